@@ -1,5 +1,6 @@
 """The graph vocabulary that every stage shares: id dtypes, compressed columns, mask names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -9,6 +10,8 @@ import numpy as np
 from .jit import kernel
 
 MASK_NAMES = ("train", "val", "test")
+# What samplers and models may require of a graph, by the names of their `requires`.
+COLUMNS = ("edge_types", "node_time", "edge_time", "edge_weight", "edge_features", "edge_label", "reverse_edges")
 MOST_RELATIONS = 1 << 16  # stores keep the relation of an arc in two bytes at most
 
 
@@ -141,6 +144,22 @@ class GraphSchema:
         """Return the schema of `as_json`."""
         edge_types = tuple(tuple(edge_type) for edge_type in values["edge_types"])
         return cls(tuple(values["node_types"]), edge_types, tuple(values["reverse"]))
+
+
+def check_requires(requires: Mapping[str, str], has: Mapping[str, bool]) -> None:
+    """Refuse a graph that lacks what is required of it: the one place where the two are compared.
+
+    Args:
+        requires: A name of `COLUMNS` to the line that refuses a graph without it.
+        has: Such a name to whether the graph has it. What it does not name is not compared: a part knows less than its
+            store.
+
+    Raises:
+        ValueError: the line of the first that is missing.
+    """
+    for name, line in requires.items():
+        if not has.get(name, True):
+            raise ValueError(line)
 
 
 _MOST_TOLD = 50  # names in a message

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..errors import StrategyError, check_count
 from ..events import record
+from ..graph import check_requires
 from ..keywords import passes_on
 from ..loader import (
     LoaderOptions,
@@ -29,7 +30,7 @@ from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, KindBuffers, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
-from ..sampler.protocol import BatchSampler
+from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..store_source import StoreMaking, StoreSource
 from .evaluation import (
@@ -59,7 +60,6 @@ from .train_loader import (
     row_reads_setting,
     settle_row_reads,
     source_settings,
-    trains_on_links,
 )
 
 if TYPE_CHECKING:
@@ -157,9 +157,7 @@ class PartitionDataModule(StoredGraphDataModule):
         self.mode, self.scope, self.evaluation = mode, scope, evaluation_options(evaluation)
         if mode == "full_batch" and not isinstance(sampler, FullBatchSampler):
             sampler = FullBatchSampler()
-        self.sampler = sampler or NeighborSampler([25, 10])
-        if not hasattr(self.sampler, "num_batches"):
-            raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {self.sampler!r}")
+        self.sampler = as_batch_sampler(sampler or NeighborSampler([25, 10]))
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
@@ -189,7 +187,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def kernel_set(self) -> str:
         """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
-        if getattr(self.sampler, "trains_on_links", False):
+        if self.sampler.trains_on_links:
             return "links"
         return "train" if getattr(self.dataset, "schema", None) is None else "kinds"
 
@@ -210,7 +208,6 @@ class PartitionDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_fit()
-            self._check_draws()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
@@ -219,16 +216,15 @@ class PartitionDataModule(StoredGraphDataModule):
             targets = [self._targets_of(rank, world_size) for rank in range(world_size)]
             reads = RankReads(crosses, targets, self._nodes_drawn)
             self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
-        if getattr(self.sampler, "locality", None) is not None:
+        if self.sampler.locality is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
     def _check_draws(self) -> None:
-        """Refuse draws that the store has no data for; warn where it has times that they do not look at."""
-        drawn_by = self._drawn_by
-        if isinstance(drawn_by, NeighborSampler):
-            drawn_by.check_store(self.store, timed_seeds=drawn_by is not self.sampler)
-        times = [name for name in ("node_time", "edge_time") if name in self.store.manifest["files"]]
-        if times and getattr(drawn_by, "temporal_strategy", None) is None:
+        """Refuse a store without what is drawn by; warn where it has times that the sampler does not look at."""
+        check_requires(self.sampler.requires, self.store.has)
+        self.sampler.check_schema(self.store.schema)
+        times = [name for name in ("node_time", "edge_time") if self.store.has[name]]
+        if times and self._drawn_by.temporal_strategy is None:
             rank_zero_warn(
                 f"the store has {' and '.join(times)}, and neighbours of any time are drawn, also later ones than the "
                 "target: say temporal_strategy=uniform or last to NeighborSampler, or write the store without times"
@@ -260,7 +256,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def owners(self, world_size: int, weights: Any) -> np.ndarray:
         """Return (num_parts,) int64: the rank of so many that owns each part and trains its targets, under a policy."""
-        trainable = trains_on_links(self.sampler) or "train" in self.store.masks
+        trainable = self.sampler.trains_on_links or "train" in self.store.masks
         if self.scope_under(weights) == "part" or not trainable:
             return np.arange(self.store.num_parts) % world_size
         counts = [len(nodes) for nodes in part_targets(self.store, self.sampler).values()]
@@ -338,7 +334,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
         """Return this rank's share of the validation nodes or links, or an empty list without any."""
-        on_links = trains_on_links(self.sampler)
+        on_links = self.sampler.trains_on_links
         if "val" not in (self.links if on_links else self.store.masks):
             return []
         if not on_links:
@@ -365,7 +361,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def _predicted_edges(self) -> str | None:
         """Return the split whose edges are predicted; None: nodes are."""
         module = getattr(self.trainer, "lightning_module", None)
-        if not (getattr(self.sampler, "labelled", False) and getattr(module, "predicts_edges", module is None)):
+        if not (self.sampler.labelled and getattr(module, "predicts_edges", module is None)):
             return None
         for split in ("test", "val"):
             if split in self.links and np.size(self.links[split].edges):
@@ -469,15 +465,12 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._placed is not None and self._placed.gathers_on_device
 
     def _check_trainable(self) -> None:
-        if not trains_on_links(self.sampler):
+        if not self.sampler.trains_on_links:
             super()._check_trainable()
 
     def _check_fit(self) -> None:
         self._check_trainable()
-        if hasattr(self.sampler, "check_graph"):
-            self.sampler.check_graph(self.store.schema, self.store.edge_time is not None)
-        if getattr(self.sampler, "labelled", False) and self.store.edge_label is None:
-            raise ValueError("labelled=True needs classes of edges, and the store has none: write it with edge_label=")
+        self._check_draws()
         module = getattr(self.trainer, "lightning_module", None)
         check_model(module, self.store, self._hops)
         check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
@@ -485,27 +478,27 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _hops(self) -> int | None:
         """Hops around its seeds that a batch reaches, where the sampler tells."""
-        return len(getattr(self.sampler, "per_hop", ())) or getattr(self.sampler, "num_layers", None)
+        return len(self.sampler.per_hop) or self.sampler.num_layers
 
     def _check_testable(self) -> None:
-        if not trains_on_links(self.sampler):
+        if not self.sampler.trains_on_links:
             super()._check_testable()
         elif "test" not in self.links:
             raise StrategyError("testing needs test links, and none are held out: use hold_out_edges, or links=")
 
     def _evaluation(self, split: str | None, is_scored: bool = True) -> EvaluationLoader | PartLoader:
-        if getattr(self.sampler, "direction", "in") == "both" and not self.store.symmetric:
+        if self.sampler.direction == "both" and not self.store.symmetric:
             raise StrategyError(
                 'direction="both" trains on arcs of both directions, evaluation would follow one, and this store has '
                 'arcs without their reverse: write it with to_undirected=True, or say direction="in"'
             )
         rank, world_size = self._rank_and_world()
         links = None
-        if split is not None and trains_on_links(self.sampler):
-            labelled = getattr(self.sampler, "labelled", False)
+        if split is not None and self.sampler.trains_on_links:
+            labelled = self.sampler.labelled
             links = evaluation_links(
                 self.store, self.links, split, 0 if labelled else self.evaluation.negatives, self.loader_options.seed,
-                rank, world_size, self.evaluation.mode, getattr(self.sampler, "by_time", False), is_scored,
+                rank, world_size, self.evaluation.mode, self.sampler.by_time, is_scored,
             )  # fmt: skip
             if labelled and is_scored and links.label is None:
                 raise StrategyError(f"links[{split!r}].label is missing, and edges are classified: give their classes")
@@ -523,7 +516,7 @@ class PartitionDataModule(StoredGraphDataModule):
             return make_evaluation_loader(
                 self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held, self.sampler
             )
-        if getattr(self.sampler, "temporal_strategy", None) is not None:
+        if self.sampler.temporal_strategy is not None:
             raise StrategyError(
                 'evaluation="layerwise" computes a node once, from neighbours of any time, the sampler draws by time: '
                 'use evaluation="sampled"'
@@ -555,7 +548,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _sample(self, split: str) -> ValidationSample | None:
         """Return the nodes that validation while training takes, the same on every rank; None: all of the split."""
-        if trains_on_links(self.sampler):
+        if self.sampler.trains_on_links:
             if self.evaluation.sample not in ("auto", 1):
                 raise StrategyError(
                     f"evaluation.sample={self.evaluation.sample} is of nodes, and links are evaluated: leave it out"
@@ -595,25 +588,25 @@ class PartitionDataModule(StoredGraphDataModule):
         return validation_sample(whole, ordered, num_layers, self.evaluation.sample, work)
 
     def _batch_shape(self) -> dict[str, Any]:
-        seeds = self.loader_options.batch_size * getattr(self.sampler, "seeds_per_item", 1)
+        seeds = self.loader_options.batch_size * self.sampler.seeds_per_item
         return {
             "batch_size": seeds if self.mode == "mini_batch" else None,
-            "fanouts": getattr(self.sampler, "per_hop", ()),
+            "fanouts": self.sampler.per_hop,
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
-            **({"grouped_weights": True} if getattr(self._drawn_by, "weighted", False) else {}),
+            **({"grouped_weights": True} if self._drawn_by.weighted else {}),
         }
 
     @property
-    def _drawn_by(self) -> Any:
+    def _drawn_by(self) -> BatchSampler:
         """The sampler that draws neighbourhoods, of links too."""
-        return getattr(self.sampler, "sampler", self.sampler)
+        return self.sampler.sampler or self.sampler
 
     @property
     def _grouped_relations(self) -> int:
         """Relations by which the sampler groups the arcs of a part; 0: it does not."""
-        if not getattr(self._drawn_by, "by_relation", False):
+        if not self._drawn_by.by_relation:
             return 0
         return 1 if self.schema is None else self.schema.num_relations
 

@@ -74,7 +74,7 @@ def read_probability(
             continue
         if isinstance(sampler, LayerwiseSampler):
             prior = layer_probability(store, targets, sampler.nodes_per_layer, batch_size)
-        elif getattr(sampler, "per_hop", ()):
+        elif sampler.per_hop:
             prior = access_probability(store, targets, method="vip", fanouts=fanouts, batch_size=batch_size)
         else:
             prior = np.ones(store.num_nodes, np.float32)
@@ -111,7 +111,7 @@ def open_buffer(
         raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
-    prob, by_kind = None, getattr(store.features, "by_kind", False)
+    prob, by_kind = None, store.features.by_kind
     if not isinstance(settings.method, Placement) or (by_kind and settings.cache_rows):
         prob = read_probability(store, settings, sampler, batch_size, seed, reads)
         prob = prob[0] if world_size == 1 else prob
@@ -153,8 +153,7 @@ def close_buffer(buffer: FeatureBuffer | KindBuffers, trainer) -> None:
 
 def fanouts_of(sampler) -> tuple[int, ...]:
     """Return a sampler's fan-outs; all neighbours of as many hops as it has layers where it has none."""
-    hops = getattr(sampler, "num_layers", HOPS_UNKNOWN)
-    return tuple(getattr(sampler, "per_hop", ())) or (-1,) * hops
+    return tuple(sampler.per_hop) or (-1,) * (sampler.num_layers or HOPS_UNKNOWN)
 
 
 def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.ndarray:
@@ -213,7 +212,7 @@ class PlacedTraining:
             )
         self.settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings(placement)
         locality_scale = self.settings.locality_scale
-        if locality_scale is not None and not hasattr(sampler, "locality"):
+        if locality_scale is not None and not sampler.takes_locality:
             raise ValueError(
                 f"placement.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
                 f"LayerwiseSampler, got {type(sampler).__name__}"
@@ -231,7 +230,7 @@ class PlacedTraining:
         if scale is None:
             return sampler
         bias = LocalityBias(self.buffer.placement, scale, size, device=self.buffer.device)
-        return replace(sampler, locality=bias)
+        return sampler.with_locality(bias)
 
     def check_trainer(self, trainer) -> None:
         """Refuse a cache that nothing foretells.
@@ -339,7 +338,7 @@ def with_scale(sampler, scale: float):
     Raises:
         StrategyError: it has no locality.
     """
-    locality = getattr(sampler, "locality", None)
+    locality = sampler.locality
     if locality is None:
         raise StrategyError("the sampler has no locality whose scale could be set: say placement.locality_scale=1")
-    return sampler if locality.scale == scale else replace(sampler, locality=replace(locality, scale=scale))
+    return sampler if locality.scale == scale else sampler.with_locality(replace(locality, scale=scale))

@@ -36,6 +36,7 @@ from ..partition_store.planned_reads import read_ranges
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
+from ..sampler.protocol import BatchSampler
 
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
@@ -94,12 +95,7 @@ def source_settings(source: str | SourceSettings) -> SourceSettings:
     return source
 
 
-def trains_on_links(sampler) -> bool:
-    """Whether the sampler makes links of nodes, labelled or not."""
-    return getattr(sampler, "trains_on_links", False)
-
-
-def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
+def part_targets(store: PartitionStore, sampler: BatchSampler | None = None) -> dict[int, np.ndarray]:
     """Return each part's targets: part to (num,) int64 store ids, ascending.
 
     They are its training nodes with a known label, one of several at least, and all of its nodes where the sampler
@@ -107,7 +103,7 @@ def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
     """
     targets = {}
     for part in range(store.num_parts):
-        if trains_on_links(sampler):
+        if sampler is not None and sampler.trains_on_links:
             targets[part] = np.arange(store.part_offsets[part], store.part_offsets[part + 1])
             continue
         nodes = core_targets(store.masks["train"], store.part_offsets, part)
@@ -391,7 +387,7 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole, sampler = load_whole_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
-    if getattr(drawn_by, "temporal_strategy", None) is not None:
+    if drawn_by is not None and drawn_by.temporal_strategy is not None:
         sampler = replace(
             sampler, temporal_strategy=drawn_by.temporal_strategy, strictly_before=drawn_by.strictly_before
         )

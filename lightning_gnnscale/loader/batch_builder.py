@@ -97,10 +97,9 @@ class BatchBuilder:
 
     def asks_arcs(self, graph) -> bool:
         """Whether a sampler is asked for the positions of arcs, by which also relations and times are read."""
-        kinds = getattr(graph, "kinds", None)
-        if self.with_arcs or kinds is None:
+        if self.with_arcs or graph.kinds is None:
             return self.with_arcs
-        return kinds.edge_time is not None or not getattr(self.sampler, "tells_relations", False)
+        return graph.kinds.edge_time is not None or not self.sampler.tells_relations
 
     def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a drawn subgraph, without its features.
@@ -113,7 +112,7 @@ class BatchBuilder:
         """
         n_id = self.store_ids(staged.graph, drawn.n_id)
         e_id = _arc_ids(staged.graph, drawn) if self.with_arcs else None
-        kinds = getattr(staged.graph, "kinds", None)
+        kinds = staged.graph.kinds
         weight, averaging = self._edge_weight(drawn, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
@@ -152,7 +151,7 @@ class BatchBuilder:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
         with clock.doing("read"):
-            if getattr(self.features, "by_kind", False):
+            if self.features.by_kind:
                 batch.x_by_kind = rows_by_kind(features.gather(n_id, self.pool.take))
             elif self.features.is_sparse:
                 batch.x_csr = sparse_rows_to_torch(features.gather(n_id))

@@ -57,9 +57,9 @@ class RowBuffer:
             total: rows of the whole batch, None: not known yet.
         """
         end = first + len(nodes)
-        if first == end or getattr(self._fetch, "by_kind", False):
+        if first == end or self._fetch.by_kind:
             return None
-        later = getattr(self._fetch, "gather_later", None)
+        later = self._fetch.gather_later
         if self._fetch.is_sparse:
             if later is not None:
                 return later(nodes, None, partial(self._pieces.__setitem__, (first, end)))
@@ -79,7 +79,7 @@ class RowBuffer:
 
     def attach(self, batch: MiniBatch) -> None:
         """Give the batch its rows, all of which are gathered."""
-        if getattr(self._fetch, "by_kind", False):  # in one piece, since kinds are gathered apart from each other
+        if self._fetch.by_kind:  # in one piece, since kinds are gathered apart from each other
             batch.x_by_kind = rows_by_kind(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
             return
         total = batch.num_nodes

@@ -181,7 +181,7 @@ def _make(
     segment: SegmentTicket | None,
 ) -> Made | Failed:
     features = maker.builder.features if maker.gathers else None
-    dense = features is not None and not (features.is_sparse or getattr(features, "by_kind", False))
+    dense = features is not None and not (features.is_sparse or features.by_kind)
     drawer = replace(maker, gathers=False) if dense else maker
     begin = time.perf_counter()  # one clock for all processes of a machine
     try:

@@ -54,11 +54,13 @@ class NeighborhoodOperator(Protocol):
 
 
 class FetchOperator(Protocol):
-    """Gathers rows; every `FeatureTable` and `FeatureBuffer` is one."""
+    """Gathers rows; every `FeatureTable` is one, and an own one derives from it for what it leaves out."""
 
     dim: int
     dtype: np.dtype
     is_sparse: bool
+    by_kind: bool
+    gather_later: Callable | None
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
         """Return the rows of (num,) store ids, in `out` where they are dense; called by several threads at once."""
@@ -75,7 +77,7 @@ class FanoutNeighborhood:
     asks = False
 
     def __init__(self, sampler: NeighborSampler):
-        self.asks = self.asks or getattr(sampler, "asks", False)
+        self.asks = self.asks or sampler.asks
         self.sampler, self.num_hops = sampler, len(sampler.fanouts)
         self.in_pieces = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
 

@@ -15,7 +15,7 @@ from ..events import clock
 from ..graph import MASK_NAMES
 from ..partition_store.features import FeatureTable, LoadedRows
 from ..sampler.minibatch import MiniBatch
-from ..sampler.protocol import BatchSampler
+from ..sampler.protocol import BatchSampler, as_batch_sampler
 from .batch_builder import BatchBuilder, BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
@@ -138,7 +138,8 @@ class PartLoader:
         pool: BufferPool | None = None,
         builder: BatchBuilder | None = None,
     ):
-        self.options = options = options or LoaderOptions()
+        self.options, sampler = options or LoaderOptions(), as_batch_sampler(sampler)
+        options = self.options
         if interleave is not None and (options.passes > 1 or options.drop_last):
             raise ValueError(
                 f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
@@ -208,6 +209,7 @@ class PartLoader:
         Raises:
             ValueError: it would give another number of batches.
         """
+        sampler = as_batch_sampler(sampler)
         for part, count in self.walk.num_batches.items():
             targets = self._stager.targets[part]
             found = self._num_pieces(sampler, len(targets))

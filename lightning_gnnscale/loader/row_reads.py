@@ -12,7 +12,7 @@ import torch
 from ..events import clock
 from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
-from ..partition_store.packed_features import features_of_part, is_packed
+from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchBuilder
@@ -140,7 +140,7 @@ def choose_row_reads(
     least_ahead = batches_held - 2 if least_ahead is None else least_ahead
     choices = _kept_rows(features)
     # Packed rows lie in two runs of the disk, which planned reads would read nearly whole, and once a window.
-    dense = is_packed(features) or visit_batches * first.rows >= _DENSE_VISIT * part_rows
+    dense = features.is_packed or visit_batches * first.rows >= _DENSE_VISIT * part_rows
     for kept in choices[0 if keeps else -1 :] if dense else ():
         beside, resident = kept.rows * row_bytes, held_rows * row_bytes * kept.share_read
         if beside + resident <= room(least_ahead + 2):
@@ -182,7 +182,7 @@ class _Kept(NamedTuple):
 
 def _kept_rows(features) -> list[_Kept]:
     """Return which rows may stay in memory, the most of them first and none of them last."""
-    counts = getattr(features, "halo_count", None)
+    counts = features.halo_count
     if counts is None:
         return [_Kept(0, 0, 1.0)]
     nodes = np.bincount(counts, minlength=MOST_HALOS + 1)
@@ -200,7 +200,7 @@ def keep_rows(features, reads: RowReads) -> LoadedRows | None:
     """
     if not reads.kept_halos:
         return None
-    if getattr(features, "halo_count", None) is None:
+    if features.halo_count is None:
         raise ValueError(
             f"kept_halos={reads.kept_halos} needs a store with packed halo rows: write it with pack_halo=True"
         )
@@ -271,7 +271,7 @@ class _Window:
 
     def key(self, batch: MiniBatch) -> int | None:
         """Return whose rows a batch reads."""
-        return batch.part if is_packed(self.features) else None
+        return batch.part if self.features.is_packed else None
 
     def add(self, batch: MiniBatch) -> None:
         """Add a batch behind the others."""

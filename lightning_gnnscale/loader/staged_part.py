@@ -45,8 +45,8 @@ class StagedPart:
     @property
     def nbytes(self) -> int:
         """Bytes in memory: of the graph without what it maps, labels, masks and features."""
-        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, getattr(self.graph, "arc_id", None))
-        kinds = getattr(self.graph, "kinds", None)
+        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.arc_id)
+        kinds = self.graph.kinds
         arcs = () if kinds is None else (kinds.edge_type, kinds.edge_time, kinds.node_time)
         arrays = (*graph, *arcs, self.labels, self.masks)
         own = [array for array in arrays if array is not None and file_place(array) is None]

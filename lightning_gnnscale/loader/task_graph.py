@@ -82,9 +82,9 @@ class Operators:
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
     """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
-    if not getattr(getattr(sampler, "sampler", sampler), "hop_by_hop", True):
+    if not (sampler.sampler or sampler).hop_by_hop:
         return None
-    if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
+    if isinstance(sampler, NeighborSampler) or sampler.asks:
         return Operators(FanoutNeighborhood(sampler))
     if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler) and sampler.neighborhoods:
         return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
@@ -141,7 +141,7 @@ class Workflow:
         tasks = []
         for number, logical in enumerate(self.tasks):
             run, cost = batch.actions(logical)
-            away = logical.kind == "ask" or (logical.kind == "fetch" and hasattr(self.fetch, "gather_later"))
+            away = logical.kind == "ask" or (logical.kind == "fetch" and self.fetch.gather_later is not None)
             tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost, away))
         return BatchGraph(tasks, batch.result)
 

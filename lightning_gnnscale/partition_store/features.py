@@ -17,12 +17,31 @@ _CODE_BITS = {"int8": 8, "int4": 4}
 
 
 class FeatureTable(Protocol):
-    """What a store offers of its features; rows are store ids."""
+    """What a store offers of its features; rows are store ids. Tables derive from it for what they leave out.
+
+    Attributes:
+        by_kind: Whether rows come as `KindRows`, of kinds with features of their own.
+        is_packed: Whether the rows of halos lie packed, part after part.
+        halo_count: (num_rows,) uint8 number of halos that a node is in, where that is known.
+        storage: The form of codes, one a kind where rows come by kind; None where the rows are plain numbers.
+        gather_later: As `DistributedFeatures` has it: gathers rows of which some lie with other workers; None: all of
+            them are here.
+    """
 
     num_rows: int
     dim: int
     dtype: np.dtype
     is_sparse: bool
+    by_kind = False
+    is_packed = False
+    halo_count = None
+    storage = None
+    gather_later = None
+
+    @property
+    def raw(self) -> "FeatureTable":
+        """The table of the rows as they are stored: this one, where they are plain numbers."""
+        return self
 
     def gather(self, nodes: np.ndarray):
         """Return a copy of the rows of (num,) integers in [0, num_rows): dense, or `SparseRows`."""
@@ -36,7 +55,7 @@ class FeatureTable(Protocol):
 
 
 @dataclass(frozen=True)
-class DenseFeatures:
+class DenseFeatures(FeatureTable):
     """Dense rows over a memory map. `dataclasses.replace(features, array=...)` is the same table over a copy of rows.
 
     Attributes:
@@ -157,7 +176,7 @@ class SparseRows:
 
 
 @dataclass(frozen=True)
-class CSRFeatures:
+class CSRFeatures(FeatureTable):
     """Sparse rows over memory maps.
 
     Attributes:
@@ -225,7 +244,7 @@ class CSRFeatures:
 
 
 @dataclass(frozen=True)
-class LoadedRows:
+class LoadedRows(FeatureTable):
     """The rows of some nodes of a `FeatureTable`, in memory.
 
     Attributes:
@@ -266,7 +285,7 @@ class LoadedRows:
     @property
     def by_kind(self) -> bool:
         """Whether rows come as `KindRows`."""
-        return getattr(self.table, "by_kind", False)
+        return self.table.by_kind
 
     @property
     def nbytes(self) -> int:
@@ -294,8 +313,7 @@ def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | tuple[Row
 
     Where kinds have tables of their own, the code is one a kind.
     """
-    code = getattr(features, "storage", None)
-    return (features, None) if code is None else (features.raw, code)
+    return features.raw, features.storage
 
 
 def row_code(storage: str | None, dim: int) -> RowCode | None:

@@ -9,7 +9,7 @@ import numpy as np
 from ..graph import GraphSchema
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode
-from .features import CSRFeatures, DenseFeatures, SparseRows, checked_rows, merge_rows
+from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows
 from .packed_features import PackedFeatures
 
 
@@ -202,7 +202,7 @@ def said_kinds(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class KindFeatures:
+class KindFeatures(FeatureTable):
     """The features of all kinds, gathered by node; a `FeatureTable` but for the rows, which are `KindRows`.
 
     Attributes:
@@ -223,13 +223,15 @@ class KindFeatures:
     @property
     def storage(self) -> tuple[RowCode | None, ...] | None:
         """The form of the codes of each kind, None for one whose rows are none; None where no kind has codes."""
-        codes = tuple(getattr(table, "storage", None) for table in self.tables)
+        codes = tuple(None if table is None else table.storage for table in self.tables)
         return codes if any(codes) else None
 
     @property
     def raw(self) -> "KindFeatures":
         """The tables of the rows as they are stored, see `DenseFeatures.raw`."""
-        return replace(self, tables=tuple(getattr(table, "raw", table) for table in self.tables))
+        if self.storage is None:
+            return self
+        return replace(self, tables=tuple(None if table is None else table.raw for table in self.tables))
 
     @property
     def dims(self) -> list[int]:

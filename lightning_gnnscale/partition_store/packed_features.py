@@ -19,7 +19,7 @@ _IN_ORDER = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class PackedFeatures:
+class PackedFeatures(FeatureTable):
     """A `FeatureTable` that knows where the halo rows of each part are packed.
 
     Attributes:
@@ -63,7 +63,7 @@ class PackedFeatures:
     @property
     def storage(self) -> RowCode | None:
         """The form of codes; None where the rows are plain numbers."""
-        return getattr(self.owned, "storage", None)
+        return self.owned.storage
 
     @property
     def raw(self) -> "PackedFeatures":
@@ -218,9 +218,4 @@ def _in_order(places, first_packed, rank, order, read):
 
 def features_of_part(features: FeatureTable, part: int) -> FeatureTable:
     """Return the table that batches of a part are gathered from: with packed halo rows where there are some."""
-    return features.of_part(part) if is_packed(features) else features
-
-
-def is_packed(features: FeatureTable) -> bool:
-    """Return whether a table, or one of a kind, has packed halo rows."""
-    return getattr(features, "is_packed", False)
+    return features.of_part(part) if features.is_packed else features

@@ -29,6 +29,12 @@ class GraphKinds(NamedTuple):
     edge_time: np.ndarray | None = None
     node_time: np.ndarray | None = None
 
+    @property
+    def has(self) -> dict[str, bool]:
+        """Which of these there are, by the names of `graph.COLUMNS`."""
+        times = {name: getattr(self, name) is not None for name in ("node_time", "edge_time")}
+        return {"edge_types": self.schema is not None, **times}
+
     @classmethod
     def of(cls, store, graph) -> "GraphKinds | None":
         """Return what a `PartitionStore` knows of a graph that was loaded from it; mapped of a `WholeGraph`."""
@@ -44,6 +50,10 @@ class GraphKinds(NamedTuple):
         elif nodes is not None:
             nodes = nodes[graph.core_start : graph.core_start + graph.num_core]
         return cls(store.schema, store.node_kinds, *arcs, nodes)
+
+
+def _has(graph) -> dict[str, bool]:
+    return {**(graph.kinds or GraphKinds(None, None)).has, "edge_weight": graph.edge_weight is not None}
 
 
 def _arc_values(values: np.ndarray, arc_id: np.ndarray, num_core_arcs: int) -> np.ndarray:
@@ -90,6 +100,11 @@ class PartGraph:
     symmetric: bool = False
     kinds: "GraphKinds | None" = None
     edge_weight: np.ndarray | None = None
+
+    @property
+    def has(self) -> dict[str, bool]:
+        """Which columns there are, see `graph.check_requires`."""
+        return _has(self)
 
     @property
     def num_halo(self) -> int:
@@ -172,6 +187,11 @@ class WholeGraph:
         """Return the view of a `PartitionStore` for one rank; without `arcs` only offsets may be read of its CSC."""
         csc = store.csc if arcs else store.csc_of_parts(())
         return cls.of(csc, part, store.symmetric, store.root, store.layout_fingerprint)
+
+    @property
+    def has(self) -> dict[str, bool]:
+        """Which columns there are, see `graph.check_requires`."""
+        return _has(self)
 
     @property
     def num_core(self) -> int:

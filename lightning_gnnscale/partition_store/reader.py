@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import PartitionStoreError
-from ..graph import CSC, GraphSchema
+from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
@@ -217,6 +217,12 @@ class PartitionStore:
         """(num_arcs, dim) or None; compared as `open` says."""
         self._compare("edge_features")
         return self._map("edge_features")
+
+    @property
+    def has(self) -> dict[str, bool]:
+        """Which columns there are, see `graph.check_requires`; reads the manifest alone."""
+        there = {**self.manifest["files"], "edge_types": self.manifest.get("schema"), "reverse_edges": self.symmetric}
+        return {name: bool(there.get(name)) for name in COLUMNS}
 
     @cached_property
     def schema(self) -> GraphSchema | None:

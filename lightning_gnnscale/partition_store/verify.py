@@ -13,6 +13,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC
 from ..jit import kernel
 from .array_file import map_rows
+from .features import FeatureTable
 from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, kind_prefix, read_manifest, sealed, unsealed
 from .packed_features import PackedFeatures
@@ -58,8 +59,7 @@ def verify_content(store) -> None:
     _check_ids(store)
     _check_rows(store)
     packed = _packed_tables(store)
-    tables = list(getattr(store.features, "tables", [store.features]))
-    for table in [*tables, *(one.packed for one in packed.values())]:
+    for table in [*_tables(store.features).values(), *(one.packed for one in packed.values())]:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
                 table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
@@ -74,9 +74,11 @@ def verify_content(store) -> None:
 
 def _packed_tables(store) -> dict[int | None, PackedFeatures]:
     """Return the tables with packed halo rows by their kind, None where all nodes have one table."""
-    features = store.part_features
-    tables = enumerate(features.tables) if hasattr(features, "tables") else [(None, features)]
-    return {kind: table for kind, table in tables if isinstance(table, PackedFeatures)}
+    return {kind: table for kind, table in _tables(store.part_features).items() if isinstance(table, PackedFeatures)}
+
+
+def _tables(features) -> dict[int | None, FeatureTable | None]:
+    return dict(enumerate(features.tables)) if features is not None and features.by_kind else {None: features}
 
 
 def compare_once(store, names=None) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import PlacementError
 from ..memory import parse_bytes
-from ..partition_store.features import as_stored, checked_rows
+from ..partition_store.features import FeatureTable, as_stored, checked_rows
 from ..partition_store.kind_features import KindFeatures, KindRows, NodeKinds
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
@@ -24,7 +24,7 @@ from .shared_rows import devices_here, digest_of, gather_objects, machine_id
 TIERS = ("local", "peer", "host", "disk", "cache")
 
 
-class FeatureBuffer:
+class FeatureBuffer(FeatureTable):
     """Feature rows at the places a placement chose, gathered as if they lay in one table.
 
     A row is read from the device itself, from a peer of its group, from host memory or from disk, or from a cache of
@@ -223,7 +223,7 @@ class FeatureBuffer:
         return self._tiers
 
 
-class KindBuffers:
+class KindBuffers(FeatureTable):
     """Placed features of a graph whose kinds have tables of their own: a `FeatureBuffer` a kind, gathered as one.
 
     The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows lie on no device:
@@ -366,7 +366,7 @@ def placement_of_kind(placement: Placement, kinds: NodeKinds, kind: int) -> Plac
 
 
 def _layout(placement, features, device, on, host, fingerprint, memory_bytes) -> RowLayout:
-    if getattr(features, "by_kind", False):
+    if features is not None and features.by_kind:
         raise PlacementError("each kind has features of its own, and a FeatureBuffer has one table: use gs.KindBuffers")
     check_layout(placement, features, device, fingerprint)
     if host not in ("map", "copy"):

@@ -121,7 +121,7 @@ class PlacementSettings:
                 seed=seed,
             )
         row_bytes = None
-        if getattr(store.features, "by_kind", False):
+        if store.features is not None and store.features.by_kind:
             prob, row_bytes = np.asarray(prob) * store.features.has_row, store.features.row_bytes
         return place(
             prob,

@@ -254,7 +254,7 @@ def _held_table(arrays: Mapping[str, np.ndarray], features: FeatureTable, nodes:
 
 
 @dataclass(frozen=True)
-class DistributedFeatures:
+class DistributedFeatures(FeatureTable):
     """The features of the whole graph, held by several owners: a `FeatureTable`.
 
     Args:
@@ -286,7 +286,7 @@ class DistributedFeatures:
         """Return the view of a table whose rows the owners hold."""
         shape = (features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
         by_kind = isinstance(features, KindFeatures)
-        return cls(held, owners, ask, *shape, getattr(features, "storage", None), by_kind=by_kind, **options)
+        return cls(held, owners, ask, *shape, features.storage, by_kind=by_kind, **options)
 
     def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | KindRows:
         """Return rows, bit for bit what is stored; codes decoded.

@@ -225,7 +225,7 @@ def row_bytes_of(table: FeatureTable | None) -> int:
     """Return the bytes of a feature row; of sparse ones, and of those of several kinds, their mean."""
     if table is None:
         return 0
-    if getattr(table, "by_kind", False):
+    if table.by_kind:
         return int(table.nbytes / max(1, table.num_rows))
     if table.is_sparse:
         return int(sum(array.nbytes for array in (table.indices, table.data)) / max(1, table.num_rows)) + 8

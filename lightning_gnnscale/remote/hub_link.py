@@ -240,7 +240,7 @@ def table_of(features) -> Table | None:
     if features is None:
         return None
     name = hashlib.blake2b(pack(features).meta, digest_size=12).hexdigest()
-    if getattr(features, "by_kind", False):
+    if features.by_kind:
         return Table(name, features.num_rows, 0, "", kinds=tuple(table_of(table) for table in features.tables))
     width = int(np.diff(features.indptr).max(initial=0)) if features.is_sparse else None
     return Table(name, features.num_rows, features.dim, np.dtype(features.dtype).str, width)

@@ -13,7 +13,7 @@ an owner answers with `held.draw(request)`.
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..jit import kernel
 from ..sampler.neighbor import NeighborSampler, NeighborState
-from ..sampler.protocol import Allocate, Subgraph
+from ..sampler.protocol import Allocate, BatchSampler, Subgraph
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
 from ..triton_kernels.sample_neighbors.hops import fold_hop
 from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
@@ -38,7 +38,7 @@ Ask = Callable[[Hashable, HopRequest], Drawing]
 
 
 @dataclass(frozen=True)
-class DistributedNeighborSampler:
+class DistributedNeighborSampler(BatchSampler):
     """A `NeighborSampler` over rows that several workers hold. Its draws equal those of the sampler bit for bit.
 
     Args:
@@ -53,7 +53,7 @@ class DistributedNeighborSampler:
             `result()` raises.
     """
 
-    sampler: NeighborSampler
+    sampler: NeighborSampler = field()  # has no default, whatever `BatchSampler` has
     held: HeldRows
     owners: PartOwners
     ask: Ask

@@ -15,7 +15,7 @@ from ..partitioner import partition
 from ..rng import combine_array, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace
 from .neighbor import check_direction
-from .protocol import Allocate, Subgraph, induced_subgraph
+from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph
 
 
 class WholePart(NamedTuple):
@@ -26,7 +26,7 @@ class WholePart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FullBatchSampler:
+class FullBatchSampler(BatchSampler):
     """Take a part as one batch: core nodes first, then the halo; every node is a target of arcs.
 
     The loss goes over the core nodes in the train mask: `batch_size` is the number of core nodes.
@@ -102,7 +102,7 @@ class ClusterState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusterSampler:
+class ClusterSampler(BatchSampler):
     """Draw batches of whole clusters of core nodes; halo nodes take no part.
 
     Clusters with target nodes are dealt out first, so that as few batches as possible have none; such a batch has

@@ -11,7 +11,7 @@ from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
 from ..triton_kernels.sample_neighbors import Workspace
 from .locality import LocalityBias
 from .neighbor import check_direction
-from .protocol import Allocate, Subgraph, num_slices, row_scale, seed_slices
+from .protocol import Allocate, BatchSampler, Subgraph, num_slices, row_scale, seed_slices
 
 
 class LayerState(NamedTuple):
@@ -27,7 +27,7 @@ class LayerState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LayerwiseSampler:
+class LayerwiseSampler(BatchSampler):
     """Draw `nodes_per_layer` nodes for each layer from all in-neighbours of the layer before, by importance.
 
     The cost of a batch grows with the number of layers, not with powers of a fan-out. Arcs carry averaging weights,
@@ -57,6 +57,7 @@ class LayerwiseSampler:
     num_layers: int | None = None
     direction: str = "in"
     locality: LocalityBias | None = None
+    takes_locality = True
 
     def __post_init__(self):
         sizes = check_layer_sizes(self.nodes_per_layer, self.num_layers)

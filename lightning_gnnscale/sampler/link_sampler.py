@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import check_count
-from ..graph import GraphSchema
+from ..graph import GraphSchema, check_requires
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
@@ -16,7 +16,7 @@ from ..values import ALWAYS
 from .layerwise import LayerwiseSampler
 from .links import AliasTable, draw_negatives, draw_positives
 from .neighbor import NeighborSampler
-from .protocol import Allocate, Subgraph, num_slices, seed_slices
+from .protocol import Allocate, BatchSampler, Subgraph, num_slices, seed_slices
 
 POSITIVES = ("neighbor", "walk", "edge")
 NEGATIVES = ("degree", "uniform", "all")
@@ -159,7 +159,7 @@ class Links(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinkSampler:
+class LinkSampler(BatchSampler):
     """Draw links to train on, and draw the neighbourhoods of all their nodes by another sampler.
 
     The seeds of a batch are the distinct nodes of [seeds | positives | negatives]; `pairs` and `negatives` say which of
@@ -273,29 +273,32 @@ class LinkSampler:
     @property
     def by_time(self) -> bool:
         """Whether links have times, and neighbours are drawn before them."""
-        return getattr(self.sampler, "temporal_strategy", None) is not None
+        return self.sampler.temporal_strategy is not None
 
-    def check_graph(self, schema: GraphSchema | None, has_edge_time: bool) -> None:
-        """Refuse a graph whose links cannot be drawn.
-
-        Args:
-            schema: Its kinds and relations, or None.
-            has_edge_time: Whether its edges have times.
-
-        Raises:
-            ValueError: the message names the remedy.
-        """
-        if self.by_time and not has_edge_time:
-            raise ValueError(
+    @property
+    def requires(self) -> dict[str, str]:
+        """What links are drawn by, and what their neighbourhoods are: with times those of the links."""
+        needs = {}
+        if self.by_time:
+            needs["edge_time"] = (
                 f"temporal_strategy={self.sampler.temporal_strategy} needs the time of each link, and the store has no "
                 "edge_time: write it with edge_time=, or leave temporal_strategy out"
             )
         if self.relations is not None:
-            if schema is None:
-                raise ValueError(f"relations={list(self.relations)} need a graph with relations, and this one has none")
-            if max(self.relations) >= schema.num_relations:
-                raise ValueError(f"relations must be below {schema.num_relations}, got {list(self.relations)}")
+            needs["edge_types"] = f"relations={list(self.relations)} need a graph with relations, and this one has none"
+        if self.labelled:
+            needs["edge_label"] = (
+                "labelled=True needs classes of edges, and the store has none: write it with edge_label="
+            )
+        given = {*needs, "node_time"} if self.by_time else needs
+        return needs | {name: line for name, line in self.sampler.requires.items() if name not in given}
+
+    def check_schema(self, schema: GraphSchema | None) -> None:
+        """Raise ValueError where the graph has not the relations, or links share false ends of several kinds."""
+        if self.relations is not None and max(self.relations) >= schema.num_relations:
+            raise ValueError(f"relations must be below {schema.num_relations}, got {list(self.relations)}")
         self._shared_kind(schema)
+        self.sampler.check_schema(schema)
 
     def _shared_kind(self, schema: GraphSchema | None) -> int | None:
         """Return the kind of negatives that links share; None: they do not, or all nodes are of one kind."""
@@ -327,7 +330,7 @@ class LinkSampler:
     @property
     def per_hop(self) -> tuple[int, ...]:
         """Neighbours of a node for each hop of the wrapped sampler; empty where it has none, or none are drawn."""
-        return getattr(self.sampler, "per_hop", ()) if self.neighborhoods else ()
+        return self.sampler.per_hop if self.neighborhoods else ()
 
     @property
     def seeds_per_item(self) -> int:
@@ -349,10 +352,11 @@ class LinkSampler:
         Raises:
             ValueError: the graph has not what links are drawn by.
         """
-        kinds = getattr(part, "kinds", None)
+        kinds = part.kinds
         edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
         edge_time = kinds.edge_time if kinds is not None and self.by_time else None
-        self.check_graph(schema, edge_time is not None)
+        check_requires(self.requires, part.has)
+        self.check_schema(schema)
         table, pools = None, None
         if schema is not None and schema.num_kinds > 1:
             power = self.degree_power if self.negatives == "degree" else None
@@ -518,7 +522,7 @@ class LinkSampler:
 
 
 @dataclass(frozen=True)
-class GivenLinks:
+class GivenLinks(BatchSampler):
     """Links that are given, a few a batch, with the neighbourhoods of their ends: for evaluation in sampled batches.
 
     Args:
@@ -527,7 +531,7 @@ class GivenLinks:
             each of as many or None, and `piece(start, stop)` -> pairs and negatives, -1 where there is none.
     """
 
-    sampler: NeighborSampler
+    sampler: NeighborSampler = field()  # has no default, whatever `BatchSampler` has
     links: Any
     trains_on_links = True
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import CSC
+from ..graph import CSC, GraphSchema, check_requires
 from ..partition_store.part_graph import WholeGraph, arc_weights
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
 from ..triton_kernels.sample_neighbors.relations import (
@@ -18,7 +18,7 @@ from ..triton_kernels.sample_neighbors.relations import (
 )
 from .locality import LocalityBias
 from .locality_index import PreferredRows
-from .protocol import Allocate, Subgraph, induced_subgraph, num_slices, row_scale, seed_slices
+from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph, num_slices, row_scale, seed_slices
 
 DIRECTIONS = ("in", "both")
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
@@ -75,7 +75,7 @@ EACH = "*"  # in place of a relation's name: all that are not named
 
 
 @dataclass(frozen=True)
-class NeighborSampler:
+class NeighborSampler(BatchSampler):
     """Draw up to `fanouts[h]` neighbours of each node found at hop h - 1, uniformly or near rows rather than far ones.
 
     With `locality` of a scale above 1, arcs carry averaging weights 1 / (length of the row * chance of the arc): sums
@@ -117,6 +117,7 @@ class NeighborSampler:
     fanouts: Sequence[int] | Mapping[str, Sequence[int]]
     replace: bool = False
     direction: str = "in"
+    takes_locality = True
     locality: LocalityBias | None = None
     temporal_strategy: str | None = None
     strictly_before: bool = False
@@ -188,22 +189,28 @@ class NeighborSampler:
         """Return the batches of one pass: `batch_size` target nodes each."""
         return num_slices(num_targets, batch_size, drop_last)
 
-    def check_store(self, store: Any, timed_seeds: bool = False) -> None:
-        """Raise ValueError where a `PartitionStore` lacks a relation, times or weights that draws ask for.
-
-        Args:
-            store: The store.
-            timed_seeds: See `prepare`.
-        """
-        self._fanouts_of(store.schema)
-        self._times(store, timed_seeds)
-        self._check_weights(store.edge_weight)
-
-    def _check_weights(self, edge_weight: np.ndarray | None) -> None:
-        if self.weighted and edge_weight is None:
-            raise ValueError(
+    @property
+    def requires(self) -> dict[str, str]:
+        """Relations, times and weights that draws ask for."""
+        needs = {}
+        if isinstance(self.fanouts, Mapping):
+            needs["edge_types"] = (
+                "fanouts by relation need a graph with relations, and this one has a single one: give a list"
+            )
+        if self.temporal_strategy is not None:
+            needs["node_time"] = (
+                f"temporal_strategy={self.temporal_strategy} needs the time of each seed, and the store has no "
+                "node_time: write it with node_time=, or leave temporal_strategy out"
+            )
+        if self.weighted:
+            needs["edge_weight"] = (
                 "weighted=True draws arcs by their weights, and the store has none: write it with edge_weight="
             )
+        return needs
+
+    def check_schema(self, schema: GraphSchema | None) -> None:
+        """Raise ValueError where fan-outs name a relation that the graph has not."""
+        self._fanouts_of(schema)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int, timed_seeds: bool = False) -> NeighborState:
         """Return the part's arcs; with `locality` rows that have the preferred neighbours first.
@@ -215,13 +222,15 @@ class NeighborSampler:
         Raises:
             ValueError: a relation, or times, that the part has not.
         """
+        given = ("node_time",) if timed_seeds else ()
+        check_requires({name: line for name, line in self.requires.items() if name not in given}, part.has)
         if self.by_relation:
-            return NeighborState(part.csc, targets, grouped=self._grouped(part, timed_seeds))
+            return NeighborState(part.csc, targets, grouped=self._grouped(part))
         if self.locality is None:
             return NeighborState(part.csc, targets)
         preferred = PreferredRows(part, self.locality, len(self.fanouts))
         if self.locality.scale > 1:
-            preferred.split(with_position=getattr(part, "arc_id", None) is not None)
+            preferred.split(with_position=part.arc_id is not None)
         return NeighborState(part.csc, targets, preferred)
 
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
@@ -294,16 +303,15 @@ class NeighborSampler:
             averaging_weights=drawn.edge_weight is not None,
         )
 
-    def _grouped(self, part: Any, timed_seeds: bool = False) -> _GroupedArcs:
+    def _grouped(self, part: Any) -> _GroupedArcs:
         """Return a part's arcs by relation; those of the whole graph, which is mapped, stay where they are."""
-        kinds = getattr(part, "kinds", None)
+        kinds = part.kinds
         schema = None if kinds is None else kinds.schema
         fanouts = self._fanouts_of(schema)
         edge_type, num_relations = (None, 1) if schema is None else (kinds.edge_type, schema.num_relations)
         if not isinstance(self.fanouts, Mapping):
             edge_type, num_relations = None, 1
-        time, by_arc, seed_time = self._times(kinds, timed_seeds)
-        self._check_weights(part.edge_weight)
+        time, by_arc, seed_time = self._times(kinds)
         weight = arc_weights(part) if self.weighted else None
         if isinstance(part, WholeGraph):
             if edge_type is None and time is not None:  # one relation; rows are read whole, and put in order of time
@@ -334,10 +342,6 @@ class NeighborSampler:
         """Return the fan-outs of each relation."""
         if not isinstance(self.fanouts, Mapping):
             return [self.fanouts]
-        if schema is None:
-            raise ValueError(
-                "fanouts by relation need a graph with relations, and this one has a single one: give a list"
-            )
         others = self.fanouts.get(EACH, (0,) * self.num_hops)
         found = [others] * schema.num_relations
         for name, fanouts in self.fanouts.items():
@@ -345,16 +349,10 @@ class NeighborSampler:
                 found[schema.relation(name)] = fanouts
         return found
 
-    def _times(self, kinds, timed_seeds: bool) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
+    def _times(self, kinds) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
         """Return when neighbours are there, whether that is by arc, and when nodes are seeds; None without times."""
         if self.temporal_strategy is None:
             return None, False, None
-        has_times = kinds is not None and (kinds.node_time is not None or kinds.edge_time is not None)
-        if not has_times or (kinds.node_time is None and not timed_seeds):
-            raise ValueError(
-                f"temporal_strategy={self.temporal_strategy} needs the time of each seed, and the store has no "
-                "node_time: write it with node_time=, or leave temporal_strategy out"
-            )
         by_arc = kinds.edge_time is not None
         return (kinds.edge_time if by_arc else kinds.node_time), by_arc, kinds.node_time
 

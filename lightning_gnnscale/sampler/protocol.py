@@ -1,11 +1,14 @@
 """What a sampler is, and what it draws: a small graph over the local ids of its part, before features and labels."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import CSC
+from ..graph import COLUMNS, CSC, GraphSchema
 from ..jit import kernel
 from ..rng import permutation
 from ..triton_kernels.intrinsics import prefetch
@@ -67,35 +70,155 @@ class Subgraph(NamedTuple):
     edge_type: np.ndarray | None = None
 
 
-class BatchSampler(Protocol):
-    """What the loader asks of a sampler. A sampler is a plain value: what it learns of a part is a state of its own.
+class BatchSampler(ABC):
+    """What the loader asks of a sampler: subclass it, write the four methods, and set the attributes that differ.
 
-    LightningCLI takes a class for it whose methods are annotated as these are; another type may stand for Any.
+    A sampler is a plain value: what it learns of a part is the state that `prepare` returns, which the other methods
+    get. A batch is a function of state, items and key: random choices hash the key (`lightning_gnnscale.rng`), and no
+    generator is shared. `seed_slices`, `num_slices` and `induced_subgraph` of this module do what most samplers need:
+
+        class SeedsOnly(BatchSampler):
+            def num_batches(self, num_targets, batch_size, drop_last):
+                return num_slices(num_targets, batch_size, drop_last)
+
+            def prepare(self, part, targets, seed):
+                return part.csc, targets
+
+            def items(self, state, batch_size, drop_last, order_key):
+                return seed_slices(state[1], batch_size, drop_last, order_key)
+
+            def draw(self, state, items, key, workspace, allocate, return_e_id):
+                return induced_subgraph(state[0], items, len(items), workspace, allocate, return_e_id)
+
+    A class that does not derive from this one, and has the four methods, is taken too, and these attributes are read of
+    it where it has them. A public name that is nearly one of them is refused.
+
+    Attributes:
+        requires: What the graph must have: a name of `graph.COLUMNS` ("edge_weight", "node_time", ...) to the line that
+            refuses a graph without it. Default {}.
+        direction: "in", or "both" where the part's arcs are also to be followed backwards. Default "in".
+        per_hop: Most neighbours of a node for each hop, -1 for all. Default (): not known.
+        num_layers: Hops around its seeds that a batch reaches, where `per_hop` does not say. Default None: not known.
+        sampler: The `BatchSampler` that draws the neighbourhoods for this one. Default None: it draws them itself.
+        locality: A `LocalityBias` towards near rows. Default None.
+        takes_locality: Whether `with_locality` returns a sampler with such a bias. Default False.
+        temporal_strategy, strictly_before: How times count, as `NeighborSampler` has them. Default None, False: not.
+        by_time: Whether links have times, and neighbours are drawn before them. Default False.
+        weighted: Whether arcs are drawn by the store's weights. Default False.
+        by_relation: Whether arcs are grouped by relation, which costs memory for each part. Default False.
+        tells_relations: Whether `draw` fills `Subgraph.edge_type`. Default False.
+        trains_on_links: Whether batches are links, and every core node is a target. Default False: labelled ones are.
+        labelled: Whether those links are edges with classes. Default False.
+        seeds_per_item: Most nodes that one item puts at the head of a batch, >= 1. Default 1.
+        hop_by_hop: Whether `begin` and `finish` draw what `draw` does, as those of `NeighborSampler`. Default False.
+        asks: Whether a hop's rows lie with other workers, so that it is asked for in a task of its own. Default False.
     """
 
-    @property
-    def direction(self) -> str:
-        """ "in", or "both" where the part's arcs are also to be followed backwards."""
+    requires: Mapping[str, str] = {}
+    direction = "in"
+    per_hop = ()
+    num_layers = None
+    sampler = None
+    locality = None
+    takes_locality = False
+    temporal_strategy = None
+    strictly_before = False
+    by_time = False
+    weighted = False
+    by_relation = False
+    tells_relations = False
+    trains_on_links = False
+    labelled = False
+    seeds_per_item = 1
+    hop_by_hop = False
+    asks = False
 
+    @abstractmethod
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of one pass over a part with this many target nodes."""
 
+    @abstractmethod
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> Any:
         """Return the state that drawing from a part needs.
 
         Args:
-            part: A `PartGraph`.
+            part: A `PartGraph`, or the `WholeGraph` where batches cross parts.
             targets: (num_targets,) local ids of its target nodes, ascending.
             seed: Seed of the run.
         """
 
+    @abstractmethod
     def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return what each batch of a pass starts from; `order_key` None keeps the natural order."""
 
+    @abstractmethod
     def draw(
         self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
     ) -> Subgraph:
-        """Draw one batch: a function of state, items and key."""
+        """Draw one batch: a function of state, items and key.
+
+        Args:
+            state: What `prepare` returned for the part.
+            items: One entry of `items`.
+            key: uint64, a hash of seed, epoch, part and number of the batch.
+            workspace: One thread's reusable memory.
+            allocate: Gives memory for the results.
+            return_e_id: Whether `Subgraph.e_id` is asked for.
+        """
+
+    def check_schema(self, schema: GraphSchema | None) -> None:  # noqa: B027 - most samplers name no relation
+        """Raise ValueError where the graph's schema, None without one, has not the relations that draws name."""
+
+    def with_locality(self, locality: Any) -> "BatchSampler":
+        """Return a sampler with another `LocalityBias`; of one with `takes_locality`, a dataclass unless overridden."""
+        return replace(self, locality=locality)
+
+
+_METHODS = tuple(sorted(BatchSampler.__abstractmethods__))
+_MEMBERS = tuple(name for name in vars(BatchSampler) if not name.startswith("_"))
+
+
+class _Adapted(BatchSampler):
+    """A sampler of a class of its own, with the defaults of `BatchSampler` for what that does not have."""
+
+    __abstractmethods__ = frozenset()
+
+    def __init__(self, own: Any):
+        vars(self).update({name: getattr(own, name) for name in _MEMBERS if hasattr(own, name)}, own=own)
+        if not isinstance(self.sampler, BatchSampler):
+            self.sampler = None
+
+    def __repr__(self) -> str:
+        return repr(self.own)
+
+    def with_locality(self, locality: Any) -> BatchSampler:
+        return _Adapted(replace(self.own, locality=locality))
+
+
+def as_batch_sampler(sampler: Any) -> BatchSampler:
+    """Return a sampler that has all of `BatchSampler`: as it is, or a user's own one adapted.
+
+    Raises:
+        ValueError: it has not the four methods, or an attribute that is nearly one of `BatchSampler`.
+    """
+    if not isinstance(sampler, BatchSampler) and not all(callable(getattr(sampler, name, None)) for name in _METHODS):
+        lacks = ", ".join(name for name in _METHODS if not callable(getattr(sampler, name, None)))
+        raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {sampler!r}, without {lacks}")
+    package = __name__.split(".")[0]
+    ours = {name for cls in type(sampler).__mro__ if cls.__module__.split(".")[0] == package for name in dir(cls)}
+    for name in sorted(set(dir(sampler)) - ours - set(_MEMBERS)):
+        nearly = [] if name.startswith("_") else get_close_matches(name, _MEMBERS, n=1, cutoff=0.87)
+        if nearly:
+            raise ValueError(
+                f"{type(sampler).__name__}.{name} is no attribute of a sampler: write {nearly[0]}, or another name, "
+                "see gs.sampler.BatchSampler"
+            )
+    adapted = sampler if isinstance(sampler, BatchSampler) else _Adapted(sampler)
+    if unknown := sorted(set(adapted.requires) - set(COLUMNS)):
+        raise ValueError(
+            f"{type(sampler).__name__}.requires must name what a graph can have, {', '.join(COLUMNS)}, got {unknown[0]}"
+        )
+    return adapted
 
 
 def seed_slices(targets: np.ndarray, size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from ..rng import GOLDEN, below, fold, mix64, unit
 from ..triton_kernels.sample_neighbors import Workspace
 from .cluster import seeds_first
 from .neighbor import check_direction
-from .protocol import Allocate, Subgraph, induced_subgraph
+from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph
 
 KINDS = ("node", "edge", "walk")
 _NORM = 0x5A1E7  # first word of the keys of pre-sampling: no batch key is folded from it
@@ -36,7 +36,7 @@ class SaintState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SaintSampler:
+class SaintSampler(BatchSampler):
     """Draw random subgraphs of a part, halo included, and weigh arcs and losses by how often they are drawn.
 
     `edge_weight` makes a plain sum of messages an unbiased mean over all neighbours of a drawn node; the sum of the

@@ -13,7 +13,7 @@ from oracles.parts import part_loader, small_world
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import PartLoader, RowReads, longest_rank, parts_of_rank, split_targets
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.features import CSRFeatures
+from lightning_gnnscale.partition_store.features import CSRFeatures, FeatureTable
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
 from tests.says import said
@@ -420,7 +420,7 @@ def test_the_share_of_waiting(threads):
     assert 0 < loader.waiting_share < idle <= 1
 
 
-class ToldFeatures:
+class ToldFeatures(FeatureTable):
     """Features that note what was told and what was gathered, in the order of both."""
 
     def __init__(self, table):

@@ -17,7 +17,7 @@ from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegative
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.features import CSRFeatures
+from lightning_gnnscale.partition_store.features import CSRFeatures, FeatureTable
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler, Subgraph
 from tests.says import said
@@ -263,7 +263,7 @@ class EveryOther:
         return items[::2]
 
 
-class Doubled:
+class Doubled(FeatureTable):
     """A user's own rows: twice the stored ones."""
 
     is_sparse, dim, dtype = False, 16, np.dtype(np.float32)

@@ -1,6 +1,6 @@
 """Positive and negative samples, and the batches of links, against plain Python."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.graph import CSC, GraphSchema, build_csc
 from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.partition_store.part_graph import GraphKinds
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
     AliasTable,
@@ -262,8 +263,8 @@ def typed(reverses: bool):
     )
     csc = build_csc(arcs[0], arcs[2], 12)
     assert csc.indices.tolist() == arcs[0].tolist()
-    kinds = SimpleNamespace(schema=schema, edge_type=arcs[1].astype(np.uint8), edge_time=None, node_kinds=None)
-    part = SimpleNamespace(csc=csc, num_core=12, num_local=12, degree=csc.in_degree, kinds=kinds, part=0)
+    kinds = GraphKinds(schema, None, arcs[1].astype(np.uint8))
+    part = replace(WholeGraph.of(csc, 0), kinds=kinds)
     return part, {tuple(triple) for triple in triples.T.tolist()}
 
 
