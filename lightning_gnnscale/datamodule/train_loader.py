@@ -310,7 +310,7 @@ def make_part_loader(
 def make_interleaved_loader(
     store: PartitionStore,
     sampler,
-    halo_hops: int,
+    halo_hops: int | None,
     lanes: int,
     options: LoaderOptions,
     features,
@@ -320,12 +320,19 @@ def make_interleaved_loader(
     """Return a loader over all parts, each batch of which is a piece of several: as many batches on every rank.
 
     Args:
-        lanes: parts that a batch mixes, >= 1.
-        store, sampler, halo_hops, options, features, source, place: see `make_part_loader`.
+        halo_hops: Hops of halo of each part, 0 to 3; None: each piece of a batch has seeds of one part, and neighbours
+            of any.
+        lanes: Parts that a batch mixes, >= 1; fewer where the source holds no more.
+        store, sampler, options, features, source, place: See `make_part_loader`.
     """
+    if halo_hops is None:
+        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True)
+    else:
+        load = partial(load_part_graph, store, halo_hops, rows=features is not None)
+        data = _data(store, load, features, options)
     return PartLoader(
         range(store.num_parts),
-        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
+        data,
         part_targets(store, sampler),
         sampler,
         options,
