@@ -201,8 +201,11 @@ class PartitionDataModule(StoredGraphDataModule):
         Raises:
             ValueError: the message names the remedy.
         """
-        if self.scope == "part":
-            raise ValueError('seed_order="part" is of batches that cross parts: use scope="graph", or leave it out')
+        if self.scope != "graph":
+            raise ValueError(
+                f'seed_order="part" is for batches that cross parts, got scope="{self.scope}": use scope="graph", or '
+                'seed_order="graph"'
+            )
         if not mixes_parts(self.sampler):
             raise ValueError(
                 f'seed_order="part" mixes pieces of NeighborSampler or LayerwiseSampler, got {self.sampler}: '
