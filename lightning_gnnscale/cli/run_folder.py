@@ -313,28 +313,37 @@ def worker_counts(log: list[dict]) -> dict[str, float]:
     """Return what workers of `source=ray` did for a run; nothing where there were none.
 
     `parts_read`: parts that workers have read, each time counted; `workers_busy`: share of their time in which they
-    prepared batches; `workers_needed`: as many keep the trainers of a machine busy, the most of all machines.
+    prepared batches; `workers_needed`: as many keep the trainers of a machine busy, the most of all machines. Where
+    they ask each other for rows, `remote_row_share` and `remote_bytes` are what `owner_counts` says of processes.
     """
     last = {event["node"]: event for event in log if event["event"] == "preparation" and "busy_s" in event}
     if not last:
         return {}
     busy, able = (sum(event[name] for event in last.values()) for name in ("busy_s", "num_workers"))
     seconds = max(event["seconds"] for event in last.values())
+    asked = [event for event in last.values() if "rows_away" in event]
+    rows, away, away_bytes = (sum(one[name] for one in asked) for name in ("rows_gathered", "rows_away", "bytes_away"))
     needed = [event["busy_s"] / max(event["seconds"] - event["waited_s"], 1e-9) for event in last.values()]
     return {
         "parts_read": sum(event["parts_read"] for event in last.values()),
         "workers_busy": min(1.0, busy / max(able * seconds, 1e-9)),
         "workers_needed": math.ceil(max(needed)),
+        **({"remote_row_share": away / max(1, rows), "remote_bytes": away_bytes} if asked else {}),
     }
 
 
 def _worker_facts(counts: dict[str, float]) -> dict[str, str]:
     if not counts:
         return {}
-    return {
+    facts = {
         "workers": f"{counts['workers_needed']} workers keep this trainer busy; those of this run were at work "
         f"{counts['workers_busy']:.1%} of the time, and read {counts['parts_read']} parts"
     }
+    if "remote_row_share" in counts:
+        facts["rows of other machines"] = (
+            f"{counts['remote_row_share']:.1%} of those that workers gathered, {format_bytes(counts['remote_bytes'])}"
+        )
+    return facts
 
 
 def _owner_facts(counts: dict[str, float]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ..partition_store.kind_features import KindsWithRows
 from ..remote.batch_group import pack_group
 from ..remote.dealing import assign_parts
 from ..remote.held_rows import most_linked, part_of
-from ..remote.holder import row_bytes_of, stored_table
+from ..remote.holder import deal_in_order, row_bytes_of, stored_table
 from ..sampler.minibatch import MiniBatch
 from .partition import PartitionDataModule
 from .train_loader import part_targets
@@ -39,7 +39,7 @@ class RowsAsked:
         replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes.
 
     Attributes:
-        row_bytes: As given.
+        owner, row_bytes: As given.
         replicated: (num_nodes,) bool: the nodes whose rows every machine holds.
         rows, neighbors: (num_machines, num_machines) int64: feature rows and ids of neighbours that [this machine] gave
             [that one].
@@ -50,7 +50,7 @@ class RowsAsked:
         self, store: PartitionStore, owner: np.ndarray, num_machines: int, row_bytes: int, replicate_bytes: int
     ):
         self._offsets, csc = store.part_offsets, store.csc
-        self._owner, self.row_bytes, self._id_bytes = np.asarray(owner), row_bytes, csc.indices.itemsize
+        self.owner, self.row_bytes, self._id_bytes = np.asarray(owner), row_bytes, csc.indices.itemsize
         self.replicated = np.zeros(store.num_nodes, bool)
         self.replicated[most_linked(csc.indptr, replicate_bytes, self._id_bytes, row_bytes)] = True
         self.rows, self.neighbors = np.zeros((2, num_machines, num_machines), np.int64)
@@ -59,7 +59,7 @@ class RowsAsked:
     def count(self, machine: int, batch: MiniBatch) -> None:
         """Count a batch of a machine."""
         nodes, drawn = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
-        owner = self._owner[part_of(nodes, self._offsets)]
+        owner = self.owner[part_of(nodes, self._offsets)]
         away = (owner != machine) & ~self.replicated[nodes]
         asked = away[: len(drawn)]  # nodes of the last hop are asked for features alone
         self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
@@ -77,7 +77,7 @@ class RowsAsked:
         nodes = batch.n_id.numpy()
         if kinds is not None:
             nodes = nodes[kinds.has_rows[kinds.nodes.kind_of(nodes)]]
-        owner = self._owner[part_of(nodes, self._offsets)]
+        owner = self.owner[part_of(nodes, self._offsets)]
         return np.bincount(owner, minlength=len(self.rows))
 
     def num_bytes(self) -> np.ndarray:
@@ -165,9 +165,7 @@ class Machines:
             )
         store, crosses = data.store, data.scope_under(weights) == "graph"
         if self.preparing:
-            names = range(self.training, self.number)
-            dealt = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
-            owner = np.array([dealt[part] for part in range(store.num_parts)])
+            owner = self._preparing_owners(data, crosses)
             whole, replicate = crosses and data.source.construction == "local", data.source.replicate_bytes
         else:
             owner = data.owners(self.training * self.devices, weights) // self.devices
@@ -178,6 +176,15 @@ class Machines:
         machines, parts_of = range(self.number), [np.flatnonzero(owner == one) for one in range(self.number)]
         held = [self._held_bytes(store, parts, traffic, whole, halos=not crosses) for parts in parts_of]
         return [self._row(one, owner, traffic, sent, held[one], targets[one]) for one in machines]
+
+    def _preparing_owners(self, data: PartitionDataModule, crosses: bool) -> np.ndarray:
+        """Return (num_parts,) int64: the machine of those that prepare which holds each part."""
+        store, names = data.store, range(self.training, self.number)
+        if crosses and data.source.construction == "distributed":
+            counts = [len(nodes) for nodes in part_targets(store, data.sampler).values()]
+            return deal_in_order(counts, np.diff(store.part_offsets), names)
+        dealt = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
+        return np.array([dealt[part] for part in range(store.num_parts)])
 
     def _targets(self, data: PartitionDataModule, weights: Any) -> np.ndarray:
         """Return (number,) int64: the targets that each machine trains on."""
@@ -201,8 +208,10 @@ class Machines:
         for trainer in range(self.training):
             place = RankPlace(trainer * self.devices, ranks, trainer, num_local=self.devices)
             with closing(data.trial_loader(place, weights)) as loader:
-                batches = list(islice(loader, self.batches))
-                scale = self.devices * len(loader) / len(batches)
+                by_part = self.preparing > 0 and asks and data.seed_order == "part"
+                pieces = loader.pieces if by_part else 1  # a worker makes a piece
+                batches = list(islice(loader.drawn_pieces() if by_part else loader, self.batches * pieces))
+                scale = self.devices * len(loader) * pieces / len(batches)
             if self.preparing:
                 self._count_prepared(trainer, batches, scale, data, traffic, sent, asks)
             elif asks:
@@ -227,10 +236,19 @@ class Machines:
         """Add what machines that prepare send each other, and the trainer, for its batches."""
         together = data.source.batches_per_group
         before = traffic.num_bytes()
-        for number, first in enumerate(range(0, len(batches), together)):
-            group = pack_group(batches[first : first + together])
-            machine = self.training + number % self.preparing
-            for batch in batches[first : first + together]:
+        lines: dict[int, list[MiniBatch]] = {}
+        for number, batch in enumerate(batches):
+            at_home = asks and data.seed_order == "part"
+            machine = traffic.owner[batch.part] if at_home else self.training + number // together % self.preparing
+            lines.setdefault(int(machine), []).append(batch)
+        groups = [
+            (machine, made[first : first + together])
+            for machine, made in lines.items()
+            for first in range(0, len(made), together)
+        ]
+        for machine, made in groups:
+            group = pack_group(made)
+            for batch in made:
                 if asks:
                     traffic.count(machine, batch)
                 else:

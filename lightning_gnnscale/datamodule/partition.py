@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("lightning.pytorch.validation")
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
+SEED_ORDERS = ("graph", "part")
 
 
 class PartitionDataModule(StoredGraphDataModule):
@@ -98,7 +99,11 @@ class PartitionDataModule(StoredGraphDataModule):
             `NeighborSampler` and `LayerwiseSampler`), a placement spreads the rows of the whole graph, or workers ask
             each other for rows. Under gradient averaging "part" makes each batch of a piece of several parts, and every
             rank takes a share.
-        interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory.
+        interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory. Where workers of
+            "ray" have a cap that holds fewer parts, as many as it holds.
+        seed_order: Where the seeds of a batch come from that crosses parts. "graph": from all over its rank's share.
+            "part": a batch is `interleave_parts` pieces, the seeds of each of one part, and every rank takes a share:
+            where workers hold the rows together (`construction="distributed"`), a piece is made where its seeds lie.
         evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
             "sampled": for any backbone, in batches with all neighbours of each evaluated node.
         seed: Seed of the partitioning, of the order of seeds, and of sampling.
@@ -138,6 +143,7 @@ class PartitionDataModule(StoredGraphDataModule):
         halo_hops: int = 1,
         scope: str = "auto",
         interleave_parts: int = 4,
+        seed_order: str = "graph",
         evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
@@ -150,6 +156,7 @@ class PartitionDataModule(StoredGraphDataModule):
         super().__init__(store, seed, **making)
         _check_choice("mode", mode, MODES)
         _check_choice("scope", scope, SCOPES)
+        _check_choice("seed_order", seed_order, SEED_ORDERS)
         check_count("batch_size", batch_size)
         check_count("interleave_parts", interleave_parts)
         if halo_hops not in (0, 1, 2, 3):
@@ -160,11 +167,13 @@ class PartitionDataModule(StoredGraphDataModule):
         self.sampler = as_batch_sampler(sampler or NeighborSampler([25, 10]))
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
-        self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
+        self.halo_hops, self.interleave_parts, self.seed_order = halo_hops, interleave_parts, seed_order
         links = self.evaluation.links
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.source = source_settings(source)
         self.row_reads = row_reads_setting(row_reads, self.source, self.sampler, scope)
+        if seed_order == "part":
+            self._check_seeds_by_part()
         self._held: HeldGraph | None = None
         self.loader_options = LoaderOptions(
             batch_size,
@@ -183,6 +192,28 @@ class PartitionDataModule(StoredGraphDataModule):
             self._placed = PlacedTraining(placement, self.sampler)
         self._train_loader: PartLoader | None = None
         self._scratch: Scratch | None = None
+
+    def _check_seeds_by_part(self) -> None:
+        """Refuse what does not go with pieces whose seeds are of one part, and whose neighbours are of any.
+
+        Raises:
+            ValueError: the message names the remedy.
+        """
+        if self.scope != "graph":
+            raise ValueError(
+                f'seed_order="part" is for batches that cross parts, got scope="{self.scope}": use scope="graph", or '
+                'seed_order="graph"'
+            )
+        if not mixes_parts(self.sampler):
+            raise ValueError(
+                f'seed_order="part" mixes pieces of NeighborSampler or LayerwiseSampler, got {self.sampler}: '
+                "leave it out"
+            )
+        if self.asks_owners:
+            raise ValueError(
+                'row_reads=owners gives each rank the seeds of the parts that its machine holds, seed_order="part" '
+                "a share of each part: leave one of them out"
+            )
 
     @property
     def kernel_set(self) -> str:
@@ -298,10 +329,11 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
         """Return the store ids of a rank's targets; of all where its batches mix pieces of all parts."""
-        if self.scope_under(self._weights) == "graph":
+        weights = self._weights
+        if self.scope_under(weights) == "graph" and self.seed_order == "graph":
             return rank_targets(self.store, self.sampler, world_size)[rank]
         targets = part_targets(self.store, self.sampler)
-        parts = targets if self._interleaves(self._weights) else parts_of_rank(self.store.num_parts, rank, world_size)
+        parts = targets if self._mixes(weights) else parts_of_rank(self.store.num_parts, rank, world_size)
         return np.concatenate([targets[part] for part in parts])
 
     def _nodes_drawn(self, rank: int, number: int) -> Iterator[np.ndarray]:
@@ -322,10 +354,11 @@ class PartitionDataModule(StoredGraphDataModule):
         scope = self.scope_under(weights)
         check_scope(scope, weights, self.sampler)
         check_edge_weights(self.sampler, self.store)
-        if scope == "graph":
+        if scope == "graph" and self.seed_order == "graph":
             return make_graph_loader(self.store, self.sampler, options, features, source, place, held)
-        if self._interleaves(weights):
-            given = (self.halo_hops, self.interleave_parts, options, features, source, place)
+        if self._mixes(weights):
+            halo_hops = None if scope == "graph" else self.halo_hops
+            given = (halo_hops, self.interleave_parts, options, features, source, place)
             return make_interleaved_loader(self.store, self.sampler, *given)
         if getattr(weights, "equal_batches", False):
             check_even_parts(part_targets(self.store, self.sampler), place.world_size)
@@ -438,13 +471,14 @@ class PartitionDataModule(StoredGraphDataModule):
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
-    def _interleaves(self, weights: Any) -> bool:
-        """Whether batches mix parts under a weight policy, where they do not cross them."""
-        return getattr(weights, "equal_batches", False) and mixes_parts(self.sampler)
+    def _mixes(self, weights: Any) -> bool:
+        """Whether batches are pieces of several parts under a weight policy, where seeds do not come from all over."""
+        crosses = self.scope_under(weights) == "graph"
+        return (crosses or getattr(weights, "equal_batches", False)) and mixes_parts(self.sampler)
 
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
-        mixed = mixes_parts(self.sampler) if weights is None else self._interleaves(weights)
+        mixed = mixes_parts(self.sampler) if weights is None else self._mixes(weights)
         return self.interleave_parts if mixed and self.scope_under(weights) == "part" else 0
 
     def _close_loader(self) -> None:
@@ -581,7 +615,7 @@ class PartitionDataModule(StoredGraphDataModule):
             weights = getattr(self.trainer.strategy, "weights", None)
             scope, passes = self.scope_under(weights), getattr(weights, "passes_per_epoch", 1)
             options = replace(self.loader_options, passes=passes)
-            if scope == "part" and self._interleaves(weights):
+            if "part" in (scope, self.seed_order) and self._mixes(weights):
                 pieces = min(self.interleave_parts, self.store.num_parts)
                 options = replace(options, batch_size=-(-options.batch_size // pieces))
             work = epoch_work(self.store, self.sampler, self.halo_hops, scope, options)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..errors import StrategyError
 from ..events import record
@@ -29,6 +30,7 @@ from ..loader import (
     parts_of_rank,
     rank_of_parts,
 )
+from ..loader.staged_part import PartStager
 from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
@@ -306,7 +308,7 @@ def make_part_loader(
 def make_interleaved_loader(
     store: PartitionStore,
     sampler,
-    halo_hops: int,
+    halo_hops: int | None,
     lanes: int,
     options: LoaderOptions,
     features,
@@ -316,18 +318,55 @@ def make_interleaved_loader(
     """Return a loader over all parts, each batch of which is a piece of several: as many batches on every rank.
 
     Args:
-        lanes: parts that a batch mixes, >= 1.
-        store, sampler, halo_hops, options, features, source, place: see `make_part_loader`.
+        halo_hops: Hops of halo of each part, 0 to 3; None: each piece of a batch has seeds of one part, and neighbours
+            of any.
+        lanes: Parts that a batch mixes, >= 1; fewer where the source holds no more.
+        store, sampler, options, features, source, place: See `make_part_loader`.
     """
+    if halo_hops is None:
+        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True)
+    else:
+        load = partial(load_part_graph, store, halo_hops, rows=features is not None)
+        data = _data(store, load, features, options)
+    targets, connected = part_targets(store, sampler), source.connect(place)
+    cap = getattr(connected, "machine_bytes", None)
+    if cap is not None and halo_hops is not None and lanes > 1:
+        stage = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
+        lanes = _lanes_that_fit(store, stage, features, cap, lanes)
     return PartLoader(
         range(store.num_parts),
-        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
-        part_targets(store, sampler),
+        data,
+        targets,
         sampler,
         options,
         interleave=Interleave(place.rank, place.world_size, lanes),
-        source=source.connect(place),
+        source=connected,
     )
+
+
+def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int, lanes: int) -> int:
+    """Return how many parts a batch may mix so that each is read once an epoch; warns where the cap makes it fewer.
+
+    Args:
+        cap: Bytes of parts that a machine holds.
+        lanes: Parts that a batch mixes where there is no cap.
+
+    Cost: reads one to three parts, the largest by arcs, by rows and by both.
+    """
+    from ..remote.held_parts import part_bytes
+
+    arcs, rows = np.diff(store.csc.indptr[store.part_offsets]), np.asarray(store.part_rows)
+    trained = np.array([len(nodes) > 0 for nodes in stage.targets.values()])
+    sizes = [np.where(trained, size, -1.0) for size in (arcs, rows, arcs / max(1, arcs.max()) + rows / rows.max())]
+    largest = part_bytes(stage, {int(size.argmax()) for size in sizes}, features)
+    fitting = max(1, min(lanes, cap // largest))
+    if fitting < lanes:
+        rank_zero_warn(
+            f"a batch mixes {fitting} parts, not interleave_parts={lanes}: source.worker_memory_bytes caps a machine "
+            f"at {cap} bytes, and a part takes up to {largest}, so that more of them would be read again and again; "
+            f"{lanes * largest} for all workers of a machine hold them"
+        )
+    return fitting
 
 
 def make_graph_loader(

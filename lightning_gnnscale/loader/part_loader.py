@@ -324,6 +324,10 @@ class PartLoader:
             self._delivered += 1
             yield None
 
+    def drawn_pieces(self) -> Iterator[MiniBatch]:
+        """Yield what the batches of the epoch are mixed of, a piece at a time, in place of the batches."""
+        return self._ahead(0)
+
     def _new_source(self) -> BatchSource:
         return self._make_source(self._stager, self._maker())
 

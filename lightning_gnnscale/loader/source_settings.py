@@ -51,6 +51,8 @@ class SourceSettings(Protocol):
     def connect(self, place: RankPlace) -> SourceFactory:
         """Return a factory of this rank's source, called with (stage, maker). Every rank calls this method.
 
+        One whose machines hold parts under a cap may have `machine_bytes`, the least such cap, or None.
+
         Args:
             place: Place of this rank.
         """

@@ -181,11 +181,13 @@ class Meeting:
         run: names the run.
         folder: where the ranks of one machine meet, or None: each connects by itself.
         turn: how often they have met; every source that is opened is a turn, on all ranks alike.
+        machine_bytes: Cap on the bytes of parts that a machine of workers holds, the least of all; None: there is none.
     """
 
     run: str
     folder: str | None = None
     turn: int = 0
+    machine_bytes: int | None = None
 
 
 class LocalMeeting:
@@ -251,6 +253,16 @@ def worker_handle(name: str) -> Any:
         ValueError: there is none.
     """
     return import_ray().get_actor(name, namespace=NAMESPACE)
+
+
+def num_machines(label: str | None) -> int:
+    """Return how many machines of this cluster may prepare batches, at least 1.
+
+    Args:
+        label: Resource that such a machine has; None: any does.
+    """
+    alive = [node for node in import_ray().nodes() if node["Alive"]]
+    return max(1, sum(label is None or label in node["Resources"] for node in alive))
 
 
 def workers_named(prefix: str = PREPARED) -> list[str]:

@@ -1,5 +1,6 @@
 """Which worker makes which batches of a trainer node: parts are dealt out, batches go in groups; no Ray in here."""
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -67,9 +68,13 @@ class Rank(Line):
 class Dealing:
     """Deal the jobs of a queue to workers by their parts, and start them as groups while credits last.
 
-    A part belongs to one machine in an epoch, and any worker of it makes its batches; the whole graph is at every
-    worker. A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes
-    of parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
+    A part belongs to one machine in an epoch, and any worker of it makes its batches. The whole graph is at every
+    worker: where machines hold its rows together, the one that holds most of a batch's targets makes it
+    (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, and a worker
+    that has no batch of its own takes of that.
+
+    A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes of
+    parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
     only where a rank of it has fewer than that many batches under way or ready. A group holds a credit until all its
     batches are taken. A batch that a rank waits for is started whatever the group's size and the credits.
 
@@ -150,6 +155,7 @@ class Dealing:
             stays = not one_part or job.key.part == last
             return not (one_part and job.is_wanted_next), not stays, job.place - job.line.head.place
 
+        mine = mine or self._beyond(worker)
         mine.sort(key=turn)
         if mine:
             setup, part = mine[0].line.setup, mine[0].key.part
@@ -169,8 +175,30 @@ class Dealing:
         """Whether a worker is to make a pending job, and does not do so already."""
         if any(attempt.worker == worker for attempt in job.attempts):
             return False
-        setup = job.line.setup
-        return setup.is_whole or self._deal(setup, job.key)[job.key.part] == self.machines[worker]
+        setup, mine = job.line.setup, self.machines[worker]
+        if setup.is_whole:
+            return self._home(job) in (None, mine)
+        return self._deal(setup, job.key)[job.key.part] == mine
+
+    def _home(self, job: Job) -> Hashable | None:
+        """Return the machine that is to make a batch of the whole graph; None: any, or nobody is able there."""
+        home = (job.line.setup.homes or {}).get(job.key.part)
+        return home if any(self.machines[worker] == home for worker in self.able) else None
+
+    def _beyond(self, worker: int) -> list[Job]:
+        """Return pending jobs of other machines of which these have more than they will turn to next."""
+        homes = Counter(self.machines[other] for other in self.able)
+        kept = {home: GROUPS_AT_WORKER * self.batches_per_group * number for home, number in homes.items()}
+        found = []
+        for job in self.queue.pending:
+            home = self._home(job) if job.line.setup.is_whole else None
+            if home is None or any(attempt.worker == worker for attempt in job.attempts):
+                continue
+            if kept[home]:
+                kept[home] -= 1
+            else:
+                found.append(job)
+        return found
 
     def _deal(self, setup: Setup, key: BatchKey) -> dict[int, Hashable]:
         epoch = key.epoch // setup.passes

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GNNScaleError
-from ..loader.shared_value import SharedValue, Ticket
+from ..loader.shared_value import SharedValue, Ticket, pack
 from ..loader.staged_part import PartStager, StagedPart
 from ..loader.work_queue import START_LIMIT_S
 from ..memory import return_freed_memory
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
-from ..partition_store.features import FeatureTable, merge_rows
+from ..partition_store.features import FeatureTable, as_stored, merge_rows
 from ..partition_store.kind_features import KindFeatures, KindRows, merge_kinds
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
 from .messages import GroupRequest, Setup
@@ -78,6 +78,25 @@ def hold_part(staged: StagedPart, features: FeatureTable | None) -> HeldPart:
     if isinstance(rows, SparseRows):
         return HeldPart(staged, CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim))
     return HeldPart(staged, DenseFeatures(rows))
+
+
+def part_bytes(stage: PartStager, parts: Collection[int], features: FeatureTable | None) -> int:
+    """Return the bytes that a machine holds of the largest of some parts. Cost: reads them, one after the other."""
+    table = None if features is None else as_stored(features)[0]
+    return max(pack(hold_part(stage(part), table)).num_bytes for part in parts)
+
+
+def machine_caps(places: Collection[tuple[str, int | None]]) -> dict[str, int | None]:
+    """Return each machine's cap on the bytes of parts: what its workers add; None: one of them adds no cap.
+
+    Args:
+        places: Ray's id of the machine of each worker, and what it adds.
+    """
+    caps: dict[str, int | None] = {}
+    for machine, added in places:
+        cap = caps.get(machine, 0)
+        caps[machine] = None if None in (cap, added) else cap + added
+    return caps
 
 
 def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | KindRows | None:

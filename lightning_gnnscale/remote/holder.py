@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from ..errors import GNNScaleError, check_seconds
 from ..events import record
 from ..graph import CSC
 from ..loader.batch_builder import BatchMaker
+from ..loader.part_walk import rank_of_parts
 from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
@@ -29,7 +30,6 @@ from ..partition_store.features import FeatureTable, SparseRows, as_stored
 from ..placement.shared_rows import RowTicket, SharedRows, gather_objects
 from ..sampler import NeighborSampler
 from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
-from .dealing import assign_parts
 from .held_rows import (
     DistributedFeatures,
     HeldFeatures,
@@ -38,6 +38,7 @@ from .held_rows import (
     HopRequest,
     PartOwners,
     most_linked,
+    part_of,
 )
 from .messages import Shares
 from .sampling_owners import DistributedNeighborSampler
@@ -53,25 +54,63 @@ def deal_shares(
     places: Sequence[tuple[str, int | None]],
     replicate_bytes: int,
     with_features: bool,
-    seed: int,
+    targets: Iterable[np.ndarray],
 ) -> Shares:
-    """Deal a store's parts to the machines of workers at random, to each as many as it has workers.
+    """Deal a store's parts to the machines of workers, to each as many targets as it has workers; see `deal_in_order`.
 
     Args:
         store: The store.
         places: Ray's id of the machine of each worker, and the upper bound on what the worker holds, bytes.
         replicate_bytes, with_features: See `Shares`.
-        seed: Seed of the deal.
+        targets: Store ids of all targets, in arrays.
     """
     nodes = [node for node, _ in places]
     machines = tuple(dict.fromkeys(nodes))
-    machine = assign_parts(range(store.num_parts), nodes, machines, seed, store.num_parts)
-    owners = tuple(machines.index(machine[part]) for part in range(store.num_parts))
+    counts = np.zeros(store.num_parts, np.int64)
+    for some in targets:
+        counts += np.bincount(part_of(some, store.part_offsets), minlength=store.num_parts)
+    owners = tuple(
+        deal_in_order(counts, np.diff(store.part_offsets), [machines.index(node) for node in nodes]).tolist()
+    )
     caps = None
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
     roots = (str(store.root),) * len(machines)
     return shares_of(store, roots, owners, machines, replicate_bytes, caps, with_features)
+
+
+def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_of_worker: Sequence[int]) -> np.ndarray:
+    """Return (num_parts,) int64: the machine that holds each part, as many targets for each of its workers.
+
+    Parts follow each other on a machine: a partitioner that cuts again and again numbers those that share most edges
+    one after the other.
+
+    Args:
+        num_targets, num_nodes: Counts of each part, in the order of the parts.
+        machine_of_worker: Number of the machine of each worker, in any order.
+    """
+    machines = np.sort(np.asarray(machine_of_worker))
+    return machines[rank_of_parts(num_targets, num_nodes, len(machines))]
+
+
+def homes_of(shares: Shares, part_offsets: np.ndarray, targets: Mapping[int, np.ndarray]) -> dict[int, str]:
+    """Return the machine that is to make the batches of each part: it owns twice as many of its targets as any other.
+
+    Args:
+        shares: Which machine holds which part of the store.
+        part_offsets: The store's.
+        targets: Part to store ids of its targets; where batches mix all parts, a part is a rank.
+
+    Returns:
+        Part to Ray's id of the machine; parts whose targets lie everywhere are left out: any machine makes theirs.
+    """
+    owners, homes = np.asarray(shares.owners), {}
+    for part, nodes in targets.items():
+        held = np.bincount(owners[part_of(nodes, part_offsets)], minlength=len(shares.nodes))
+        home = int(held.argmax())
+        if held[home] >= 2 * np.delete(held, home).max(initial=1):
+            homes[int(part)] = shares.nodes[home]
+    return homes
 
 
 def shares_of(store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest) -> Shares:

@@ -29,7 +29,7 @@ from .cluster import (
     one_line,
     workers_named,
 )
-from .holder import check_asks_owners, deal_shares, store_of
+from .holder import check_asks_owners, deal_shares, homes_of, store_of
 from .messages import HubSettings, Setup, Table, WorkerSettings
 from .ray_hub import Hub, start_hub
 from .ray_worker import start_workers, worker_places
@@ -222,15 +222,16 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
     table = table_of(maker.builder.features if maker.gathers else None)
 
     def make(names: list[str]) -> Setup:
-        store, shares = store_of(stage), None
+        store, shares, homes = store_of(stage), None, None
         if settings.construction == "distributed" and store is not None:
             check_asks_owners(stage.sampler, crosses_parts=is_whole)
             places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
-            shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.seed)
+            shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
+            homes = homes_of(shares, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         passes = maker.passes
         paths = tuple(filter(None, sys.path))
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole)
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole, homes)
 
     return make
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import sys
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,7 +139,9 @@ class Setup(NamedTuple):
         table: Feature table that the rows come from; None: batches have no features.
         import_paths: Paths on which the trainer finds modules.
         shares: Which machine holds which rows of the graph; None: each machine reads the parts that it needs.
-        is_whole: Whether every part is the whole graph, the targets of one rank each.
+        is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
+        homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
+            `homes_of`; None: any machine makes its batches.
     """
 
     name: str
@@ -149,6 +152,7 @@ class Setup(NamedTuple):
     import_paths: tuple[str, ...] = ()
     shares: Shares | None = None
     is_whole: bool = False
+    homes: Mapping[int, Hashable] | None = None
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, made anew; to be called where the batches are made."""
@@ -197,6 +201,8 @@ class GroupHeader:
         pid: Process id of the worker.
         reads: Parts that were read for it.
         busy_s: Time that the worker took for this request, seconds.
+        rows_gathered, rows_away: Feature rows that the worker gathered, and those that came from other machines.
+        bytes_away: Bytes that came from other machines, neighbours included.
     """
 
     numbers: list[int]
@@ -209,6 +215,9 @@ class GroupHeader:
     pid: int = 0
     reads: int = 0
     busy_s: float = 0.0
+    rows_gathered: int = 0
+    rows_away: int = 0
+    bytes_away: int = 0
 
 
 class GroupPayload(NamedTuple):

@@ -72,6 +72,7 @@ class HubCaches:
         return {"update_bytes": sum(cache.counts.update_bytes for cache in self._caches.values())}
 
 
+_AWAY = ("rows_gathered", "rows_away", "bytes_away")
 _CREW_S = 2.0  # between looks at who has come, and at how many are needed
 _MADE, _ENOUGH = ("batches", "busy_s"), 8  # batches by which the need is measured
 _SLACK = 0.1  # of a worker, for which no other is started
@@ -203,13 +204,18 @@ class Hub:
         return len(self._ranks)
 
     async def counts(self) -> dict[str, float]:
-        """Return seconds that workers took, parts, how often any was read, and how many workers are; asks none."""
+        """Return seconds that workers took, parts, how often any was read, and how many workers are; asks none.
+
+        Where workers ask each other for rows, also how many they gathered, and how many came from other machines.
+        """
         setups = {state.setup.name: state.setup for state in self._ranks.values()}
+        asks = any(setup.shares is not None for setup in setups.values())
         return {
             "parts": sum(len(setup.parts) for setup in setups.values() if not setup.is_whole),
             "busy_s": self._totals.get("busy_s", 0.0),
             "parts_read": self._totals.get("reads", 0),
             "num_workers": len(self._workers),
+            **({name: self._totals.get(name, 0) for name in _AWAY} if asks else {}),
         }
 
     async def report(self) -> dict:
@@ -321,7 +327,7 @@ class Hub:
         return header, self._ray.put(whole) if self._settings.shared else whole
 
     def _deliver(self, group: Attempt, header: GroupHeader, payload) -> None:
-        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "reads", "busy_s"):
+        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "reads", "busy_s", *_AWAY):
             self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
         self._totals["batches"] = self._totals.get("batches", 0) + sum(number >= 0 for number in header.numbers)
         told = header

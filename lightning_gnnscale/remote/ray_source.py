@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ..errors import GNNScaleError, check_count
@@ -27,9 +26,20 @@ from ..memory import read_sizes
 from ..partition_store.features import as_stored
 from ..sampler.minibatch import MiniBatch
 from .batch_group import unpack_one
-from .cluster import Meeting, ask_for_token, import_ray, join_ray, leave_ray, one_line
+from .cluster import (
+    Meeting,
+    ask_for_token,
+    import_ray,
+    join_ray,
+    leave_ray,
+    num_machines,
+    one_line,
+    workers_named,
+)
+from .held_parts import machine_caps
 from .hub_link import Link, setup_of
 from .messages import GROUPS_AT_WORKER, Answer, GroupPayload, Growth, HubSettings, WorkerSettings
+from .ray_worker import worker_places
 
 _sources = itertools.count()
 _PACE_S = 1.0
@@ -296,7 +306,9 @@ class RayWorkers:
         construction: "local": a worker draws from the parts it holds. "distributed": for batches that cross parts; each
             machine holds some rows of the graph once for all its workers, and these ask the other machines for theirs.
         worker_memory_bytes: What each worker adds to the cap on the bytes of parts that its machine holds for all its
-            workers; parts beyond it are swapped out. None: a machine holds every part that it is dealt.
+            workers. Under "local" parts beyond it are swapped out, and a batch mixes no more of them than it holds.
+            Under "distributed" nothing is swapped: a machine holds the rows of the first of its parts, as many as fit,
+            and reads those of the others from the files each time. None: a machine holds every part that it is dealt.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
         cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever kind and
             width; 0: none.
@@ -411,7 +423,7 @@ class RayWorkers:
         meeting = place.share(meeting)
         if isinstance(meeting, str):
             raise GNNScaleError(meeting)
-        return partial(RaySource, settings=self, meeting=meeting, place=place._replace(share=None))
+        return RayConnection(self, meeting, place._replace(share=None))
 
     def _meet(self, place) -> Meeting:
         run = uuid.uuid4().hex[:12]
@@ -421,7 +433,38 @@ class RayWorkers:
                     "source=ray without an address starts Ray on one machine, the ranks are on several: start a "
                     "cluster with `ray start`, and give source.address="
                 )
-            return Meeting(run, tempfile.mkdtemp(prefix="gnnscale-ray-") if place.world_size > 1 else None)
+            folder = tempfile.mkdtemp(prefix="gnnscale-ray-") if place.world_size > 1 else None
+            return Meeting(run, folder, machine_bytes=self._machine_bytes(1))
         join_ray(self.address, self.timeout_s, self.store_bytes)
-        leave_ray()
-        return Meeting(run)
+        try:
+            prepared = workers_named()
+            if prepared:
+                caps = machine_caps(worker_places(prepared, self.timeout_s))
+                return Meeting(run, machine_bytes=None if None in caps.values() else min(caps.values()))
+            return Meeting(run, machine_bytes=self._machine_bytes(num_machines(self.label)))
+        finally:
+            leave_ray()
+
+    def _machine_bytes(self, num_machines: int) -> int | None:
+        """Return the cap of the machine that has the fewest of the workers that are started."""
+        if self.worker_memory_bytes is None:
+            return None
+        return max(1, self.least_workers // num_machines) * self.worker_memory_bytes
+
+
+@dataclass(frozen=True)
+class RayConnection:
+    """What makes a rank's `RaySource`; attributes are its arguments."""
+
+    settings: RayWorkers
+    meeting: Meeting
+    place: RankPlace
+
+    @property
+    def machine_bytes(self) -> int | None:
+        """Cap on the bytes of parts that each machine holds, the least of all; None: there is none."""
+        return self.meeting.machine_bytes
+
+    def __call__(self, stage: Callable[[int], StagedPart], maker: BatchMaker) -> RaySource:
+        """Return the source."""
+        return RaySource(stage, maker, self.settings, self.meeting, self.place)

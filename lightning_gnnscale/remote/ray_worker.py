@@ -62,6 +62,8 @@ class PreparationWorker:
             header.errors = [f"{type(error).__name__}: {error}"] * len(asked)
             return header, None
         drawer, reads = replace(maker, gathers=False), self.parts.reads.total()
+        graph = self._graphs.get(request.setup.name)
+        before = graph and graph.counts.told()
         try:
             for place, key in enumerate(asked):
                 try:
@@ -73,6 +75,10 @@ class PreparationWorker:
         finally:
             self.parts.release()
         header.reads, header.busy_s = self.parts.reads.total() - reads, time.perf_counter() - begun
+        if graph is not None:
+            told = graph.counts.told()
+            asked_rows = (told[name] - before[name] for name in ("rows", "rows_away", "bytes_away"))
+            header.rows_gathered, header.rows_away, header.bytes_away = asked_rows
         return header, payload
 
     def expect(self, setup: Setup, part: int) -> None:

@@ -314,7 +314,10 @@ def tiers(run: RunRecord) -> dict[str, float]:
     for tier in ("local", "peer", "host", "cache", "disk"):
         served = sum(event.get(tier, 0) for event in run.of("reads"))
         rows.append((f"placed rows read: {tier}", served * row_bytes / num_epochs))
-    rows.append(("from other machines", sum(event["bytes_away"] for event in run.of("owner_reads")) / num_epochs))
+    away = sum(event["bytes_away"] for event in run.of("owner_reads"))
+    told = [event for event in run.of("preparation") if "bytes_away" in event]
+    of_workers = {event.get("node"): event["bytes_away"] for event in told}  # each tells all so far
+    rows.append(("from other machines", (away + sum(of_workers.values())) / num_epochs))
     received = sum(event.get("bytes_received", 0) for event in run.of("preparation"))
     rows += [("from workers of Ray", received / num_epochs), ("sent: averages", _bytes_of(run, "average") / num_epochs)]
     rows.append(("sent: rows exchanged in training", _bytes_of(run, "exchange") / num_epochs))

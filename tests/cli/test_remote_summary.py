@@ -1,5 +1,7 @@
 """What a summary tells of rows of other machines, and of workers."""
 
+import pytest
+
 from lightning_gnnscale.cli.run_folder import owner_counts, worker_counts
 
 
@@ -19,3 +21,11 @@ def test_workers_are_counted_by_what_was_told_last_of_each_machine():
     counts = worker_counts([early, last, other, follower])
     assert counts == {"parts_read": 5, "workers_busy": 0.4, "workers_needed": 3}
     assert worker_counts([follower]) == {}
+
+
+def test_rows_that_workers_asked_other_machines_for_are_those_told_last():
+    told = {"event": "preparation", "node": 0, "busy_s": 1.0, "num_workers": 2, "parts_read": 0, "seconds": 5.0}
+    told |= {"waited_s": 0.0, "rows_gathered": 50, "rows_away": 20, "bytes_away": 10}
+    log = [told, told | {"rows_gathered": 100, "rows_away": 30, "bytes_away": 900}, told | {"node": 1}]
+    counts = worker_counts(log)
+    assert counts["remote_row_share"] == pytest.approx(50 / 150) and counts["remote_bytes"] == 910

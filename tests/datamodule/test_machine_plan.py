@@ -85,6 +85,17 @@ def test_machines_that_prepare_send_groups_of_batches(store, construction):
     assert (asked > 0) == (construction == "distributed") == all(row.away_share > 0 for row in preparing)
 
 
+def test_pieces_whose_seeds_are_of_a_part_are_made_where_it_is_held(store):
+    source = gs.RayWorkers(construction="distributed", batches_per_group=2)
+    plans = {}
+    for order in ("graph", "part"):
+        data = gs.PartitionDataModule(store, source=source, scope="graph", seed_order=order, **BATCHES)
+        plans[order] = Machines(preparing=2, batches=100).plan(data, GradientAveraging())[1:]
+        assert [row.parts for row in plans[order]] == [(0, 1), (2, 3)]
+    for mixed, by_part in zip(plans["graph"], plans["part"], strict=True):
+        assert 0 < by_part.away_share < mixed.away_share
+
+
 def test_parts_that_keep_to_themselves_ask_nothing(store):
     data = gs.PartitionDataModule(store, **BATCHES)
     rows = Machines(2).plan(data, ModelAveraging())

@@ -1,5 +1,6 @@
 """The DataModule: partitions once, says in one line what is wrong, evaluates exactly."""
 
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from lightning_gnnscale.datamodule import StoreLayerSource, callbacks, train_loa
 from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
+from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.model.inference import layerwise_inference
 from tests.says import said
 from tests.tiers import all_pairs, first
@@ -97,6 +99,13 @@ def test_auto_parts_ask_the_planner(tmp_path, dataset):
     [
         ({"mode": "batch"}, "mini_batch full_batch 'batch'"),
         ({"scope": "all"}, "scope auto part graph"),
+        ({"seed_order": "parts"}, "seed_order graph part 'parts'"),
+        ({"seed_order": "part"}, 'seed_order scope="auto" scope="graph"'),
+        (
+            {"seed_order": "part", "scope": "graph", "sampler": gs.SaintSampler("walk")},
+            "seed_order NeighborSampler LayerwiseSampler SaintSampler",
+        ),
+        ({"seed_order": "part", "scope": "graph", "row_reads": "owners"}, "row_reads=owners seed_order"),
         ({"batch_size": 0}, "batch_size 1 0"),
         ({"halo_hops": 4}, "halo_hops 0 1 2 3 4"),
         ({"num_parts": "many"}, "num_parts 1 'many'"),
@@ -315,6 +324,23 @@ def test_the_scope_follows_from_the_settings(store_root, options, weights, scope
     assert dm.scope_under(weights) == scope
     mixes = scope == "part" and weights.equal_batches and options.get("mode") != "full_batch"
     assert dm.mixed_parts(weights) == (4 if mixes else 0)
+
+
+def test_seeds_by_part_make_pieces_of_one_part_with_neighbours_of_any(store_root):
+    store = gs.PartitionStore.open(store_root)
+    options = {"seed_order": "part", "scope": "graph", "interleave_parts": 2, "batch_size": 8}
+    seeds, crossing = [], 0
+    for rank in range(2):
+        dm = gs.PartitionDataModule(store=store, **options)
+        with closing(dm.trial_loader(RankPlace(rank, 2), gs.GradientAveraging())) as loader:
+            pieces = list(loader.drawn_pieces())
+            assert sum(batch.batch_size for batch in loader) == sum(piece.batch_size for piece in pieces)
+        for piece in pieces:
+            nodes = piece.n_id.numpy()
+            assert set(store.part_of(nodes[: piece.batch_size]).tolist()) == {piece.part}
+            crossing += len(set(store.part_of(nodes).tolist())) > 1
+            seeds += nodes[: piece.batch_size].tolist()
+    assert crossing and set(seeds) == set(np.flatnonzero(store.masks["train"]).tolist())
 
 
 def test_defaults_mix_parts_of_a_low_cut(dataset, tmp_path):

@@ -94,6 +94,16 @@ def test_rows_that_workers_hold_together_change_no_bit(pool, store_root, setting
     assert asked.told["asked"] == 0, "the workers of one machine read one memory"
 
 
+def test_batches_whose_seeds_go_by_part_are_those_of_threads(pool, store_root):
+    source = gs.RayWorkers(address="auto", construction="distributed", batches_per_group=2)
+    options, since = {"seed_order": "part", "interleave_parts": 3, "scope": "graph"}, len(events.recent())
+    found = trained(make(store_root, source=source, **options))
+    assert equal(found, trained(make(store_root, **options)))
+    assert not equal(found, trained(make(store_root, scope="graph")))
+    told = [event for event in events.recent()[since:] if event["event"] == "preparation"][-1]
+    assert told["rows_gathered"] > told["rows_away"] == told["bytes_away"] == 0, "one machine holds all"
+
+
 @pytest.mark.slow
 def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
     killer, asked = Killer(3), Asked()

@@ -105,6 +105,40 @@ def test_the_whole_graph_is_at_every_worker():
     assert [dealing.next_group(worker).jobs[0].place for worker in (1, 0, 1)] == [0, 1, 2]
 
 
+def of_homes(num_workers=2, batches_per_group=1, credits=99) -> tuple[Dealing, Rank]:
+    """A dealing of the whole graph, part p of which is at home on machine p % num_workers."""
+    dealing, (rank,) = dealing_of(num_workers, batches_per_group, credits, is_whole=True)
+    homes = {part: f"machine {part % num_workers}" for part in PARTS}
+    rank.setup = rank.setup._replace(homes=homes)
+    return dealing, rank
+
+
+def test_a_batch_of_the_whole_graph_is_made_where_its_targets_lie():
+    dealing, rank = of_homes()
+    ask(dealing, rank, 0, 1, 2, 3, 4)
+    assert [dealing.next_group(worker).jobs[0].key.part for worker in (1, 0, 0, 1, 0)] == [1, 0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("batches_per_group", [1, 2])
+def test_a_worker_without_own_batches_takes_what_its_holder_will_not_turn_to_next(batches_per_group):
+    dealing, rank = of_homes(batches_per_group=batches_per_group)
+    ask(dealing, rank, *[0] * (2 * batches_per_group))
+    assert dealing.next_group(1) is None, "the holder makes as many next"
+    late = ask(dealing, rank, *[2] * batches_per_group)
+    assert dealing.next_group(1).jobs == late
+    assert dealing.next_group(1) is None
+    own = ask(dealing, rank, *[4] * batches_per_group, *[1] * batches_per_group)[batches_per_group:]
+    assert dealing.next_group(1).jobs == own, "its own come first"
+
+
+def test_batches_at_home_on_a_machine_where_nobody_is_able_are_made_by_all():
+    dealing, rank = of_homes()
+    ask(dealing, rank, 0, 2)
+    assert dealing.next_group(1) is None
+    dealing.suspend(0)
+    assert [dealing.next_group(1).jobs[0].key.part for _ in range(2)] == [0, 2]
+
+
 def test_batches_of_several_ranks_share_groups():
     """Ten batches of two ranks that train on the whole graph: in three groups, of both ranks each."""
     dealing, ranks = dealing_of(1, batches_per_group=4, credits=9, num_ranks=2, parts=(0, 1), is_whole=True)
@@ -144,7 +178,8 @@ def test_under_a_cap_a_group_is_of_one_part_and_its_worker_stays_there():
 
 @each_value
 @pytest.mark.parametrize("parts, is_whole, num_machines, capped", [
-    (PARTS, False, 3, False), (PARTS, False, 2, True), (PARTS, False, 1, True), ((0,), True, 3, False)
+    (PARTS, False, 3, False), (PARTS, False, 2, True), (PARTS, False, 1, True), ((0,), True, 3, False),
+    (PARTS, True, 3, False), (PARTS, True, 2, True),
 ])  # fmt: skip
 @pytest.mark.parametrize("seed", range(15))
 def test_every_batch_comes_once_whatever_happens(seed, parts, is_whole, num_machines, capped):
@@ -152,6 +187,9 @@ def test_every_batch_comes_once_whatever_happens(seed, parts, is_whole, num_mach
     draw = random.Random(seed)
     settings = (3, draw.choice([1, 2, 4]), draw.choice([1, 2, 5]), 2, parts, is_whole, num_machines, capped)
     dealing, ranks = dealing_of(*settings)
+    homes = {part: f"machine {part % num_machines}" for part in parts} if is_whole and len(parts) > 1 else None
+    for rank in ranks:
+        rank.setup = rank.setup._replace(homes=homes)
     queue, running = dealing.queue, []
     wanted = [[draw.choice(parts) for _ in range(25)] for _ in ranks]
     taken = [[], []]

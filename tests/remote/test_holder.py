@@ -20,6 +20,7 @@ from lightning_gnnscale.remote.holder import (
     deal_shares,
     fitting_parts,
     holder_handle,
+    homes_of,
 )
 from lightning_gnnscale.remote.messages import Shares
 from lightning_gnnscale.sampler import NeighborSampler
@@ -100,10 +101,20 @@ def test_another_store_at_the_path_is_refused(tmp_path, store):
 
 def test_parts_are_dealt_to_machines_by_their_workers(store):
     places = [("a", None), ("b", 5), ("b", 7), ("b", 9)]
-    shares = deal_shares(store, places, 10, True, seed=3)
-    assert shares.nodes == ("a", "b") and np.bincount(shares.owners).tolist() == [1, 3]
+    targets = [np.flatnonzero(store.masks["train"])]
+    shares = deal_shares(store, places, 10, True, targets)
+    assert shares.nodes == ("a", "b") and shares.owners == (0, 1, 1, 1)
     assert shares.memory_bytes is None
-    assert deal_shares(store, places[1:], 10, True, seed=3).memory_bytes == (21,)
+    assert deal_shares(store, places[1:], 10, True, targets).memory_bytes == (21,)
+
+
+def test_the_home_of_a_batch_is_where_most_of_its_targets_lie(store):
+    shares, offsets = shares_of(store, ("a", "b"))._replace(owners=(0, 0, 1, 1)), store.part_offsets
+    of_part = {part: np.arange(offsets[part], offsets[part + 1]) for part in range(4)}
+    assert homes_of(shares, offsets, of_part) == {0: "a", 1: "a", 2: "b", 3: "b"}
+    ranks = {0: np.arange(store.num_nodes), 1: np.arange(offsets[1], offsets[2] + 1)}
+    assert homes_of(shares, offsets, ranks) == {1: "a"}, "targets of rank 0 lie everywhere"
+    assert homes_of(shares_of(store, ("a",))._replace(owners=(0,) * 4), offsets, ranks) == {0: "a", 1: "a"}
 
 
 def loader_over(store, graph: HeldGraph | None) -> PartLoader:

@@ -11,12 +11,15 @@ import psutil
 import pytest
 from ray_world import WORLD, all_contents, contents, make_loader, wait_until
 
+import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.datamodule.train_loader import make_interleaved_loader
+from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import Interleave, RankPlace
+from lightning_gnnscale.loader import Interleave, LoaderOptions, RankPlace, Threads
 from lightning_gnnscale.loader.shared_value import SharedValue
 from lightning_gnnscale.remote import RayWorkers
-from lightning_gnnscale.remote.held_parts import hold_part
+from lightning_gnnscale.remote.held_parts import hold_part, machine_caps, part_bytes
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 
@@ -227,6 +230,38 @@ def test_each_part_is_read_once_an_epoch_under_a_cap(local_ray, parts_held):
         assert sum(sum(one.values()) for one in told["reads"]) == 5 * (epoch + 1)
         assert [one["most_held_bytes"] <= parts_held * largest for one in told["held"]] == [True]
     loader.close()
+
+
+def test_under_a_cap_a_batch_mixes_as_many_parts_as_it_holds_and_each_is_read_once(local_ray, tmp_path):
+    """Eight parts, batches of four, two workers whose machine holds two parts."""
+    graph = SyntheticGraph(1600, 12_000, num_communities=8, seed=0)
+    stream = graph.stream(to_undirected=True)
+    arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
+    store = gs.write_partition_store(tmp_path, stream, gs.partition(stream, "random", num_parts=8, seed=1), **arrays)
+    sampler, options = NeighborSampler([4, 3]), LoaderOptions(16, 1)
+
+    def make(source, lanes):
+        return make_interleaved_loader(store, sampler, 1, lanes, options, store.features, source, RankPlace())
+
+    plain = make(Threads(), 4)
+    largest = part_bytes(plain._stager, range(8), store.features)
+    with pytest.warns(UserWarning, match=rf"mixes 2 parts, not interleave_parts=4: .*{2 * largest} bytes"):
+        loader = make(RayWorkers(num_workers=2, worker_memory_bytes=largest), 4)
+    assert loader.interleave.lanes == 2
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert (all_contents(loader) == all_contents(make(Threads(), 2))) == (epoch == 0)
+        told = loader._source.report()
+        assert sum(sum(one.values()) for one in told["reads"]) == 8 * (epoch + 1)
+    loader.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert make(RayWorkers(num_workers=4, worker_memory_bytes=largest), 4).interleave.lanes == 4
+
+
+def test_the_cap_of_a_machine_is_what_its_workers_add():
+    assert machine_caps([("a", 3), ("b", 5), ("a", 4)]) == {"a": 7, "b": 5}
+    assert machine_caps([("a", 3), ("a", None), ("b", 0)]) == {"a": None, "b": 0}
 
 
 def test_parts_that_are_read_again_and_again_are_told_in_one_line(local_ray):
