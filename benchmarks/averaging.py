@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from .experiment import run_rows
+from .pinned import pinned
 from .present import average, grouped, lines, mean_of, panels, plain_columns, save, show, ticks
 from .runner import Runner, benchmark, write_csv
 
@@ -13,7 +14,7 @@ KEYS = {"interval": "strategy.weights.every_n_epochs", "halo_hops": "datamodule.
 
 @dataclass(frozen=True)
 class AveragingBench:
-    """Train with each averaging interval, and with each number of halo hops; plot both.
+    """Train with each averaging interval, and with each number of halo hops, in the paper's settings; plot both.
 
     Writes `*_rows.csv` (one row per run), `interval.csv`, `halo_hops.csv` (means over seeds), `averaging.png` and the
     runs.
@@ -39,19 +40,10 @@ class AveragingBench:
 
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"interval": rows, "halo_hops": rows} of means over seeds."""
-        common = [
-            "dataset=npz",
-            f"dataset.name={self.graph}",
-            f"num_parts={self.num_parts}",
-            f"trainer.devices={self.devices}",
-            f"trainer.max_epochs={self.max_epochs}",
-            f"name=averaging-{self.graph}",
-            *(self.overrides or []),
-        ]
         result, title = {}, f"{self.graph}, {self.num_parts} parts"
         for setting, values in (("interval", self.intervals), ("halo_hops", self.halo_hops)):
             cases = [
-                ({setting: value, "seed": seed}, [*common, f"{KEYS[setting]}={value}", f"seed={seed}"])
+                ({setting: value, "seed": seed}, self._words(setting, value, seed))
                 for value, seed in product(values, self.seeds)
             ]
             runs = grouped(run_rows(runner, cases, f"{setting}_rows.csv"), setting)
@@ -60,6 +52,17 @@ class AveragingBench:
             show(rows, plain_columns(rows), f"{title}, {mean_of(len(self.seeds))}")
         _plot(runner.folder / "averaging.png", result, title)
         return result
+
+    def _words(self, setting: str, value: int, seed: int) -> list[str]:
+        own = [
+            f"dataset.name={self.graph}",
+            f"num_parts={self.num_parts}",
+            f"trainer.devices={self.devices}",
+            f"trainer.max_epochs={self.max_epochs}",
+            f"name=averaging-{self.graph}",
+            *(self.overrides or []),
+        ]
+        return pinned("sdt_gnn", [*own, f"{KEYS[setting]}={value}", f"seed={seed}"])
 
 
 run = benchmark(AveragingBench)

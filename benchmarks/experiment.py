@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.train import train
 from lightning_gnnscale.events import read_log
@@ -24,15 +26,21 @@ def run_rows(
 
     Args:
         runner, log: See `Runner.rows`.
-        cases: What the row says of the case, and its overrides of `train`. A row stands for all its settings: other
-            epochs or another patience are another row; another folder is not.
+        cases: What the row says of the case, and its overrides of `train`. A row stands for the whole config that they
+            compose to: other epochs, or another default of a setting, are another row; another folder is not. The
+            config is kept beside the rows, as `configs/SETTINGS.yaml` of the row's column `settings`.
         measure: Maps a run's folder to further columns of its row.
         train_case: Maps a run's folder and its overrides to the columns of its row; None: a run of `train`.
     """
 
     def made() -> Iterator[Case]:
         for case, overrides in cases:
-            case = {**case, "settings": digest_of_text(repr(overrides).replace(str(runner.folder), ""))}
+            text = OmegaConf.to_yaml(compose_config("train", overrides)).replace(str(runner.folder), ".")
+            settings = digest_of_text(text)
+            kept = runner.folder / "configs" / f"{settings}.yaml"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(text)
+            case = {**case, "settings": settings}
             folder = runner.folder / "runs" / f"{fold(*repr(case).encode()) >> 32:08x}"
             yield Case(case, lambda folder=folder, overrides=overrides: run(folder, overrides))
 

@@ -21,6 +21,7 @@ from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 from .experiment import run_rows
 from .graphs import Workload, check_graphs, load_workload, public_root
+from .pinned import pinned
 from .present import LEFT, average, grouped, lines, mean_of, panels, plain_columns, save, show
 from .reduced_graph import reduced_graph
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line, write_csv
@@ -108,7 +109,9 @@ class LocalityBench:
             write_csv(runner.folder / "dial.csv", dial)
             show(dial, DIAL, "Locality-aware sampling beside uniform", machine_line())
             _draw(runner.folder / "locality.png", dial)
-        words = {name: self._words(name, runner.folder) for name in self.train_graphs}
+        graphs = runner.folder / "graphs"
+        files = {name: reduced_graph(name, graphs, FEATURE_DIM, SPLIT) for name in self.train_graphs}
+        words = {name: self._words(name, file) for name, file in files.items()}
         trained = [
             (
                 {"graph": name, "scale": scale, "seed": seed},
@@ -147,14 +150,11 @@ class LocalityBench:
         variance = mean_variance(workload, sampler([one_hop], locality=bias), self.num_targets, self.num_keys)
         return {**reads, "variance": variance}
 
-    def _words(self, name: str, folder: Path) -> list[str]:
-        return [
-            "dataset=npz",
-            f"dataset.name={reduced_graph(name, folder / 'graphs', FEATURE_DIM, SPLIT)}",
-            "placement=rule",
+    def _words(self, name: str, file: Path) -> list[str]:
+        own = [
+            f"dataset.name={file}",
             f"placement.alpha={ALPHA}",
             f"placement.buffer_share={self.buffer_share}",
-            "strategy/weights=gradient_averaging",
             f"sampler.fanouts=[{','.join(map(str, self.fanouts))}]",
             f"model.backbone.num_layers={len(self.fanouts)}",
             f"datamodule.batch_size={self.batch_size}",
@@ -164,6 +164,7 @@ class LocalityBench:
             f"trainer.max_epochs={self.max_epochs}",
             f"name=locality-{name}",
         ]
+        return pinned("data_placement", own)
 
 
 run = benchmark(LocalityBench)
