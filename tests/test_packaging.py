@@ -181,6 +181,7 @@ except gs.GNNScaleError as error:
 """
 
 
+@pytest.mark.sweep
 def test_it_is_imported_and_trains_where_python_has_no_names_of_linux_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", WITHOUT_LINUX], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -137,7 +137,7 @@ def test_a_peers_turn_counts_all_its_processes(tmp_path, fake_python):
             taken = peer.contender(workers)()
             assert taken.seeds == 100 and 0.35 <= taken.cpu_s <= taken.wall_s + 0.1
         assert tree_cpu_s(peer._process.pid) >= 0.75
-        with pytest.raises(ValueError, match=said("bench.pyg_python graph")):
+        with pytest.raises(ValueError, match=said("bench.pyg_python: the graph does not fit")):
             peer.contender(9)()
     finally:
         peer.close()
@@ -148,7 +148,7 @@ def test_a_peer_that_ended_between_its_turns_is_told_in_one_line(tmp_path, fake_
     peer = Peer("pyg", fake_python, tmp_path, {})
     peer.contender(8)()
     os.waitid(os.P_PID, peer._process.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(ValueError, match=said("bench.pyg_python ran memory")):
+    with pytest.raises(ValueError, match=said("bench.pyg_python: it ran out of memory")):
         peer.contender(0)()
     peer.close()
 

@@ -45,6 +45,6 @@ def test_what_was_read_is_hidden_in_text():
 
 @pytest.mark.parametrize("word", ["name=${oc.env:OWN_SECRET}", "++dataset.name=a-${oc.env:OWN_SECRET,x}"])
 def test_no_folder_is_named_by_a_variable(word):
-    with pytest.raises(UsageError, match=r"name names folders .* say (dataset\.)?name= itself") as caught:
+    with pytest.raises(UsageError, match="name names folders.*name=") as caught:
         check_no_credentials("train", None, [word])
     assert SECRET not in str(caught.value)

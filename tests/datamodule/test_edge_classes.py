@@ -296,13 +296,13 @@ def test_settings_that_do_not_go_together(words, message):
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        ("predict", [], "and none are: say dataset.hold_out.test=0.1$"),
-        ("train", ["test=false"], "and none are: say dataset.hold_out.test=0.1, or predict=false$"),
+        ("predict", [], r"dataset\.hold_out\.test=0\.1$"),
+        ("train", ["test=false"], r"dataset\.hold_out\.test=0\.1, .*predict=false$"),
     ],
 )
 def test_edges_to_predict_are_held_out(command, words, message):
     config = compose_config("train", [*EDGES, *words, "predict=true"])
-    with pytest.raises(UsageError, match=said(f"dataset.hold_out {message}")):
+    with pytest.raises(UsageError, match=message):
         check_dataset(config, labelled(), command)
     check_dataset(config, gs.hold_out_edges(labelled()), command)
     config.predict = command == "predict"

@@ -136,7 +136,7 @@ def test_what_is_known_is_printed_and_nothing_is_read(tmp_path, dataset, store_r
 
 
 def test_neither_store_nor_data(tmp_path):
-    with pytest.raises(ValueError, match="give either store, or dataset"):
+    with pytest.raises(ValueError, match=said("store dataset")):
         gs.PartitionDataModule(root=tmp_path)
 
 

@@ -125,6 +125,7 @@ def test_bad_settings(name):
         gs.Processes(**{name: 0})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scope", ["part", "graph"])
 def test_a_worker_needs_no_lightning_to_make_batches(store_root, tmp_path, scope):
     loader = make(store_root, scope=scope).train_dataloader()

@@ -146,7 +146,7 @@ def test_a_model_without_relations_is_refused(store):
     with pytest.raises(StrategyError, match=said("GraphSAGE edge_type")):
         trainer.fit(gs.NodeClassifier(GraphSAGE(5, 8, 3)), dm)
     whole = gs.FullGraphDataModule(store)
-    with pytest.raises(gs.GNNScaleError, match=said("relations apart store 6 Partition")):
+    with pytest.raises(gs.GNNScaleError, match=said("relations 6 PartitionDataModule")):
         trainer.fit(gs.NodeClassifier(build(RGCN)), whole)
 
 
@@ -175,5 +175,5 @@ def test_numbers_of_nodes_are_predicted(tmp_path, columns, evaluation):
     errors = (outputs - targets[store.original_nid])[masks["test"][store.original_nid]]
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.nanmean(errors**2)), rel=1e-4)
     assert found["test_mae"] == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)
-    with pytest.raises(StrategyError, match="say out_channels|: say 1|: say 2"):
+    with pytest.raises(StrategyError, match="out_channels|say 1|say 2"):
         trainer.fit(gs.NodeRegressor(GraphSAGE(4, 8, 3)), dm)

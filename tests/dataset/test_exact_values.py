@@ -66,7 +66,7 @@ TIMES = {
 
 @pytest.mark.parametrize("door", TIMES)
 def test_times_that_no_int64_holds_are_refused_at_every_door(door):
-    with pytest.raises(ValueError, match=r"(row|edge|event|seed|link) 3: 9223372036854775808 is beyond int64") as error:
+    with pytest.raises(ValueError, match=said("3 9223372036854775808 int64")) as error:
         TIMES[door](FUTURE)
     assert "\n" not in str(error.value)
 
@@ -104,7 +104,7 @@ def test_dates_of_nodes_beside_numbers_of_edges_are_refused():
     dates = np.arange(4).astype("M8[s]")
     with pytest.raises(ValueError, match=said("node_time edge_time")):
         gs.GraphDataset("g", stream(), node_time=dates, edge_time=np.arange(4))
-    with pytest.raises(ValueError, match="times of a are numbers|times of a,to,a are dates and times of a are numbers"):
+    with pytest.raises(ValueError, match=said("times of a numbers")):
         gs.TypedGraph(
             {"a": {"num_nodes": 4, "time": np.arange(4)}}, {("a", "to", "a"): {"edges": ENDS, "time": dates}}
         ).dataset()

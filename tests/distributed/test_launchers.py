@@ -36,6 +36,7 @@ if trainer.is_global_zero:
 """
 
 
+@pytest.mark.sweep  # `launch` gives every test of this folder the environment that torchrun gives
 def test_torchrun(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
@@ -251,6 +252,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sweep
 def test_processes_of_a_forkserver_have_weights_of_their_own(tmp_path):
     (tmp_path / "script.py").write_text(FORKSERVER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}

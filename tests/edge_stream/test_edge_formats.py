@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 @pytest.mark.parametrize(("name", "dtype"), [("a.xyz", None), ("a.bin", "float32")])
 def test_writing_checks_its_arguments(tmp_path, name, dtype):
-    with pytest.raises(ValueError, match=r"path must end in|dtype must be int32 or int64"):
+    with pytest.raises(ValueError, match="path|dtype.* int32.* int64"):
         write_edges(open_edge_stream(EDGES), tmp_path / name, dtype=dtype)
 
 

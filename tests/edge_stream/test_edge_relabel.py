@@ -76,7 +76,7 @@ def test_listed_ids_are_numbered_by_their_places():
     with pytest.raises(ValueError, match=said("'node 65535' 65536")):
         NodeIds.of(np.array([*many[:65_536], "node 65535"], dtype=object))
     for wrong in (np.array({}), [1.5, 2.5], [["a"], ["b"]], ["a", "b", "a"]):
-        with pytest.raises(ValueError, match="of shape|'a' stands twice, the second time in row 2"):
+        with pytest.raises(ValueError, match="shape|'a'.* row 2"):
             NodeIds.of(wrong)
 
 

@@ -236,12 +236,11 @@ def test_a_checkpoint_of_other_kinds_is_refused(store, tmp_path):
     saved = {name: [one.save(tmp_path / name)] for name, one in made.items()}
     assert "kinds" not in saved["all"][0] and "num_rows" not in saved["all"][0]
     for mine, theirs, told in (
-        ("two", "author", r"holds rows for nodes of author, the embedding has them for nodes of author, field: make it "
-         r"as it was then, with kinds=\['author'\] \(on the command line \+\+model.inputs.kinds=\[author"),
-        ("all", "two", r"of author, field, the embedding has them for every node: .*with kinds=\['author', 'field"),
-        ("two", "all", r"every node, the embedding has them for nodes of author, fie.*\['paper', 'author', 'field'"),
+        ("two", "author", "field kinds=['author'] ++model.inputs.kinds=[author"),
+        ("all", "two", "author field kinds=['author'"),
+        ("two", "all", "['paper', 'author' 'field'"),
     ):  # fmt: skip
-        with pytest.raises(PartitionStoreError, match=told) as caught:
+        with pytest.raises(PartitionStoreError, match=said(told)) as caught:
             made[mine].load(tmp_path / theirs, saved[theirs])
         assert "\n" not in str(caught.value)
     every = gs.DistributedEmbedding.for_store(store, DIM, kinds=list(COUNTS), seed=4).open()

@@ -114,7 +114,7 @@ def test_another_walk_is_not_resumed_within_an_epoch():
     state = loader.state_dict()
     batches.close()
     for other in (make_loader(lanes=3), make_loader(lanes=2, world_size=2)):
-        with pytest.raises(ValueError, match=r"within an epoch of (interleave=\[1, 2\]|length=)"):
+        with pytest.raises(ValueError, match=r"interleave=\[1, 2\]|length="):
             other.load_state_dict(state)
 
 

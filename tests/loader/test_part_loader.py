@@ -164,7 +164,7 @@ def test_arc_positions_of_a_store_without_them_are_refused():
     from dataclasses import replace
 
     loader = make_loader(load_part=lambda part: replace(WORLD.load_part(part), arc_id=None), return_e_id=True)
-    with pytest.raises(GNNScaleError, match=said("part 0 0 0 ValueError part 0")):
+    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 0: ValueError: part 0 arc positions")):
         next(iter(loader))
 
 

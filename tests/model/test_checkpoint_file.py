@@ -114,7 +114,7 @@ def test_what_is_cut_off_empty_or_no_checkpoint_is_told_with_a_remedy(tmp_path):
     other = save(tmp_path, name="b.ckpt")
     for length in range(0, len(raw), 37):
         path.write_bytes(raw[:length])
-        with pytest.raises(CheckpointError, match=r"(is empty|is damaged or cut off|no checkpoint).*beside it: b.ckpt"):
+        with pytest.raises(CheckpointError, match=r"(empty|damaged|no checkpoint).*b.ckpt"):
             read_checkpoint(path)
     path.write_text("hello\n")
     with pytest.raises(CheckpointError, match=said("checkpoint Lightning b.ckpt")):

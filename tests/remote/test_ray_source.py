@@ -98,10 +98,10 @@ def test_batches_lie_in_memory_of_the_trainer(workers):
 
 def test_workers_of_a_run_end_with_it(local_ray):
     expected = all_contents(make_loader())
-    loader = make_loader(RayWorkers(num_workers=3))
+    loader = make_loader(RayWorkers(num_workers=2))
     assert all_contents(loader) == expected
     pids = loader._source.worker_pids
-    assert len(set(pids)) == 3
+    assert len(set(pids)) == 2
     loader.close()
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], 10)
     assert not alive

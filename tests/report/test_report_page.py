@@ -12,6 +12,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.report.page import tiers, write_report
 from lightning_gnnscale.report.run_record import RunRecord
 from tests.report.recorded_runs import BEGAN, CONFIG, log_of, recorded, summary_of, write_run
+from tests.says import said
 
 EXCHANGE = {
     "event": "exchange",
@@ -273,8 +274,8 @@ def test_files_that_are_cut_short_leave_a_report(tmp_path, content):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    for folder, words in ((tmp_path, "no events.jsonl"), (tmp_path / "none", "no such folder")):
-        with pytest.raises(GNNScaleError, match=words):
+    for folder, words in ((tmp_path, "events.jsonl"), (tmp_path / "none", "no such folder")):
+        with pytest.raises(GNNScaleError, match=said(words)):
             write_report([folder])
     run = write_run(tmp_path / "run")
     (tmp_path / "file").touch()

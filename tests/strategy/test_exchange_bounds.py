@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.strategy.exchange import BOUNDS, EpochAdaptive, EpochFixed, VariationGap
-from tests.says import said
 
 RANKS = np.arange(4)
 
@@ -131,25 +130,25 @@ def test_what_is_not_a_number_is_a_change():
 @pytest.mark.parametrize("kind", ["epoch_fixed", "epoch_adaptive"])
 @pytest.mark.parametrize("max_age", [-1, 1.5, True, "one", None, float("nan"), float("inf")])
 def test_an_age_that_does_not_fit_is_one_line(kind, max_age):
-    with pytest.raises(ValueError, match=said("bound.max_age 0")) as error:
+    with pytest.raises(ValueError, match=r"^bound\.max_age .* 0, got .*\Z") as error:
         BOUNDS[kind](max_age)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("max_gap", [-0.1, float("nan"), None, "0.1", True])
 def test_a_gap_that_does_not_fit_is_one_line(max_gap):
-    with pytest.raises(ValueError, match=said("bound.max_gap 0")):
+    with pytest.raises(ValueError, match=r"^bound\.max_gap .* 0, got .*\Z"):
         VariationGap(max_gap)
 
 
 @pytest.mark.parametrize("versions", ["ab", [0, 0.5], 3, [True]])
 def test_versions_that_do_not_fit_are_one_line(versions):
-    with pytest.raises(ValueError, match=said("bound.initial_versions integers")):
+    with pytest.raises(ValueError, match=r"^bound\.initial_versions .*integers.* got .*\Z"):
         EpochAdaptive(1, versions)
 
 
 def test_an_unknown_norm_lists_those_that_exist():
-    with pytest.raises(ValueError, match=said("bound.norm relative frobenius mean_abs 'l1'")):
+    with pytest.raises(ValueError, match=r"^bound\.norm .*relative, frobenius, mean_abs.* 'l1'\Z"):
         VariationGap(0.1, "l1")
 
 

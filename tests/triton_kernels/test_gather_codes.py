@@ -182,6 +182,7 @@ for bits, dim, item, flag in CASES:
 """
 
 
+@pytest.mark.sweep
 def test_the_kernel_compiles_for_hopper(tmp_path):
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
@@ -200,5 +201,6 @@ for bits in (8, 4):
 """
 
 
+@pytest.mark.sweep
 def test_the_loops_keep_their_bounds_where_nothing_is_compiled():
     run_python(PLAIN, NUMBA_DISABLE_JIT="1")

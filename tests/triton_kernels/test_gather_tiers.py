@@ -160,6 +160,7 @@ for item, row_items, alignment, flag in CASES:
 """
 
 
+@pytest.mark.sweep
 def test_the_kernel_compiles_for_hopper_and_moves_16_bytes_at_a_time(tmp_path):
     pytest.importorskip("triton")
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

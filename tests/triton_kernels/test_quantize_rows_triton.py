@@ -83,6 +83,7 @@ for floating, bits, flag in [("fp32", 16, True), ("fp32", 4, False), ("fp32", 2,
 """
 
 
+@pytest.mark.sweep
 def test_the_kernels_compile_for_hopper_with_exact_arithmetic(tmp_path):
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))

@@ -229,13 +229,13 @@ def test_layer_sizes():
     assert check_layer_sizes([8, 4]) == check_layer_sizes([8, 4], 2) == (8, 4)
     assert check_layer_sizes(np.int64(5), 1) == (5,)
     for arguments, message in [
-        ((0,), "nodes_per_layer must be an integer >= 1, got 0"),
-        ((2.5,), "got 2.5"),
-        (("64",), "got '64'"),
+        ((0,), "nodes_per_layer >= 1 0"),
+        ((2.5,), "2.5"),
+        (("64",), "'64'"),
         (([],), "at least one hop"),
-        (([3, True],), r"nodes_per_layer\[1\]"),
-        ((4, 0), "num_layers must be an integer >= 1, got 0"),
-        (([4, 4], 3), "must name num_layers 3 hops, got 2"),
+        (([3, True],), "nodes_per_layer[1]"),
+        ((4, 0), "num_layers >= 1 0"),
+        (([4, 4], 3), "num_layers 3 2"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=said(message)):
             check_layer_sizes(*arguments)

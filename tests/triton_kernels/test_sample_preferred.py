@@ -229,6 +229,7 @@ for scale in (1.5, 8.0):
 """
 
 
+@pytest.mark.sweep
 def test_compiled_and_uncompiled_code_agree(capsys):
     """Compiled code would read out of bounds in silence; plain Python would raise."""
     env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

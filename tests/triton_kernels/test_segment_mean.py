@@ -175,6 +175,7 @@ for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i6
 """
 
 
+@pytest.mark.sweep
 def test_the_kernels_compile_for_hopper(tmp_path):
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
