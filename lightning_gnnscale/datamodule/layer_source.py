@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ..apart import failing_together, gather_from_ranks, group_device, rank, world_size
 from ..errors import PartitionStoreError, clear_error, wait_for_others
+from ..graph import Batch
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
@@ -314,7 +315,7 @@ class FileRows:
 
 
 @dataclass
-class EvaluationPass:
+class EvaluationPass(Batch):
     """One exact pass over this rank's rows: the single batch of the validation, test and predict loaders.
 
     Attributes:
@@ -327,7 +328,7 @@ class EvaluationPass:
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
-    source: StoreLayerSource
+    source: StoreLayerSource = field()  # has no default, whatever `Batch` has
     split: str | None
     labels: np.ndarray | None
     masks: dict[str, np.ndarray]

@@ -30,6 +30,7 @@ from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, KindBuffers, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
+from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..store_source import StoreMaking, StoreSource
@@ -373,9 +374,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
-        others = (getattr(batch, name, None) for name in ("x_csr", "x_by_kind"))
-        without_features = getattr(batch, "x_dense", batch) is None and all(form is None for form in others)
-        if self._gathers_on_device and batch is not None and without_features:
+        if self._gathers_on_device and isinstance(batch, MiniBatch) and not batch.has_features:
             self._placed.gather(batch)
         return batch
 

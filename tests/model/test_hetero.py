@@ -120,7 +120,7 @@ def test_what_it_cannot_do_is_said():
     batch.x_by_kind.tables[2] = torch.zeros(len(batch.x_by_kind.places(2)), 2)
     with pytest.raises(ValueError, match="features of kind 'field' have 2 columns, Hetero takes 0"):
         model(batch.x, batch.edge_index, edge_type=batch.edge_type)
-    share = SimpleNamespace(source=None, split="val")
+    share = SimpleNamespace(source=object(), split="val")
     with pytest.raises(StrategyError, match='cannot be evaluated layer by layer: give the DataModule evaluation="samp'):
         NodeClassifier(model, num_classes=4).validation_step(share)
     with pytest.raises(StrategyError, match="which full-graph training does not"):
