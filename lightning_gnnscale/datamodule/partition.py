@@ -44,7 +44,7 @@ from .evaluation import (
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
-from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
 from .train_loader import (
     check_edge_weights,
     check_even_parts,
@@ -163,7 +163,8 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
         links = self.evaluation.links
-        self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
+        own = {} if self.dataset is None else self.dataset.links
+        self.links = own if links is None else dict(links)
         self.source = source_settings(source)
         self.row_reads = row_reads_setting(row_reads, self.source, self.sampler, scope)
         self._held: HeldGraph | None = None
@@ -190,16 +191,16 @@ class PartitionDataModule(StoredGraphDataModule):
         """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
         if self.sampler.trains_on_links:
             return "links"
-        return "train" if getattr(self.dataset, "schema", None) is None else "kinds"
+        return "train" if self.dataset is None or self.dataset.schema is None else "kinds"
 
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
-        if trainer.world_size > 1 and not hasattr(trainer.strategy, "weights"):
+        weights = policy_of(trainer)
+        if trainer.world_size > 1 and weights is None:
             raise StrategyError(
                 f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
             )
-        weights = getattr(trainer.strategy, "weights", None)
         check_scope(self.scope_under(weights), weights, self.sampler)
         if self._placed is not None:
             self._placed.check_trainer(trainer)
@@ -266,7 +267,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _weights(self) -> Any:
         """The strategy's policy; under another strategy than this package's None, and a pass over each part."""
-        return getattr(getattr(self.trainer, "strategy", None), "weights", None)
+        return policy_of(self.trainer)
 
     def train_dataloader(self) -> PartLoader:
         """Return this rank's batches: a plain iterable that shards itself."""
@@ -328,9 +329,9 @@ class PartitionDataModule(StoredGraphDataModule):
         if self._interleaves(weights):
             given = (self.halo_hops, self.interleave_parts, options, features, source, place)
             return make_interleaved_loader(self.store, self.sampler, *given)
-        if getattr(weights, "equal_batches", False):
+        if weights is not None and weights.equal_batches:
             check_even_parts(part_targets(self.store, self.sampler), place.world_size)
-        options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
+        options = replace(options, passes=1 if weights is None else weights.passes_per_epoch)
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
     def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
@@ -361,7 +362,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _predicted_edges(self) -> str | None:
         """Return the split whose edges are predicted; None: nodes are."""
-        module = getattr(self.trainer, "lightning_module", None)
+        module = self._module
         if not (self.sampler.labelled and getattr(module, "predicts_edges", module is None)):
             return None
         for split in ("test", "val"):
@@ -431,7 +432,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """Return the scope of batches under a weight policy: "part" or "graph"."""
         if self.scope != "auto":
             return self.scope
-        if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
+        if weights is None or not weights.equal_batches or self.mode == "full_batch":
             return "part"
         asks_owners = self.asks_owners or getattr(self.source, "construction", "local") == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
@@ -439,7 +440,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _interleaves(self, weights: Any) -> bool:
         """Whether batches mix parts under a weight policy, where they do not cross them."""
-        return getattr(weights, "equal_batches", False) and mixes_parts(self.sampler)
+        return weights is not None and weights.equal_batches and mixes_parts(self.sampler)
 
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
@@ -470,7 +471,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def _check_fit(self) -> None:
         self._check_trainable()
         self._check_draws()
-        module = getattr(self.trainer, "lightning_module", None)
+        module = self._module
         check_model(module, self.store, self._hops)
         check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
 
@@ -571,14 +572,13 @@ class PartitionDataModule(StoredGraphDataModule):
     def _chosen_sample(self, split: str) -> ValidationSample | None:
         if self.evaluation.sample == 1:
             return None
-        backbone = getattr(getattr(self.trainer, "lightning_module", None), "backbone", None)
-        num_layers = getattr(backbone, "num_layers", None) or self._hops or 2
+        num_layers = num_layers_of(self._module) or self._hops or 2
         whole = StoreLayerSource(self.store, list(range(self.store.num_parts)), self._scratch)
         ordered = sample_order(np.flatnonzero(self.store.masks[split]), self.store.original_nid, self.seed)
         work = None
         if self.evaluation.sample == "auto":
-            weights = getattr(self.trainer.strategy, "weights", None)
-            scope, passes = self.scope_under(weights), getattr(weights, "passes_per_epoch", 1)
+            weights = self._weights
+            scope, passes = self.scope_under(weights), 1 if weights is None else weights.passes_per_epoch
             options = replace(self.loader_options, passes=passes)
             if scope == "part" and self._interleaves(weights):
                 pieces = min(self.interleave_parts, self.store.num_parts)

@@ -16,7 +16,7 @@ from .inference import LayerwiseOutput, layerwise_inference
 from .made_again import check_plain_arguments, make_backbone, target_of
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
-from .row_model import RowModel, RowPlan
+from .row_model import RowModel, RowPlan, uncompiled
 from .row_trial import try_out
 from .time_encoding import check_times
 
@@ -182,7 +182,7 @@ class BackboneModule(TakesInputs):
     @property
     def reads_edge_features(self) -> bool:
         """Whether the backbone reads features of arcs: it has an `edge_dim`, or its forward takes `edge_attr`."""
-        backbone = getattr(self.backbone, "_orig_mod", self.backbone)
+        backbone = uncompiled(self.backbone)
         if isinstance(backbone, Backbone):
             return backbone.edge_dim is not None
         # PyG's own models name edge_attr, and some leave it alone.
@@ -320,7 +320,7 @@ class BackboneModule(TakesInputs):
 
 def _described(backbone: nn.Module) -> dict[str, Any] | None:
     """Return the class of a backbone and its arguments; None where one of them is no plain value."""
-    backbone = getattr(backbone, "_orig_mod", backbone)
+    backbone = uncompiled(backbone)
     if not isinstance(backbone, Backbone):
         return None
     args, kwargs = backbone.given
@@ -360,7 +360,7 @@ def is_pass(batch: Any) -> bool:
 
 def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
     """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
-    backbone = getattr(backbone, "_orig_mod", backbone)  # torch.compile's wrapper seems to take anything
+    backbone = uncompiled(backbone)  # torch.compile's wrapper seems to take anything
     parameters = inspect.signature(backbone.forward).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         return BATCH_ARGUMENTS
