@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,45 @@ MASK_NAMES = ("train", "val", "test")
 # What samplers and models may require of a graph, by the names of their `requires`.
 COLUMNS = ("edge_types", "node_time", "edge_time", "edge_weight", "edge_features", "edge_label", "reverse_edges")
 MOST_RELATIONS = 1 << 16  # stores keep the relation of an arc in two bytes at most
+
+
+class Batch:
+    """What models, strategies and callbacks read of a batch. Ours derive from it; what they leave out is as it is here.
+
+    `MiniBatch` and `FullGraphBatch` say what each is; `source`, `links` and `needed` are those of an `EvaluationShare`,
+    `edge_label_index` is PyG's name for `pairs`.
+    """
+
+    x = x_dense = x_csr = x_by_kind = y = train_mask = val_mask = test_mask = None
+    num_sampled_nodes = num_sampled_edges = node_type = edge_type = schema = None
+    edge_weight = edge_attr = edge_time = seed_time = seed_of = None
+    pairs = negatives = source_negatives = pair_type = pair_attr = edge_label = edge_label_index = None
+    loss_weight = loss_count = loss_nodes = None
+    averaging_weights = loss_is_share = full_graph = False
+    source = links = needed = None
+    table_dtype = "float32"
+
+
+class _OthersBatch(Batch):
+    """A batch of another class, such as PyG's `Data`, with the defaults of `Batch` for what that does not have."""
+
+    n_id = ()
+    edge_index = indptr = indices = degree = batch_size = part = key = None
+
+    def __init__(self, own: Any):
+        members = {*vars(Batch), *vars(_OthersBatch)}
+        given = {name: getattr(own, name) for name in members if name[0] != "_" and hasattr(own, name)}
+        vars(self).update(given, _own=own)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+
+def batch_of(batch: Any) -> Any:
+    """Return a batch that has all of `Batch`: as it is, or what there is of another's; None has nothing."""
+    return batch if isinstance(batch, Batch) else _OthersBatch(batch)
 
 
 class CSC(NamedTuple):

@@ -67,7 +67,7 @@ def _show_facts(title: str, facts: dict) -> None:
 def _show_store(store: PartitionStore) -> None:
     manifest, features, labels = store.manifest, store.features, store.labels
     told = None
-    if getattr(features, "by_kind", False):
+    if features is not None and features.by_kind:
         told = ", ".join(
             f"{kind} {table.dim} columns, {'sparse' if table.is_sparse else table.dtype}"
             for kind, table in zip(store.schema.node_types, features.tables, strict=True)

@@ -180,7 +180,7 @@ class StoredData:
         label = store.edge_label
         self.num_edge_classes = 0 if label is None else int(label.max(initial=-1)) + 1
         self.schema, self.kind_sizes, self.feature_dims = store.schema, store.kind_sizes, None
-        if getattr(store.features, "by_kind", False):
+        if store.features is not None and store.features.by_kind:
             self.feature_dims = dict(zip(store.schema.node_types, store.features.dims, strict=True))
         self.multilabel = store.labels is not None and store.labels.ndim == 2
         self.num_classes = None

@@ -24,7 +24,7 @@ from rich.table import Table
 from .. import events
 from ..apart import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
-from ..datamodule.stored_graph import accelerator_of, check_edge_weights
+from ..datamodule.stored_graph import accelerator_of, check_edge_weights, policy_of
 from ..graph import GraphSchema
 from ..memory import format_bytes, process_bytes
 from ..model import Backbone
@@ -196,7 +196,7 @@ class CommandRun:
                 check_num_parts(config.num_parts, trainer.world_size)
             held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
             held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
-            held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
+            held["mixed_parts"] = datamodule.mixed_parts(policy_of(trainer))
             make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config, dataset))
             if store is None:
                 self.plan = make_store(config, datamodule.store_source, make_plan)

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from ..apart import failing_together, first_in_folder, rank, send_file
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
+from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..sampler.locality import LocalityScale
@@ -175,9 +176,10 @@ class EpochTimes(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        batch = batch_of(batch)
         self._counts.update(_sizes(batch))
-        self._hop_nodes.update(dict(enumerate(getattr(batch, "num_sampled_nodes", None) or ())))
-        self._hop_arcs.update(dict(enumerate(getattr(batch, "num_sampled_edges", None) or ())))
+        self._hop_nodes.update(dict(enumerate(batch.num_sampled_nodes or ())))
+        self._hop_arcs.update(dict(enumerate(batch.num_sampled_edges or ())))
         clock.turn_to("forward")
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
@@ -230,18 +232,17 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {activity: round(value, 6) for activity, value in seconds.items()}
 
 
-def _sizes(batch: Any) -> dict[str, int]:
+def _sizes(batch: Batch) -> dict[str, int]:
     """Return the counts of a batch that `EpochTimes` adds up; 0 for what it does not tell."""
-    sparse, rows = getattr(batch, "x_csr", None), getattr(batch, "x_dense", None)
+    sparse, rows = batch.x_csr, batch.x_dense
     tensors = [rows] if sparse is None else [value for value in sparse if torch.is_tensor(value)]
-    if getattr(batch, "full_graph", False):
+    if batch.full_graph:
         tensors = []  # held all the time, not brought
-    arcs = getattr(batch, "edge_index", None)
-    arcs = getattr(batch, "indices", None) if arcs is None else arcs[0]
+    arcs = batch.indices if batch.edge_index is None else batch.edge_index[0]
     return {
         "batches": 1,
-        "seeds": int(getattr(batch, "batch_size", 0) or 0),
-        "nodes": len(getattr(batch, "n_id", ())),
+        "seeds": int(batch.batch_size or 0),
+        "nodes": len(batch.n_id),
         "arcs": 0 if arcs is None else len(arcs),
         "row_bytes": sum(one.numel() * one.element_size() for one in tensors if one is not None),
     }

@@ -15,7 +15,7 @@ from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
 from ..store_source import StoreMaking, StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
-from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, policy_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -114,7 +114,7 @@ class FullGraphDataModule(StoredGraphDataModule):
             )
         if stage == "fit":
             self._check_trainable()
-            module = getattr(self.trainer, "lightning_module", None)
+            module = self._module
             check_model(module, self.store)
             if hasattr(getattr(module, "backbone", None), "forward_rows"):
                 check_edge_features(module, self.store.edge_features, "write the store without them")
@@ -173,8 +173,8 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     def _loader(self, mask: str | None, split: str | None) -> FullGraphLoader:
         # Under a policy that averages models each rank has a loss of its own.
-        weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
-        whole = getattr(weights, "equal_batches", True)
+        weights = policy_of(self.trainer)
+        whole = weights is None or weights.equal_batches
         offsets, rank = self.blocks.offsets.tolist(), self.blocks.rank
         begin, end = (offsets[0], offsets[-1]) if whole else offsets[rank : rank + 2]
         known = mask is not None and self.store.labels is not None
@@ -198,7 +198,8 @@ def _check_one_batch(trainer: pl.Trainer) -> None:
             f"{given}: an epoch of the full graph is one batch, whose gradient would be divided and added to nothing: "
             "leave it at 1"
         )
-    passes = getattr(getattr(trainer.strategy, "weights", None), "passes_per_epoch", 1)
+    weights = policy_of(trainer)
+    passes = 1 if weights is None else weights.passes_per_epoch
     if passes != 1:
         raise StrategyError(
             f"ModelAveraging(every_n_epochs={passes}, part_major=True) makes {passes} passes an epoch, and an epoch of "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graph import MASK_NAMES
+from ..graph import MASK_NAMES, Batch
 from ..partition_store import PartitionStore
 from ..partition_store.block_rows import BlockRows, edge_feature_rows, halo_in_arcs
 from ..rng import batch_key
@@ -18,7 +18,7 @@ from ..sampler.minibatch import SparseFeatures, sparse_rows_to_torch
 
 
 @dataclass
-class FullGraphBatch:
+class FullGraphBatch(Batch):
     """All rows of a rank's block, with the arcs into them: one batch an epoch.
 
     Nodes are local ids: own rows first, then the halo, grouped by the rank that owns it (`BlockRows`). The tensors
@@ -80,6 +80,7 @@ class FullGraphBatch:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     moved: dict[torch.device, dict[str, Any]] = field(default_factory=dict, repr=False)
     full_graph: ClassVar[bool] = True
+    edge_index = None  # its arcs are `indptr` and `indices`
 
     def __post_init__(self):
         self._copies: dict[torch.device, FullGraphBatch] = {}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ..apart import failing_together, gather_from_ranks, group_device, rank, world_size
 from ..errors import PartitionStoreError, clear_error, wait_for_others
+from ..graph import Batch
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
@@ -55,7 +56,7 @@ class StoreLayerSource:
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
         self._edge_features = store.edge_features if edge_features else None
-        self._edge_type = getattr(store, "edge_type", None)
+        self._edge_type = store.edge_type
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
 
@@ -136,7 +137,7 @@ class StoreLayerSource:
                 return None
             if type(self._features) is not DenseFeatures:
                 rows = self._features.gather(nodes)
-                if hasattr(rows, "tables"):
+                if self._features.by_kind:
                     return rows_by_kind(rows)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
@@ -178,7 +179,7 @@ class StoreLayerSource:
 
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
         """Return the (num,) int64 kinds of some nodes; None in a graph of one kind and one relation."""
-        return self.store.node_type(nodes) if hasattr(self.store, "node_type") else None
+        return self.store.node_type(nodes)
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
         """Return a (num_rows, dim) array on disk that the ranks of a folder share; every rank must ask for it.
@@ -314,7 +315,7 @@ class FileRows:
 
 
 @dataclass
-class EvaluationPass:
+class EvaluationPass(Batch):
     """One exact pass over this rank's rows: the single batch of the validation, test and predict loaders.
 
     Attributes:
@@ -327,7 +328,7 @@ class EvaluationPass:
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
-    source: StoreLayerSource
+    source: StoreLayerSource = field()  # has no default, whatever `Batch` has
     split: str | None
     labels: np.ndarray | None
     masks: dict[str, np.ndarray]

@@ -30,6 +30,7 @@ from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, KindBuffers, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
+from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..store_source import StoreMaking, StoreSource
@@ -43,7 +44,7 @@ from .evaluation import (
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
-from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
 from .train_loader import (
     check_edge_weights,
     check_even_parts,
@@ -169,7 +170,8 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts, self.seed_order = halo_hops, interleave_parts, seed_order
         links = self.evaluation.links
-        self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
+        own = {} if self.dataset is None else self.dataset.links
+        self.links = own if links is None else dict(links)
         self.source = source_settings(source)
         self.row_reads = row_reads_setting(row_reads, self.source, self.sampler, scope)
         if seed_order == "part":
@@ -220,16 +222,16 @@ class PartitionDataModule(StoredGraphDataModule):
         """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
         if self.sampler.trains_on_links:
             return "links"
-        return "train" if getattr(self.dataset, "schema", None) is None else "kinds"
+        return "train" if self.dataset is None or self.dataset.schema is None else "kinds"
 
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
-        if trainer.world_size > 1 and not hasattr(trainer.strategy, "weights"):
+        weights = policy_of(trainer)
+        if trainer.world_size > 1 and weights is None:
             raise StrategyError(
                 f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
             )
-        weights = getattr(trainer.strategy, "weights", None)
         check_scope(self.scope_under(weights), weights, self.sampler)
         if self._placed is not None:
             self._placed.check_trainer(trainer)
@@ -296,7 +298,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _weights(self) -> Any:
         """The strategy's policy; under another strategy than this package's None, and a pass over each part."""
-        return getattr(getattr(self.trainer, "strategy", None), "weights", None)
+        return policy_of(self.trainer)
 
     def train_dataloader(self) -> PartLoader:
         """Return this rank's batches: a plain iterable that shards itself."""
@@ -360,9 +362,9 @@ class PartitionDataModule(StoredGraphDataModule):
             halo_hops = None if scope == "graph" else self.halo_hops
             given = (halo_hops, self.interleave_parts, options, features, source, place)
             return make_interleaved_loader(self.store, self.sampler, *given)
-        if getattr(weights, "equal_batches", False):
+        if weights is not None and weights.equal_batches:
             check_even_parts(part_targets(self.store, self.sampler), place.world_size)
-        options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
+        options = replace(options, passes=1 if weights is None else weights.passes_per_epoch)
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
     def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
@@ -393,7 +395,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _predicted_edges(self) -> str | None:
         """Return the split whose edges are predicted; None: nodes are."""
-        module = getattr(self.trainer, "lightning_module", None)
+        module = self._module
         if not (self.sampler.labelled and getattr(module, "predicts_edges", module is None)):
             return None
         for split in ("test", "val"):
@@ -406,9 +408,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
-        others = (getattr(batch, name, None) for name in ("x_csr", "x_by_kind"))
-        without_features = getattr(batch, "x_dense", batch) is None and all(form is None for form in others)
-        if self._gathers_on_device and batch is not None and without_features:
+        if self._gathers_on_device and isinstance(batch, MiniBatch) and not batch.has_features:
             self._placed.gather(batch)
         return batch
 
@@ -465,7 +465,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """Return the scope of batches under a weight policy: "part" or "graph"."""
         if self.scope != "auto":
             return self.scope
-        if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
+        if weights is None or not weights.equal_batches or self.mode == "full_batch":
             return "part"
         asks_owners = self.asks_owners or getattr(self.source, "construction", "local") == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
@@ -473,8 +473,8 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _mixes(self, weights: Any) -> bool:
         """Whether batches are pieces of several parts under a weight policy, where seeds do not come from all over."""
-        crosses = self.scope_under(weights) == "graph"
-        return (crosses or getattr(weights, "equal_batches", False)) and mixes_parts(self.sampler)
+        equal = weights is not None and weights.equal_batches
+        return (self.scope_under(weights) == "graph" or equal) and mixes_parts(self.sampler)
 
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
@@ -505,7 +505,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def _check_fit(self) -> None:
         self._check_trainable()
         self._check_draws()
-        module = getattr(self.trainer, "lightning_module", None)
+        module = self._module
         check_model(module, self.store, self._hops)
         check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
 
@@ -606,14 +606,13 @@ class PartitionDataModule(StoredGraphDataModule):
     def _chosen_sample(self, split: str) -> ValidationSample | None:
         if self.evaluation.sample == 1:
             return None
-        backbone = getattr(getattr(self.trainer, "lightning_module", None), "backbone", None)
-        num_layers = getattr(backbone, "num_layers", None) or self._hops or 2
+        num_layers = num_layers_of(self._module) or self._hops or 2
         whole = StoreLayerSource(self.store, list(range(self.store.num_parts)), self._scratch)
         ordered = sample_order(np.flatnonzero(self.store.masks[split]), self.store.original_nid, self.seed)
         work = None
         if self.evaluation.sample == "auto":
-            weights = getattr(self.trainer.strategy, "weights", None)
-            scope, passes = self.scope_under(weights), getattr(weights, "passes_per_epoch", 1)
+            weights = self._weights
+            scope, passes = self.scope_under(weights), 1 if weights is None else weights.passes_per_epoch
             options = replace(self.loader_options, passes=passes)
             if "part" in (scope, self.seed_order) and self._mixes(weights):
                 pieces = min(self.interleave_parts, self.store.num_parts)

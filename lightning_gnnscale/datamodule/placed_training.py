@@ -162,7 +162,7 @@ def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.nda
     It is 1 between machines, and between GPUs that do not reach each other. Each machine measures its own pairs, once
     for all its ranks: two measurements would give two placements.
     """
-    size = world_size // getattr(trainer, "num_nodes", 1)
+    size = world_size // (1 if trainer is None else trainer.num_nodes)
     alpha = settings.alpha
     if alpha == "auto" and settings.method not in RULES:
         alpha = 0.0

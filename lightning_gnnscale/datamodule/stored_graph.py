@@ -17,6 +17,7 @@ from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
 from ..graph import GraphSchema
 from ..kernel_sets import compile_ahead
+from ..loader import LoaderOptions
 from ..memory import format_bytes
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
@@ -26,6 +27,17 @@ from ..partition_store.manifest import read_manifest
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
+
+
+def policy_of(trainer: L.Trainer | None) -> Any:
+    """Return the weight policy of a run; None without a trainer, and under another strategy than this package's."""
+    return None if trainer is None else getattr(trainer.strategy, "weights", None)
+
+
+def num_layers_of(module: Any) -> int | None:
+    """Return the layers of a module's backbone, where it tells."""
+    layers = getattr(getattr(module, "backbone", None), "num_layers", None)
+    return layers if isinstance(layers, int) else None
 
 
 def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> None:
@@ -41,28 +53,30 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     """
     backbone = getattr(module, "backbone", None)
     if store.schema is not None and hasattr(module, "check_relations"):
-        module.check_relations(store.schema.num_relations > 1, getattr(store.features, "by_kind", False))
+        own_features = store.features is not None and store.features.by_kind
+        module.check_relations(store.schema.num_relations > 1, own_features)
     width = getattr(backbone, "in_channels", None)
     if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
-    if store.labels is not None and store.regression != hasattr(module, "num_targets"):
-        if store.regression and hasattr(module, "multilabel"):
+    classifies, regresses = hasattr(module, "multilabel"), hasattr(module, "num_targets")
+    if store.labels is not None and store.regression != regresses:
+        if store.regression and classifies:
             raise StrategyError(
                 f"the store has numbers to predict, and {type(module).__name__} classes: use NodeRegressor"
             )
-        if hasattr(module, "num_targets"):
+        if regresses:
             raise StrategyError(
                 f"the store has classes, and {type(module).__name__} predicts numbers: use NodeClassifier, or write "
                 "the store with regression=True"
             )
-    if hasattr(module, "multilabel") and store.labels is not None:
+    if classifies and store.labels is not None:
         _check_labels(module, store.labels)
-    if isinstance(targets := getattr(module, "num_targets", None), int) and store.labels is not None:
+    if regresses and isinstance(targets := module.num_targets, int) and store.labels is not None:
         labels = 1 if store.labels.ndim == 1 else store.labels.shape[1]
         _check_equal("out_channels", targets, "targets a node", labels)
     check_edge_weights(backbone, store.least_edge_weight)
-    layers = getattr(backbone, "num_layers", None)
-    if isinstance(layers, int) and hops and hops != layers:
+    layers = num_layers_of(module)
+    if layers is not None and hops and hops != layers:
         rank_zero_warn(f"the sampler draws {hops} hops, and the backbone has {layers} layers: give it one hop a layer")
 
 
@@ -149,6 +163,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     verify = True
     kernel_set = "train"  # that is compiled ahead, see `kernels.json`
+    loader_options: LoaderOptions | None = None  # of one whose batches are drawn
     takes_inputs = True  # whether the model may bring rows in place of features
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
@@ -161,7 +176,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             store = StoreSource.of(seed=seed, **making)
         self.store_source = store if isinstance(store, StoreSource) else None
         self._root = None if self.store_source is not None else _folder(store)
-        planner = making.get("planner") or getattr(self.store_source, "planner", None)
+        planner = making.get("planner") or (self.store_source and self.store_source.planner)
         self._planner, self.seed = planner or plan, seed
         self.stored_features = True
         self._store: PartitionStore | None = None
@@ -177,7 +192,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             facts |= {name: manifest[key] for key, name in names.items() if manifest and manifest.get(key) is not None}
         except (GNNScaleError, OSError, ValueError):
             pass  # what is not there yet, or no longer, is left out
-        facts["batch_size"] = getattr(getattr(self, "loader_options", None), "batch_size", None)
+        facts["batch_size"] = self.loader_options and self.loader_options.batch_size
         told = ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
         return f"{type(self).__name__}({told})"
 
@@ -263,7 +278,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             self.check_trainer(self.trainer)
         if self.store.fetched is not None and self.trainer is not None:
             self._check_same_store()
-        inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)
+        inputs = getattr(self._module, "inputs", None)
         if not self.stored_features and inputs is None:
             raise StrategyError("stored_features=False leaves batches without features, and the model has no inputs=")
         if self.store.features is None and (inputs is None or not self.takes_inputs):
@@ -271,6 +286,11 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             raise PartitionStoreError(
                 f"{self.root}: the store has no features; write it with features= to train on it{remedy}"
             )
+
+    @property
+    def _module(self) -> L.LightningModule | None:
+        """The module that is trained or evaluated; None without a trainer, or before it has one."""
+        return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
 
     def _check_same_store(self) -> None:
         """Refuse a store that is not the first rank's: machines that share no folder may find different ones."""
@@ -303,7 +323,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def feature_dims(self) -> dict[str, int] | None:
         """Width of the stored features by kind, 0 for a kind without; None where kinds have none of their own."""
         table = self.store.features if self.stored_features else None
-        if not getattr(table, "by_kind", False):
+        if table is None or not table.by_kind:
             return None
         return dict(zip(self.store.schema.node_types, table.dims, strict=True))
 

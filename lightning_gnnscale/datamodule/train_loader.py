@@ -171,7 +171,7 @@ def check_scope(scope: str, weights, sampler) -> None:
             "process: use weights=ModelAveraging(), or FullGraphDataModule for gradients of the full graph"
         )
     goes_with_parts = mixes_parts(sampler) or isinstance(sampler, FullBatchSampler)
-    if scope == "part" and getattr(weights, "equal_batches", False) and not goes_with_parts:
+    if scope == "part" and weights is not None and weights.equal_batches and not goes_with_parts:
         raise StrategyError(
             f'{type(weights).__name__} needs as many batches on every rank, scope="part" shares out those of '
             f'NeighborSampler and LayerwiseSampler, not of {type(sampler).__name__}: leave scope="auto", or use '

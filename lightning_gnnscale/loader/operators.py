@@ -93,7 +93,7 @@ class _FanoutHops:
     def __init__(self, sampler: NeighborSampler, state, hops: HopSampling):
         self._sampler, self._state, self._hops = sampler, state, hops
         self.sample, self.draw, self.relabel = hops.sample, hops.draw, hops.relabel
-        if hasattr(hops, "ask"):
+        if sampler.asks:
             self.ask = hops.ask
 
     @property

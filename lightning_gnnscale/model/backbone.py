@@ -227,7 +227,7 @@ class Backbone(nn.Module):
     @property
     def local_only(self) -> bool:
         """Whether training leaves out arcs from other processes."""
-        return any(getattr(layer.exchange, "local_only", False) for layer in self.convs)
+        return any(layer.exchange.local_only for layer in self.convs)
 
     def prepare_rows(self, block: Block) -> Block:
         """Return complete rows as the layers read them, with the weights of a sum where layers are sums."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
+from ..graph import batch_of
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
 from .made_again import check_plain_arguments, make_backbone, target_of
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
-from .row_model import RowModel, RowPlan
+from .row_model import RowModel, RowPlan, uncompiled
 from .row_trial import try_out
 from .time_encoding import check_times
 
@@ -96,7 +97,7 @@ class BackboneModule(TakesInputs):
 
         Here and not in `training_step`, which a rank without a batch of its own leaves out: every rank must log it.
         """
-        shares = getattr(batch, "loss_is_share", False)
+        shares = batch_of(batch).loss_is_share
         loss = (outputs or {}).get("loss")
         # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
         count = 0 if loss is None else self._num_losses(batch) * self.trainer.world_size
@@ -115,11 +116,11 @@ class BackboneModule(TakesInputs):
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
         """Score the validation nodes or links of an `EvaluationShare`, or of a batch, whose outputs are returned."""
-        return self._evaluate(batch, "val")
+        return self._evaluate(batch_of(batch), "val")
 
     def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
         """Score the test nodes or links of an `EvaluationShare`, or of a batch, whose outputs are returned."""
-        return self._evaluate(batch, "test")
+        return self._evaluate(batch_of(batch), "test")
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         raise NotImplementedError
@@ -129,21 +130,22 @@ class BackboneModule(TakesInputs):
 
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
-        if getattr(batch, "full_graph", False):
+        batch = batch_of(batch)
+        if batch.full_graph:
             return self._forward_rows(batch)
         self._check_batch(batch)
         x = self._features(batch)
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
-        arguments = {name: getattr(batch, name, None) for name in self._accepted}
+        arguments = {name: getattr(batch, name) for name in self._accepted}
         if "edge_weight" in arguments:
             arguments["edge_weight"] = self._edge_weight(batch)
-        elif getattr(batch, "edge_weight", None) is not None:
+        elif batch.edge_weight is not None:
             raise StrategyError(
                 f"{type(self.backbone).__name__}.forward takes no edge_weight, but the batches carry one: "
                 "use another sampler, or let forward take edge_weight"
             )
-        if getattr(batch, "edge_attr", None) is not None and not self.reads_edge_features:
+        if batch.edge_attr is not None and not self.reads_edge_features:
             check_edge_attr(type(self.backbone).__name__, None, batch.edge_attr.shape[1])
         if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
             arguments["num_sampled_nodes"] = [batch.batch_size]
@@ -172,15 +174,15 @@ class BackboneModule(TakesInputs):
             )
 
     def _check_batch(self, batch: Any) -> None:
-        edge_type, schema, several = getattr(batch, "edge_type", None), getattr(batch, "schema", None), False
+        edge_type, schema, several = batch.edge_type, batch.schema, False
         if edge_type is not None and "edge_type" not in self._accepted:
             several = schema.num_relations > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
-        self.check_relations(several, getattr(batch, "x_by_kind", None) is not None)
+        self.check_relations(several, batch.x_by_kind is not None)
 
     @property
     def reads_edge_features(self) -> bool:
         """Whether the backbone reads features of arcs: it has an `edge_dim`, or its forward takes `edge_attr`."""
-        backbone = getattr(self.backbone, "_orig_mod", self.backbone)
+        backbone = uncompiled(self.backbone)
         if isinstance(backbone, Backbone):
             return backbone.edge_dim is not None
         # PyG's own models name edge_attr, and some leave it alone.
@@ -190,7 +192,7 @@ class BackboneModule(TakesInputs):
         """Return what the backbone reads of a mini-batch; sparse rows stay sparse where it takes them."""
         if self.inputs is not None:
             return self.features_of(batch)
-        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
+        sparse = batch.x_csr if getattr(self.backbone, "accepts_sparse", False) else None
         return batch.x if sparse is None else sparse
 
     def _check_full_graph(self) -> None:
@@ -256,13 +258,13 @@ class BackboneModule(TakesInputs):
             check_times(type(self.backbone).__name__, getattr(self.backbone, "time_channels", None))
         except ValueError as error:
             raise StrategyError(str(error)) from None
-        needed = batch.needed(self.backbone.num_layers) if hasattr(batch, "needed") else None
+        needed = None if batch.needed is None else batch.needed(self.backbone.num_layers)
         return layerwise_inference(
             self.backbone,
             self.source_of(batch),
             device=self.device,
             needed=needed,
-            table_dtype=getattr(batch, "table_dtype", "float32"),
+            table_dtype=batch.table_dtype,
             num_local=max(1, trainer.world_size // trainer.num_nodes) if trainer is not None else 1,
         )
 
@@ -310,16 +312,15 @@ class BackboneModule(TakesInputs):
         Samplers that weigh arcs give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
         backbone that does not average has that factor taken out again.
         """
-        weight = getattr(batch, "edge_weight", None)
-        averaging = getattr(batch, "averaging_weights", False)
-        if weight is None or not averaging or getattr(self.backbone, "averages", True):
+        weight = batch.edge_weight
+        if weight is None or not batch.averaging_weights or getattr(self.backbone, "averages", True):
             return weight
         return weight * batch.degree[batch.edge_index[1]]
 
 
 def _described(backbone: nn.Module) -> dict[str, Any] | None:
     """Return the class of a backbone and its arguments; None where one of them is no plain value."""
-    backbone = getattr(backbone, "_orig_mod", backbone)
+    backbone = uncompiled(backbone)
     if not isinstance(backbone, Backbone):
         return None
     args, kwargs = backbone.given
@@ -354,12 +355,12 @@ def _is_plain(value: Any) -> bool:
 
 def is_pass(batch: Any) -> bool:
     """Whether an evaluation batch is an `EvaluationShare`."""
-    return hasattr(batch, "source")
+    return batch_of(batch).source is not None
 
 
 def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
     """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
-    backbone = getattr(backbone, "_orig_mod", backbone)  # torch.compile's wrapper seems to take anything
+    backbone = uncompiled(backbone)  # torch.compile's wrapper seems to take anything
     parameters = inspect.signature(backbone.forward).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         return BATCH_ARGUMENTS

@@ -11,6 +11,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ..errors import StrategyError
+from ..graph import batch_of
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .node_classifier import UNKNOWN
 from .node_inputs import NodeInputs
@@ -82,7 +83,8 @@ class EdgeClassifier(BackboneModule):
         Raises:
             StrategyError: the batch has no pairs, or other features of them than the module reads.
         """
-        pairs, attr = _pairs(batch), getattr(batch, "pair_attr", None)
+        batch = batch_of(batch)
+        pairs, attr = _pairs(batch), batch.pair_attr
         if is_pass(batch) or pairs is None:
             raise StrategyError(
                 "EdgeClassifier reads batches with pairs and edge_label, and these have none: give PartitionDataModule "
@@ -116,7 +118,8 @@ class EdgeClassifier(BackboneModule):
             (num_pairs, num_classes) with `predict_logits`. Edges are in the order of the held-out ones, of which each
             rank has a run. No rows where `PredictionWriter` takes them a piece at a time.
         """
-        links = getattr(batch, "links", None)
+        batch = batch_of(batch)
+        links = batch.links
         if is_pass(batch) and links is not None:
             pieces = (
                 _predicted(links.edges[:, chosen], links.edge_type, chosen, self.decide(outputs))
@@ -124,7 +127,7 @@ class EdgeClassifier(BackboneModule):
             )
             nothing = torch.zeros(0, self.num_edge_classes)
             return self._kept(pieces, _predicted(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
-        outputs, kinds = self.classify(batch), getattr(batch, "pair_type", None)
+        outputs, kinds = self.classify(batch), batch.pair_type
         kinds = None if kinds is None else kinds.cpu().numpy()
         return _predicted(batch.n_id[_pairs(batch)].cpu().numpy(), kinds, slice(None), self.decide(outputs))
 
@@ -135,8 +138,8 @@ class EdgeClassifier(BackboneModule):
         return outputs.argmax(dim=-1)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
-        links = getattr(batch, "links", None)
-        if is_pass(batch) and getattr(links, "label", None) is not None:
+        links = batch.links
+        if is_pass(batch) and links is not None and links.label is not None:
             outputs, size = None, max(1, self._evaluate_exactly(batch, links, split))
         else:
             outputs, labels = self.classify(batch).detach(), self._labels(batch)
@@ -174,7 +177,7 @@ class EdgeClassifier(BackboneModule):
         self.scores[split].update(outputs.argmax(dim=-1), labels)
 
     def _labels(self, batch: Any) -> Tensor:
-        labels = getattr(batch, "edge_label", None)
+        labels = batch_of(batch).edge_label
         if labels is None:
             raise StrategyError(
                 "EdgeClassifier needs edge_label, (num_pairs,) integers, in its batches: let the loader give them"
@@ -206,5 +209,5 @@ def _predicted(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, p
 
 def _pairs(batch: Any) -> Tensor | None:
     """Return the (2, num_pairs) ends of a batch's edges, by this package's name or PyG's."""
-    pairs = getattr(batch, "pairs", None)
-    return getattr(batch, "edge_label_index", None) if pairs is None else pairs
+    batch = batch_of(batch)
+    return batch.edge_label_index if batch.pairs is None else batch.pairs

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from ..graph import GraphSchema
 from .relational import kind_channels, places_of_kinds, read_schema
-from .sparse_linear import as_input, dense_rows
+from .sparse_linear import as_input, dense_rows, is_by_kind
 
 
 class Hetero(nn.Module):
@@ -106,7 +106,7 @@ class Hetero(nn.Module):
         Raises:
             ValueError: kinds, features or weights that do not fit the model.
         """
-        kind = getattr(x, "kind", node_type)
+        kind = x.kind if is_by_kind(x) else node_type
         if kind is None and isinstance(x, Tensor) and self.schema.num_kinds == 1:
             kind = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         if edge_type is None and self.schema.num_relations == 1:
@@ -143,7 +143,7 @@ class Hetero(nn.Module):
 
     def _rows(self, kind: int, x: Any, chosen: Tensor) -> Tensor:
         """Return the (num, columns) rows of a kind's nodes."""
-        table = x.tables[kind] if hasattr(x, "tables") else None if x is None else x[chosen]
+        table = x.tables[kind] if is_by_kind(x) else None if x is None else x[chosen]
         reference = next(parameter for parameter in self.parameters() if not is_lazy(parameter))
         table = None if table is None else dense_rows(as_input(table, reference))
         given = 0 if table is None else table.shape[1]

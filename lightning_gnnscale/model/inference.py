@@ -284,7 +284,7 @@ class _Pass:
 
     def _kinds(self, nodes: np.ndarray) -> Tensor | None:
         """Return the (num,) int64 kinds of some nodes, where the backbone reads them and there are several."""
-        kinds = getattr(self.source, "node_type", lambda nodes: None)(nodes) if self.backbone.reads_relations else None
+        kinds = self.source.node_type(nodes) if self.backbone.reads_relations else None
         return None if kinds is None else self._tensor(np.asarray(kinds, np.int64))
 
     def _localise(self, block: RowBlock) -> tuple[np.ndarray, Block]:

@@ -128,11 +128,13 @@ class LinkSource(Protocol):
         num_negatives: false ends of each link.
         edge_type: (num_links,) int64 relation of each link, or None.
         among_all: Whether links are ranked among all nodes, by `queries` in place of `chunks`.
+        label: (num_links,) classes of the links, for `EdgeClassifier`, or None.
     """
 
     num_negatives: int
     edge_type: np.ndarray | None
     among_all: bool
+    label: np.ndarray | None
 
     def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (pairs (2, num), negatives (num, num_negatives)) in store ids, num <= num_links; -1 for no negative."""

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError
+from ..graph import batch_of
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .decoders import DECODERS, make_decoder, pair_scores, reads_relations, scores_against
 from .inference import LayerwiseOutput
 from .layer_source import LayerSource
 from .node_inputs import NodeInputs
+from .sparse_linear import is_sparse
 
 
 def link_ranks(positive: Tensor, negative: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ class NodeRows:
     def __getitem__(self, nodes: np.ndarray) -> Any:
         """Return the rows of (num,) nodes."""
         rows = self.source.gather(np.asarray(nodes))
-        return rows.dense() if hasattr(rows, "dense") else rows
+        return rows.dense() if is_sparse(rows) else rows
 
 
 class LinkPredictor(BackboneModule):
@@ -194,18 +196,19 @@ class LinkPredictor(BackboneModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the loss over the batch's pairs; 0, with zero gradients, where there are none."""
-        if getattr(batch, "pairs", None) is None:
+        batch = batch_of(batch)
+        if batch.pairs is None:
             raise StrategyError(
                 "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
                 "PartitionDataModule and mode=mini_batch"
             )
         if batch.negatives.shape[1] == 0 and len(batch.negatives):
             raise StrategyError("LinkPredictor needs false ends, and batches have none: leave labelled=True out")
-        relation = self._relation(getattr(batch, "pair_type", None), 'sampler.positives="edge"')
+        relation = self._relation(batch.pair_type, 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
         directions = [(source, batch.pairs[1], batch.negatives, False)]
-        if getattr(batch, "source_negatives", None) is not None:
+        if batch.source_negatives is not None:
             directions.append((other, batch.pairs[0], batch.source_negatives, True))
         loss = 0.0
         for ends, answers, negatives, reverse in directions:
@@ -228,14 +231,15 @@ class LinkPredictor(BackboneModule):
         Returns:
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, channels) float32 on the CPU.
         """
+        batch = batch_of(batch)
         if not is_pass(batch):
             nodes = batch.n_id[: batch.batch_size].cpu().numpy()
             return {"nodes": nodes, "prediction": self(batch)[: batch.batch_size].float().cpu()}
         return self._predict_layerwise(batch, lambda outputs: outputs, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> None:
-        links = getattr(batch, "links", None)
-        if not is_pass(batch) and getattr(batch, "pairs", None) is not None:
+        links = batch.links
+        if not is_pass(batch) and batch.pairs is not None:
             self._update(split, *self._rank_batch(batch))
             self._log(split, batch.pairs.shape[1])
             return
@@ -262,7 +266,7 @@ class LinkPredictor(BackboneModule):
 
     def _rank_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return ranks and losses of a batch's links, from its own neighbourhoods."""
-        relation = self._relation(getattr(batch, "pair_type", None), "links with edge_type")
+        relation = self._relation(batch.pair_type, "links with edge_type")
         embeddings, missing = self(batch)[: batch.batch_size].float(), batch.negatives < 0
         source, other = (embeddings[ends] for ends in batch.pairs)
         false = embeddings[batch.negatives.clamp(min=0)]
@@ -273,13 +277,13 @@ class LinkPredictor(BackboneModule):
 
     def _ranked(self, output: LayerwiseOutput, links: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (num,) ranks and losses of this rank's links, of triples in both directions."""
-        if getattr(links, "among_all", False):
+        if links.among_all:
             for queries in links.queries(max(1, CHUNK_BYTES // (8 * self.channels))):
                 yield self._rank_among_all(output, queries)
             return
         first = 0
         for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
-            kinds = getattr(links, "edge_type", None)
+            kinds = links.edge_type
             kinds = None if kinds is None else torch.from_numpy(kinds[first : first + pairs.shape[1]])
             yield self._rank(output, pairs, negatives, self._relation(kinds, "links with edge_type"))
             first += pairs.shape[1]

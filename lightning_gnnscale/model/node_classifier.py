@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
+from ..graph import batch_of
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .node_inputs import NodeInputs
 
@@ -60,10 +61,10 @@ class NodeModule(BackboneModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
+        batch = batch_of(batch)
         outputs, labels, _ = self._seeds(batch, "train")
         losses, counts = self.row_losses(outputs, labels)
-        weight = getattr(batch, "loss_weight", None)
-        loss_count = getattr(batch, "loss_nodes" if self.counts_nodes else "loss_count", None)
+        weight, loss_count = batch.loss_weight, batch.loss_nodes if self.counts_nodes else batch.loss_count
         if loss_count is not None:
             return losses.sum() / max(1, loss_count)
         if weight is not None:  # of a node, whose labels count as one
@@ -77,6 +78,7 @@ class NodeModule(BackboneModule):
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, ...) on the CPU, what `decide` makes
             of their outputs.
         """
+        batch = batch_of(batch)
         if not is_pass(batch):
             nodes = batch.n_id[: batch.batch_size].cpu().numpy()
             return {"nodes": nodes, "prediction": self.decide(self(batch)[: batch.batch_size]).cpu()}
@@ -124,7 +126,7 @@ class NodeModule(BackboneModule):
     def _seeds(self, batch: Any, split: str) -> tuple[Tensor, Tensor, int]:
         """Return outputs and labels of a batch's seeds, unknown outside the split's mask, and their number."""
         size = batch.batch_size
-        labels, mask = self.read_labels(batch.y[:size]), getattr(batch, f"{split}_mask", None)
+        labels, mask = self.read_labels(batch.y[:size]), getattr(batch, f"{split}_mask")
         if mask is not None:
             mask = mask[:size] if labels.dim() == 1 else mask[:size].unsqueeze(-1)
             labels = torch.where(mask, labels, self.unknown(labels))

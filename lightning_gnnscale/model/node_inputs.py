@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import StrategyError
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
+from .sparse_linear import is_by_kind, is_sparse
 
 CHUNK_ROWS = 1 << 16  # of learned rows that are written at once
 
@@ -109,7 +110,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             )
         kinds = _kinds_of(self.inputs)
         x = batch.x if batch.x is not None or kinds is None else self.inputs.without_features(batch.n_id.cpu().numpy())
-        if hasattr(x, "tables"):
+        if is_by_kind(x):
             return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels, kinds)
         rows = self.inputs(batch.n_id)
         return rows if x is None else torch.cat([x.to(rows.dtype), rows], dim=1)
@@ -231,7 +232,7 @@ class InputSource:
         stored, kinds = self._source.gather(nodes), _kinds_of(self._inputs)
         if stored is None and kinds is not None:
             stored = self._inputs.without_features(np.asarray(nodes, np.int64))
-        if hasattr(stored, "tables"):
+        if is_by_kind(stored):
             ids = torch.from_numpy(np.asarray(nodes, np.int64))
             return rows_for_kinds(
                 stored, lambda some: self._rows(some.numpy()), ids, self._inputs.dim, self._kind_channels, kinds
@@ -239,7 +240,7 @@ class InputSource:
         rows = self._rows(nodes)
         if stored is None:
             return rows
-        stored = stored.dense() if hasattr(stored, "dense") else stored
+        stored = stored.dense() if is_sparse(stored) else stored
         return torch.cat([torch.as_tensor(stored).to(rows.dtype), rows], dim=1)
 
     def _rows(self, nodes: np.ndarray) -> Tensor:
@@ -279,7 +280,7 @@ def rows_for_kinds(
     for number in np.flatnonzero(takes).tolist():
         own, table = rows[(of_kind == number).to(rows.device)], tables[number]
         if table is not None:
-            table = table.dense() if hasattr(table, "dense") else torch.as_tensor(table)
+            table = table.dense() if is_sparse(table) else torch.as_tensor(table)
             own = torch.cat([table.to(own.device, own.dtype), own], dim=1)
         tables[number] = own
     return x._replace(tables=tables)
@@ -288,7 +289,7 @@ def rows_for_kinds(
 def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
     if table is None:
         return channels is None or channels == dim
-    width = table.dim if hasattr(table, "indptr") else table.shape[1]
+    width = table.dim if is_sparse(table) else table.shape[1]
     return channels is not None and channels == width + dim
 
 

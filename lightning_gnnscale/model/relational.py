@@ -13,7 +13,7 @@ from .backbone import ACTIVATIONS, Backbone, check_edge_attr
 from .block import Block, make_block
 from .dropout import dropout
 from .row_layers import RowArcs
-from .sparse_linear import as_input, drop, is_sparse, linear
+from .sparse_linear import as_input, drop, is_by_kind, is_sparse, linear
 from .time_encoding import TimeEncoding, arc_features
 
 
@@ -188,7 +188,7 @@ class RelationalBackbone(Backbone):
         """
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         edge_attr = arc_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
-        node_type = getattr(x, "kind", node_type)
+        node_type = x.kind if is_by_kind(x) else node_type
         mapped = self.map_features(x, node_type)
         block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
         return self.run(mapped, block, num_sampled_nodes)
@@ -203,7 +203,7 @@ class RelationalBackbone(Backbone):
             (num_nodes, hidden_channels).
         """
         num_kinds, reference = self.schema.num_kinds, self.reference
-        kind = getattr(x, "kind", node_type)
+        kind = x.kind if is_by_kind(x) else node_type
         kind = None if kind is None else torch.as_tensor(kind).to(reference.device)
         if kind is None and (num_kinds > 1 or x is None):
             raise ValueError(
@@ -214,17 +214,17 @@ class RelationalBackbone(Backbone):
             )
         weights = iter(self.input_weights)
         maps = [next(weights) if width else None for width in self.kind_channels]
-        if kind is None or (num_kinds == 1 and isinstance(maps[0], Tensor) and not hasattr(x, "tables")):
+        if kind is None or (num_kinds == 1 and isinstance(maps[0], Tensor) and not is_by_kind(x)):
             mapped = self._map_rows(0, x, maps[0], None)
         else:
             places, back = places_of_kinds(kind, num_kinds)
             if len(places) != len(kind):
                 raise ValueError(f"kinds must be in [0, {num_kinds}), got {int(kind.min())} to {int(kind.max())}")
             pieces = places.split(torch.bincount(kind, minlength=num_kinds).tolist())
-            shared = None if x is None or hasattr(x, "tables") else as_input(x, reference)
+            shared = None if x is None or is_by_kind(x) else as_input(x, reference)
             rows = [
                 self._map_rows(number, x.tables[number], maps[number], None, len(chosen))
-                if hasattr(x, "tables")
+                if is_by_kind(x)
                 else self._map_rows(number, shared, maps[number], chosen, len(chosen))
                 for number, chosen in enumerate(pieces)
             ]

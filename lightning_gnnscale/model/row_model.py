@@ -162,6 +162,11 @@ class RowPlan:
     reads: tuple[ReadKey, ...]
 
 
+def uncompiled(backbone: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` has wrapped, which cannot be looked into; another one as it is."""
+    return getattr(backbone, "_orig_mod", backbone)
+
+
 class RowModel:
     """Runs a model of `MessagePassing` layers over the rows of one process.
 
@@ -170,7 +175,7 @@ class RowModel:
     """
 
     def __init__(self, backbone: nn.Module):
-        self.backbone = getattr(backbone, "_orig_mod", backbone)  # compiled, it could not be looked into
+        self.backbone = uncompiled(backbone)
         self.plan: RowPlan | None = None
         self.readers: dict[ReadKey, RowLayer] = {}
 
@@ -192,7 +197,7 @@ class RowModel:
     @property
     def local_only(self) -> bool:
         """Whether training leaves out arcs from other processes."""
-        return any(getattr(reader.exchange, "local_only", False) for reader in self.readers.values())
+        return any(reader.exchange.local_only for reader in self.readers.values())
 
     def graph(self, batch: Any, local_only: bool = False) -> RowGraph:
         """Return the rows of a full-graph batch; made once, and kept in `batch.memo`.

@@ -31,6 +31,11 @@ def is_sparse(x: Any) -> bool:
     return hasattr(x, "indptr")
 
 
+def is_by_kind(x: Any) -> bool:
+    """Whether x has a table a kind of nodes, as `RowsByKind` has: anything with `kind` and `tables`."""
+    return hasattr(x, "tables")
+
+
 def as_input(x: Any, like: Tensor) -> Tensor | SparseInput:
     """Return features as tensors of the device and dtype of `like` (a parameter of the model).
 

@@ -48,7 +48,7 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
         quality = getattr(p, "quality", None)
         counted = quality is not None and quality.halo_hops == 1
         halo_rows = sum(quality.halo_per_part) if counted else None
-        needed = disk_bytes(inputs, getattr(quality, "edge_cut_ratio", 1.0), halo_rows)
+        needed = disk_bytes(inputs, 1.0 if quality is None else quality.edge_cut_ratio, halo_rows)
     record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
     if needed - there > free:
         raise PartitionStoreError(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graph import GraphSchema
+from ..graph import Batch, GraphSchema
 
 
 class SparseFeatures(NamedTuple):
@@ -97,7 +97,7 @@ def rows_by_kind(rows) -> RowsByKind:
 
 
 @dataclass
-class MiniBatch:
+class MiniBatch(Batch):
     """One batch: a small graph with features and labels, its target nodes first.
 
     The batch is a function of its key alone (Invariant 3). It has PyG's attributes, so a PyG model takes it unchanged.
@@ -191,6 +191,11 @@ class MiniBatch:
     def x(self, value: Tensor | RowsByKind | None) -> None:
         by_kind = isinstance(value, RowsByKind)
         self.x_dense, self.x_by_kind = (None, value) if by_kind else (value, None)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether features are there, in any form."""
+        return any(form is not None for form in (self.x_dense, self.x_csr, self.x_by_kind))
 
     @property
     def indices(self) -> Tensor:

@@ -181,8 +181,6 @@ _MEMBERS = tuple(name for name in vars(BatchSampler) if not name.startswith("_")
 class _Adapted(BatchSampler):
     """A sampler of a class of its own, with the defaults of `BatchSampler` for what that does not have."""
 
-    __abstractmethods__ = frozenset()
-
     def __init__(self, own: Any):
         vars(self).update({name: getattr(own, name) for name in _MEMBERS if hasattr(own, name)}, own=own)
         if not isinstance(self.sampler, BatchSampler):
@@ -193,6 +191,9 @@ class _Adapted(BatchSampler):
 
     def with_locality(self, locality: Any) -> BatchSampler:
         return _Adapted(replace(self.own, locality=locality))
+
+
+_Adapted.__abstractmethods__ = frozenset()  # it takes the methods of what it adapts
 
 
 def as_batch_sampler(sampler: Any) -> BatchSampler:

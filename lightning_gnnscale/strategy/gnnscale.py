@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from ..apart import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds
 from ..events import clock
+from ..graph import batch_of
 from ..model import checkpoint_file
 from ..scratch import keep_sockets
 from . import averaging, launcher
@@ -332,7 +333,7 @@ class GNNScaleStrategy(DDPStrategy):
                 self.lightning_module.on_batch_missing()
             if self._exchange_run is not None:
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
-            key = getattr(batch, "key", None)
+            key = batch_of(batch).key
             if key is not None:
                 self._seed(int(key))
         with clock.doing("transfer"):

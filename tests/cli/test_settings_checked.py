@@ -257,7 +257,7 @@ def own_sampler():
     name = f"walks_{uuid.uuid4().hex}"
     text = (Path(__file__).parents[2] / "docs/howto/own_sampler.md").read_text()
     source = text[text.index("from dataclasses") : text.index("```\n\n`draw`")]
-    Path(f"{name}.py").write_text(source.replace('direction = "in"', 'length: int = 3\n    direction = "in"'))
+    Path(f"{name}.py").write_text(source.replace("    def num_b", "    length: int = 3\n\n    def num_b", 1))
     return f"{name}.SeedsOnly"
 
 

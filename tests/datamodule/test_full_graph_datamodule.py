@@ -16,7 +16,7 @@ from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.strategy import EpochFixed, SkipBroadcast
 from tests.says import said
 
-SHARED, OWN = SimpleNamespace(equal_batches=True), SimpleNamespace(equal_batches=False)
+SHARED, OWN = (SimpleNamespace(equal_batches=equal, passes_per_epoch=1) for equal in (True, False))
 
 
 def trainer_of(rank: int, world_size: int, **given) -> SimpleNamespace:

@@ -22,9 +22,11 @@ class Bound:
 
     Attributes:
         needs_change: the bound looks at values, so that only the owner of rows can tell.
+        initial_versions: the versions before the first epoch, one for each process; None: none are given.
     """
 
     needs_change = False
+    initial_versions: list[int] | None = None
 
     def restart(self, epoch: int, sources: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 versions of sources (ranks, or node ids) after all were sent in an epoch."""

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from ...errors import StrategyError
+from ...model.row_layers import RowLayer
 from .bounds import BOUNDS, Bound, checked_epochs_or_share, checked_number
 
 BACKWARDS = ("auto", "push", "pull")
@@ -90,7 +91,7 @@ class ExchangePlan:
     @property
     def foretells(self) -> bool:
         """Whether ranks tell each other a step ahead what they will send."""
-        return getattr(self.bound, "needs_change", False)
+        return self.bound is not None and self.bound.needs_change
 
     @property
     def counts_in_float32(self) -> bool:
@@ -105,13 +106,19 @@ class ExchangePlan:
     @property
     def given_versions(self):
         """The versions before the first epoch that a bound is given, one for each process; None: none."""
-        return getattr(self.bound, "initial_versions", None)
+        return None if self.bound is None else self.bound.initial_versions
 
 
 def exchange_layers(model: nn.Module) -> list[Any]:
     """Return what reads rows through an `exchange` (`RowLayer`s), in the order in which it stands in the model."""
-    layers = [module for module in model.modules() if hasattr(module, "exchange") and hasattr(module, "can_pull")]
-    return layers or getattr(getattr(model, "row_model", None), "layers", [])
+    layers = [module for module in model.modules() if isinstance(module, RowLayer)]
+    row_model = row_model_of(model)
+    return layers if layers or row_model is None else row_model.layers
+
+
+def row_model_of(model: nn.Module) -> Any:
+    """Return what runs a model of PyG's layers over rows (`RowModel`); None where it has its own way, or none."""
+    return getattr(model, "row_model", None)
 
 
 class ExchangePolicy:
@@ -177,17 +184,17 @@ class ExchangePolicy:
                 "use exchange=NoExchange()"
             )
         layers = exchange_layers(trainer.lightning_module)
-        row_model = getattr(trainer.lightning_module, "row_model", None)
-        if not layers or not getattr(row_model, "can_exchange", True):
+        row_model = row_model_of(trainer.lightning_module)
+        if not layers or (row_model is not None and not row_model.can_exchange):
             raise StrategyError(
                 f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use a "
                 "backbone of torch_geometric's MessagePassing layers or of lightning_gnnscale.model, or "
                 "exchange=NoExchange()"
             )
         self.check_trainer(trainer)
-        pushing = [layer for layer in layers if not getattr(layer, "can_pull", False)]
+        pushing = [layer for layer in layers if not layer.can_pull]
         if plan.backward == "pull" and pushing:
-            kind = type(getattr(row_model, "backbone", pushing[0])).__name__
+            kind = type(pushing[0] if row_model is None else row_model.backbone).__name__
             raise StrategyError(
                 f'{name}(backward="pull"): {kind} is not linear in its neighbours: use backward="auto" or "push"'
             )
@@ -395,7 +402,7 @@ class SkipBroadcast(ExchangePolicy):
             )
         if skip_gradients and self.exchange.plan().coding.bits is not None:
             raise ValueError("exchange.skip_gradients=true sends gradients as they are: leave Quantized out")
-        if rows == "row" and getattr(bound, "initial_versions", None) is not None:
+        if rows == "row" and bound.initial_versions is not None:
             raise ValueError('exchange.bound.initial_versions are those of blocks: use rows="block", or leave them out')
 
     def plan(self) -> ExchangePlan:

@@ -15,7 +15,7 @@ from ...errors import StrategyError
 from ...events import record
 from .. import averaging
 from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
-from .policies import ExchangePlan, ExchangePolicy, exchange_layers
+from .policies import ExchangePlan, ExchangePolicy, exchange_layers, row_model_of
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 
 
@@ -213,7 +213,7 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
     blocks = getattr(trainer.datamodule, "blocks", None)
     if blocks is None:
         return None
-    row_model = getattr(trainer.lightning_module, "row_model", None)
+    row_model = row_model_of(trainer.lightning_module)
     if row_model is not None:
         try_out = partial(trainer.lightning_module.try_out_rows, trainer.datamodule.whole_block)
         row_model.adopt(None if trainer.world_size == 1 else of_first_rank(try_out))
@@ -233,7 +233,7 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
             f'{type(policy).__name__}(backward="pull") needs an undirected graph without weights, this one is {kind}: '
             'use backward="auto" or "push"'
         )
-    pulls = [plan.backward != "push" and undirected and getattr(layer, "can_pull", False) for layer in layers]
+    pulls = [plan.backward != "push" and undirected and layer.can_pull for layer in layers]
     run = ExchangeRun(plan, blocks, layers, pulls, device, trainer.max_epochs or 0)
     if trainer.world_size > 1 and plan.remote_gradient:
         run.join_norms(trainer.lightning_module)

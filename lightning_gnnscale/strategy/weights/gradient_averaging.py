@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...errors import StrategyError
 from ...events import clock, record
+from ...graph import batch_of
 from .. import averaging
 from ..averaging import check_ranks
 from .policy import Step, WeightPolicy, load_gradients, saved_gradients
@@ -100,9 +101,10 @@ class GradientAveraging(WeightPolicy):
             averaging.load_state(self._live, self._own)
             self._own = None
         # Shares of one loss over the whole graph are added up, losses of batches are averaged.
-        self._adds_up = getattr(batch, "loss_is_share", False)
+        batch = batch_of(batch)
+        self._adds_up = batch.loss_is_share
         # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
-        weighed = getattr(batch, "loss_weight", None) is not None or getattr(batch, "batch_size", None) is None
+        weighed = batch.loss_weight is not None or batch.batch_size is None
         self._targets += 1 if weighed else int(batch.batch_size)
         self._waiting += 1
         self._published = False

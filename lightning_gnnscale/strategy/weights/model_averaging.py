@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...errors import StrategyError
 from ...events import clock, record
+from ...graph import batch_of
 from .. import averaging
 from ..averaging import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..exchange import ExchangePolicy
@@ -316,7 +317,7 @@ class ModelAveraging(WeightPolicy):
         return [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
 
     def _part_of(self, batch: Any) -> int:
-        part = getattr(batch, "part", None)
+        part = batch_of(batch).part
         if part is None:
             raise StrategyError(
                 f"ModelAveraging needs batches that say which part they are of, got {type(batch).__name__} without "
