@@ -200,7 +200,7 @@ def makers_of(
     for machine in range(num_machines):
         dealing.add(machine, machine)
     homes = dict(enumerate(owner.tolist()))
-    rank = Rank(Setup("pieces", [], tuple(homes), is_whole=True, homes=homes))
+    rank = Rank(Setup("pieces", [], tuple(homes), is_whole=True, homes=homes, pieces=pieces))
     makers, ahead = np.full(len(parts), -1), pieces * batches_per_group * GROUPS_AT_WORKER * num_machines
     free, ends, now, asked = [0.0] * num_machines, [], 0.0, 0
     while asked < len(parts) or rank.order:

@@ -81,7 +81,7 @@ class Dealing:
     Args:
         queue: Jobs of all ranks, whose lines are each a `Rank`.
         batches_per_group: >= 1.
-        credits: Groups under way or ready at a time, >= 1; None: two for each worker.
+        credits: Groups under way or ready at a time, >= 1; None: two for each worker, times `Setup.pieces`.
 
     Attributes:
         machines: Machine of each worker that is known.
@@ -97,10 +97,9 @@ class Dealing:
         self._last_part: dict[int, int] = {}
         self._deals: dict[tuple, dict[int, Hashable]] = {}
 
-    @property
-    def credits(self) -> int:
-        """Groups that may be under way or ready at a time."""
-        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines))
+    def credits_of(self, setup: Setup) -> int:
+        """Return how many groups may be under way or ready at a time when one of a setup is started."""
+        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines)) * setup.pieces
 
     def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
         """Take in a worker, or one that came back, maybe on another machine."""
@@ -166,7 +165,7 @@ class Dealing:
             short = len(jobs) < self.batches_per_group
             if short and not any(job.line.num_ahead < self.batches_per_group for job in jobs):
                 return None
-            if self.queue.num_needed >= self.credits:
+            if self.queue.num_needed >= self.credits_of(jobs[0].line.setup):
                 return None
         self._last_part[worker] = jobs[0].key.part
         return self.queue.start(jobs, worker)

@@ -142,6 +142,7 @@ class Setup(NamedTuple):
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
             `homes_of`; None: any machine makes its batches.
+        pieces: Pieces of which a batch is mixed, where machines have homes of their own and one may be far ahead; else 1.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Setup(NamedTuple):
     shares: Shares | None = None
     is_whole: bool = False
     homes: Mapping[int, Hashable] | None = None
+    pieces: int = 1
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, made anew; to be called where the batches are made."""
