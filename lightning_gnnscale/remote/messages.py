@@ -142,7 +142,8 @@ class Setup(NamedTuple):
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
             `homes_of`; None: any machine makes its batches.
-        pieces: Pieces of which a batch is mixed, where machines have homes of their own and one may be far ahead; else 1.
+        pieces: Pieces of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
+            another; else 1.
     """
 
     name: str
