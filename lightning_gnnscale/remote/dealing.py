@@ -70,8 +70,8 @@ class Dealing:
 
     A part belongs to one machine in an epoch, and any worker of it makes its batches. The whole graph is at every
     worker: where machines hold its rows together, the one that holds most of a batch's targets makes it
-    (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, and a worker
-    that has no batch of its own takes of that.
+    (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, times
+    `Setup.pieces`, and a worker that has no batch of its own takes of that.
 
     A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes of
     parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
@@ -185,17 +185,18 @@ class Dealing:
         return home if any(self.machines[worker] == home for worker in self.able) else None
 
     def _beyond(self, worker: int) -> list[Job]:
-        """Return pending jobs of other machines of which these have more than they will turn to next."""
-        homes = Counter(self.machines[other] for other in self.able)
-        kept = {home: GROUPS_AT_WORKER * self.batches_per_group * number for home, number in homes.items()}
+        """Return pending jobs by which other machines are further behind than the credits of their workers."""
+        workers = Counter(self.machines[other] for other in self.able)
+        waiting: Counter[Hashable] = Counter()
         found = []
         for job in self.queue.pending:
-            home = self._home(job) if job.line.setup.is_whole else None
-            if home is None or any(attempt.worker == worker for attempt in job.attempts):
+            setup = job.line.setup
+            home = self._home(job) if setup.is_whole else None
+            if home is None:
                 continue
-            if kept[home]:
-                kept[home] -= 1
-            else:
+            waiting[home] += 1
+            most = GROUPS_AT_WORKER * setup.pieces * self.batches_per_group * workers[home]
+            if waiting[home] > most and all(attempt.worker != worker for attempt in job.attempts):
                 found.append(job)
         return found
 

@@ -12,7 +12,7 @@ SETTINGS |= {"fanouts": [4, 3], "batch_size": 200, "pieces": 2}
 
 
 @pytest.mark.parametrize(
-    ("num_machines", "least_busy", "most_away"), [(2, 0.95, 0.02), (3, 0.85, 0.12), (4, 0.85, 0.02)]
+    ("num_machines", "least_busy", "most_away"), [(2, 0.95, 0.02), (3, 0.8, 0.08), (4, 0.85, 0.02)]
 )
 def test_pieces_are_made_where_their_seeds_lie_and_no_worker_idles_for_long(num_machines, least_busy, most_away):
     """Eight parts of 20 to 26 pieces, four open at a time: with three machines two of the four are on one of them."""
@@ -27,7 +27,7 @@ def test_pieces_are_made_where_their_seeds_lie_and_no_worker_idles_for_long(num_
 
 def test_pieces_that_all_lie_on_one_machine_are_made_by_all():
     makers, busy = makers_of([0] * 200, np.array([0, 1]), 2, batches_per_group=2, pieces=4)
-    assert 0.4 < makers.mean() < 0.6 and busy > 0.9
+    assert 0.3 < makers.mean() < 0.5 and busy > 0.75, "the holder keeps a share, and is never left behind by more"
 
 
 def test_one_row_for_each_method_and_number_of_machines(tmp_path, monkeypatch):
