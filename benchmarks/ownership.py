@@ -148,20 +148,7 @@ def count_asked(
     Raises:
         ValueError: the graph has no training nodes.
     """
-    masks = {}
-    if graph.masks is not None:
-        with np.load(graph.masks) as arrays:
-            masks = {name: arrays[name] for name in arrays.files}
-    if "train" not in masks:
-        raise ValueError(f"bench.graphs: {graph.path} has no training nodes: give masks=, an .npz with the mask train")
-    options = {"num_nodes": graph.num_nodes, "layout": graph.layout, "to_undirected": True, **graph.reader}
-    stream = open_edge_stream(graph.path, **options)
-    begun = time.perf_counter()
-    shared = {"seed": bench.seed, "masks": masks, "balance": spec.balance, "evaluate": False}
-    parts = partition(stream, spec.method, num_parts, **shared, **options_of(spec, "all"))
-    seconds = time.perf_counter() - begun
-    labels = np.zeros(graph.num_nodes, np.int64)
-    store = write_partition_store(Path(folder) / "store", stream, parts, labels=labels, masks=masks)
+    store, seconds = partitioned_store(graph, folder, spec, num_parts, bench.seed)
     rows = []
     for number in machines:
         plain, replicated = asked = [Asked(store, number, bench, share) for share in (0.0, bench.replicate_share)]
@@ -176,6 +163,30 @@ def count_asked(
         told = {f"{name}_replicated": with_replicas[name] for name in ("away_share", "epoch_bytes", "link_s")}
         rows.append({"machines": number, **plain.told(), **told, "partition_s": round(seconds, 2)})
     return rows
+
+
+def partitioned_store(
+    graph: GraphFile, folder: str, spec: MethodSpec, num_parts: int, seed: int
+) -> tuple[PartitionStore, float]:
+    """Partition a graph and write its store, without features; return it, and the seconds that partitioning took.
+
+    Raises:
+        ValueError: the graph has no training nodes.
+    """
+    masks = {}
+    if graph.masks is not None:
+        with np.load(graph.masks) as arrays:
+            masks = {name: arrays[name] for name in arrays.files}
+    if "train" not in masks:
+        raise ValueError(f"bench.graphs: {graph.path} has no training nodes: give masks=, an .npz with the mask train")
+    options = {"num_nodes": graph.num_nodes, "layout": graph.layout, "to_undirected": True, **graph.reader}
+    stream = open_edge_stream(graph.path, **options)
+    begun = time.perf_counter()
+    shared = {"seed": seed, "masks": masks, "balance": spec.balance, "evaluate": False}
+    parts = partition(stream, spec.method, num_parts, **shared, **options_of(spec, "all"))
+    seconds = time.perf_counter() - begun
+    labels = np.zeros(graph.num_nodes, np.int64)
+    return write_partition_store(Path(folder) / "store", stream, parts, labels=labels, masks=masks), seconds
 
 
 class Asked:

@@ -54,6 +54,7 @@ BENCHES = {
     "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
     "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
     "ownership": "rows and bytes that machines which hold parts ask of each other, by partitioner",
+    "remote_rows": "rows that come from other machines under armada and distdgl, by partitioner, beside the cut",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",

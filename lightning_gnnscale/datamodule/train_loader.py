@@ -339,7 +339,7 @@ def make_interleaved_loader(
         targets,
         sampler,
         options,
-        interleave=Interleave(place.rank, place.world_size, lanes),
+        interleave=Interleave(place.rank, place.world_size, lanes, spread=halo_hops is None),
         source=connected,
     )
 

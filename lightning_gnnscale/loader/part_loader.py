@@ -154,7 +154,9 @@ class PartLoader:
         self.walk = (
             PartWalk(tuple(parts), counts, options.passes)
             if interleave is None
-            else InterleavedWalk(tuple(parts), counts, *interleave, options.seed, options.shuffle)
+            else InterleavedWalk(
+                tuple(parts), counts, *interleave[:3], options.seed, options.shuffle, interleave.spread
+            )
         )
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
@@ -272,7 +274,7 @@ class PartLoader:
             "length": self.length,
             "batch_size": self.options.batch_size,
             "seed": self.options.seed,
-            "interleave": self.interleave and list(self.interleave[1:]),
+            "interleave": self.interleave and [*self.interleave[1:3], *["spread"] * self.interleave.spread],
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:

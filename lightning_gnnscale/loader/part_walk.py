@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -243,12 +243,29 @@ def shuffled_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
     return [parts[place] for place in permutation(len(parts), fold(seed, epoch, _WALK))]
 
 
+def spread_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
+    """Return the parts in a drawn order in which those that follow each other are far apart among the parts.
+
+    Halves of the parts take turns, in each of them its halves do, and so on; which half begins is drawn. Machines that
+    hold ranges of parts, whatever their number, so hold about as many of the parts that are open at a time.
+    """
+    if len(parts) < 2:
+        return list(parts)
+    middle = len(parts) // 2
+    halves = [spread_parts(half, seed, epoch) for half in (parts[:middle], parts[middle:])]
+    if len(halves[0]) == len(halves[1]) and fold(seed, epoch, _WALK, parts[0], len(parts)) & 1:
+        halves.reverse()
+    longer, shorter = sorted(halves, key=len, reverse=True)
+    return [part for turn in zip_longest(longer, shorter) for part in turn if part is not None]
+
+
 class Interleave(NamedTuple):
     """How a rank takes part in an `InterleavedWalk`; see there."""
 
     rank: int = 0
     world_size: int = 1
     lanes: int = 4
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,6 +285,7 @@ class InterleavedWalk:
         lanes: Parts that are open at a time, and pieces per batch, >= 1.
         seed: Seed of the order of parts.
         shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
+        spread: Whether that order keeps neighbouring parts apart, see `spread_parts`.
 
     Source: Chiang et al., Cluster-GCN, KDD 2019, stochastic multiple partitions; Armada, mini-batches of disjoint sets
     of parts that workers prepare side by side.
@@ -280,6 +298,7 @@ class InterleavedWalk:
     lanes: int
     seed: int
     shuffle: bool = True
+    spread: bool = False
 
     def __len__(self) -> int:
         return sum(self.num_batches[part] for part in self.parts)
@@ -325,7 +344,9 @@ class InterleavedWalk:
                 lanes.append((coming.popleft(), 0))
 
     def _order(self, epoch: int) -> list[int]:
-        return shuffled_parts(self.parts, self.seed, epoch) if self.shuffle else list(self.parts)
+        if not self.shuffle:
+            return list(self.parts)
+        return (spread_parts if self.spread else shuffled_parts)(self.parts, self.seed, epoch)
 
 
 def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:

@@ -70,8 +70,8 @@ class Dealing:
 
     A part belongs to one machine in an epoch, and any worker of it makes its batches. The whole graph is at every
     worker: where machines hold its rows together, the one that holds most of a batch's targets makes it
-    (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, and a worker
-    that has no batch of its own takes of that.
+    (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, times
+    `Setup.pieces`, and a worker that has no batch of its own takes of that.
 
     A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes of
     parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
@@ -81,7 +81,7 @@ class Dealing:
     Args:
         queue: Jobs of all ranks, whose lines are each a `Rank`.
         batches_per_group: >= 1.
-        credits: Groups under way or ready at a time, >= 1; None: two for each worker.
+        credits: Groups under way or ready at a time, >= 1; None: two for each worker, times `Setup.pieces`.
 
     Attributes:
         machines: Machine of each worker that is known.
@@ -97,10 +97,9 @@ class Dealing:
         self._last_part: dict[int, int] = {}
         self._deals: dict[tuple, dict[int, Hashable]] = {}
 
-    @property
-    def credits(self) -> int:
-        """Groups that may be under way or ready at a time."""
-        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines))
+    def credits_of(self, setup: Setup) -> int:
+        """Return how many groups may be under way or ready at a time when one of a setup is started."""
+        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines)) * setup.pieces
 
     def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
         """Take in a worker, or one that came back, maybe on another machine."""
@@ -166,7 +165,7 @@ class Dealing:
             short = len(jobs) < self.batches_per_group
             if short and not any(job.line.num_ahead < self.batches_per_group for job in jobs):
                 return None
-            if self.queue.num_needed >= self.credits:
+            if self.queue.num_needed >= self.credits_of(jobs[0].line.setup):
                 return None
         self._last_part[worker] = jobs[0].key.part
         return self.queue.start(jobs, worker)
@@ -186,17 +185,18 @@ class Dealing:
         return home if any(self.machines[worker] == home for worker in self.able) else None
 
     def _beyond(self, worker: int) -> list[Job]:
-        """Return pending jobs of other machines of which these have more than they will turn to next."""
-        homes = Counter(self.machines[other] for other in self.able)
-        kept = {home: GROUPS_AT_WORKER * self.batches_per_group * number for home, number in homes.items()}
+        """Return pending jobs by which other machines are further behind than the credits of their workers."""
+        workers = Counter(self.machines[other] for other in self.able)
+        waiting: Counter[Hashable] = Counter()
         found = []
         for job in self.queue.pending:
-            home = self._home(job) if job.line.setup.is_whole else None
-            if home is None or any(attempt.worker == worker for attempt in job.attempts):
+            setup = job.line.setup
+            home = self._home(job) if setup.is_whole else None
+            if home is None:
                 continue
-            if kept[home]:
-                kept[home] -= 1
-            else:
+            waiting[home] += 1
+            most = GROUPS_AT_WORKER * setup.pieces * self.batches_per_group * workers[home]
+            if waiting[home] > most and all(attempt.worker != worker for attempt in job.attempts):
                 found.append(job)
         return found
 

@@ -229,9 +229,9 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
             shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
             homes = homes_of(shares, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        passes = maker.passes
+        passes, pieces = maker.passes, 1 if not homes or maker.num_ranks is None else maker.parts_open - 1
         paths = tuple(filter(None, sys.path))
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole, homes)
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole, homes, pieces)
 
     return make
 

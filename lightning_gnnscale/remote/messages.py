@@ -142,6 +142,8 @@ class Setup(NamedTuple):
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
             `homes_of`; None: any machine makes its batches.
+        pieces: Pieces of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
+            another; else 1.
     """
 
     name: str
@@ -153,6 +155,7 @@ class Setup(NamedTuple):
     shares: Shares | None = None
     is_whole: bool = False
     homes: Mapping[int, Hashable] | None = None
+    pieces: int = 1
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, made anew; to be called where the batches are made."""

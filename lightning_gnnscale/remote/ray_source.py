@@ -313,7 +313,8 @@ class RayWorkers:
         cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever kind and
             width; 0: none.
         cache_policy: Which cached rows are dropped first.
-        credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker.
+        credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker, times
+            the pieces of a batch where each is made by the machine that holds its seeds.
         replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of
             highest degree. This and the other sizes: bytes, or a text such as "1GiB".
         store_bytes: Shared memory for batches of a Ray that is started here.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartLoader
-from lightning_gnnscale.loader.part_walk import even_slices
+from lightning_gnnscale.loader.part_walk import even_slices, spread_parts
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 
@@ -25,6 +25,21 @@ def make_loader(rank=0, world_size=1, lanes=2, load_part=WORLD.load_part, **opti
         range(5), load_part, WORLD.features, targets, NeighborSampler([4, 3]),
         interleave=Interleave(rank, world_size, lanes), **settings,
     )  # fmt: skip
+
+
+@given(num_parts=st.integers(1, 20), seed=st.integers(0, 9), epoch=st.integers(0, 9))
+def test_parts_that_are_spread_come_once_and_neighbours_are_kept_apart(num_parts, seed, epoch):
+    order = spread_parts(range(num_parts), seed, epoch)
+    assert sorted(order) == list(range(num_parts)) and order == spread_parts(range(num_parts), seed, epoch)
+    for machines in (2, 4):  # whatever a machine holds, no two more are open there than elsewhere
+        if num_parts % machines == 0:
+            turns = np.array(order).reshape(-1, machines) * machines // num_parts
+            assert (np.sort(turns, axis=1) == np.arange(machines)).all()
+
+
+def test_epochs_spread_parts_in_other_orders():
+    orders = {tuple(spread_parts(range(8), 0, epoch)) for epoch in range(200)}
+    assert len(orders) > 80  # of 128, each as likely: 101 are expected, with a deviation below 5
 
 
 @given(

@@ -7,7 +7,10 @@ import psutil
 import pytest
 from ray_world import all_contents, contents, make_loader, start_cluster, write_store
 
-from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.train_loader import make_interleaved_loader
+from lightning_gnnscale.edge_stream import SyntheticGraph
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, Threads
 from lightning_gnnscale.loader.source_settings import RankPlace
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import RayWorkers
@@ -59,6 +62,36 @@ def test_workers_of_a_machine_hold_rows_together_and_ask_the_other(two_nodes, tm
         assert told["asked"] > 0 and told["unanswered"] == 0
     finally:
         loader.close()
+
+
+def test_pieces_are_made_where_their_seeds_lie(two_nodes, tmp_path):
+    graph = SyntheticGraph(400, 3000, num_communities=4, homophily=0.95, seed=0)
+    stream = graph.stream(to_undirected=True)
+    arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
+    store = gs.write_partition_store(tmp_path, stream, gs.partition(stream, "fennel", num_parts=4, seed=1), **arrays)
+    settings = RayWorkers(address=two_nodes[0].address, num_workers=2, construction="distributed")
+
+    def make(source):
+        options = LoaderOptions(16, 1)
+        return make_interleaved_loader(
+            store, NeighborSampler([4, 3]), None, 4, options, store.features, source, RankPlace()
+        )
+
+    expected = list(make(Threads()).drawn_pieces())
+    loader = make(settings)
+    try:
+        assert all_contents(loader) == all_contents(make(Threads()))
+        told = loader._source.report()
+    finally:
+        loader.close()
+    machine = np.array([0, 0, 1, 1])
+    owner = [machine[store.part_of(piece.n_id.numpy())] for piece in expected]
+    rows, away = (
+        sum(map(len, owner)),
+        sum((one != machine[piece.part]).sum() for one, piece in zip(owner, expected, strict=True)),
+    )
+    assert told["rows_gathered"] == rows
+    assert away / rows <= told["rows_away"] / rows < 0.8 * 0.5, "made by any worker half of them were from the other"
 
 
 def test_only_machines_with_the_label_prepare(two_nodes):
