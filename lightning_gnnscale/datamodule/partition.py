@@ -603,6 +603,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
             **({"grouped_weights": True} if getattr(self._drawn_by, "weighted", False) else {}),
+            **({} if self._placed is None else self._placed.planned_rows),
         }
 
     @property
