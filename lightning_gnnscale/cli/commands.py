@@ -50,6 +50,7 @@ BENCHES = {
     "gather": "feature rows through placements and caches, beside plain copies",
     "locality": "locality-aware sampling: host reads saved against variance and accuracy",
     "placement": "where feature rows are read from under each placement",
+    "placing": "seconds and memory of placing the rows of a graph of papers100M's size",
     "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
     "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
     "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",

@@ -629,6 +629,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
             **({"grouped_weights": True} if self._drawn_by.weighted else {}),
+            **({} if self._placed is None else self._placed.planned_rows),
         }
 
     @property

@@ -232,6 +232,16 @@ class PlacedTraining:
         bias = LocalityBias(self.buffer.placement, scale, size, device=self.buffer.device)
         return sampler.with_locality(bias)
 
+    @property
+    def planned_rows(self) -> dict[str, int | float]:
+        """What `predict_training` asks of a placement."""
+        settings = self.settings
+        if isinstance(settings.method, Placement):
+            rows: int | float = max(map(len, settings.method.rows))
+        else:
+            rows = settings.buffer_rows or float(settings.buffer_share)
+        return {"placed_rows": rows, "cache_rows": settings.cache_rows}
+
     def check_trainer(self, trainer) -> None:
         """Refuse a cache that nothing foretells.
 

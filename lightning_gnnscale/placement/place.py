@@ -1,7 +1,7 @@
 """`place`: which feature rows go on which device, by rule or as the baselines do."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from ..graph import CSC
 from ..jit import kernel
 from ..rng import fold, permutation
 from .access_probability import assign_seeds, checked_nodes, count_reads
+from .hottest import hottest_first
 from .link_cost import devices_here, link_alphas
 from .placement import Placement, mean_shares, read_costs, read_shares
 
@@ -114,7 +115,8 @@ def place_group(order: np.ndarray, prob: np.ndarray, num_devices: int, buffer_ro
     """
     rows = np.repeat(order[None, :buffer_rows], num_devices, axis=0)
     if num_devices > 1:
-        _spread(order, prob, float(alpha), rows)
+        chances = prob[order[: num_devices * buffer_rows]]  # in order: the loop reads them one after the other
+        _spread(order, chances, float(alpha), rows)
     return rows
 
 
@@ -133,13 +135,13 @@ def alpha_by_cost(alpha: float, num_devices: int) -> float:
 
 
 @kernel
-def _spread(order, prob, alpha, rows):
+def _spread(order, chances, alpha, rows):
     num_devices, buffer_rows = rows.shape
     added = np.zeros(num_devices)
     turn = np.arange(num_devices)
     following = buffer_rows
     for i in range(num_devices * buffer_rows):
-        if following >= len(order):
+        if following >= len(chances):
             return
         place = i % num_devices
         if place == 0:
@@ -155,11 +157,11 @@ def _spread(order, prob, alpha, rows):
         if place == num_devices - 1:
             continue  # the last one keeps its copy
         position = buffer_rows - 1 - i // num_devices
-        device, new = turn[place], order[following]
-        if not prob[new] > alpha * prob[rows[device, position]]:
+        device = turn[place]
+        if not chances[following] > alpha * chances[position]:  # a place is given away once: it holds order[position]
             return
-        rows[device, position] = new
-        added[device] += prob[new]
+        rows[device, position] = order[following]
+        added[device] += chances[following]
         following += 1
 
 
@@ -225,7 +227,8 @@ def place(
     Raises:
         ValueError: an argument is outside its range, or prob has NaN or negative values.
 
-    Cost: a sort of num_nodes, and a few passes over the nodes for each device. "pagraph": see `assign_training_nodes`.
+    Cost: a sort of num_nodes by radix, and two passes over the nodes for each device; 28 bytes a node at most, and 8
+        for each row of a buffer. "pagraph": see `assign_training_nodes`.
     Source: Song and Jiang, ICS 2022.
     """
     prob = _checked_prob(prob, num_devices)
@@ -233,7 +236,7 @@ def place(
     _check(num_nodes, num_devices, buffer_rows, alpha, method)
     room = Room(buffer_rows, _checked_bytes(row_bytes, num_nodes))
     mean = prob if prob.ndim == 1 else prob.mean(axis=0)
-    order = np.argsort(-mean, kind="stable")
+    order = cache(partial(hottest_first, mean))
     choices = [_checked_groups(groups, num_devices)]
     alone = max(map(len, choices[0])) == 1
     if isinstance(alpha, str):
@@ -246,9 +249,9 @@ def place(
         apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, room)
         ways = [lambda group: [apart[device] for device in group]]
     elif method in RULES:
-        ways = [partial(_by_rule, method, prob, room, alphas)]
+        ways = [partial(_by_rule, method, prob, room, alphas, order)]
         if room.row_bytes is not None:
-            ways.append(partial(_by_rule, method, prob, room, alphas, of_group=True))
+            ways.append(partial(_by_rule, method, prob, room, alphas, order, of_group=True))
     elif method == "metis":
         parts = _checked_parts(part_id, num_nodes, num_devices)
         ways = [partial(_hottest_of_parts, prob, parts, room)]
@@ -262,7 +265,7 @@ def place(
         ways.append(partial(_hottest_of_parts, prob, ranges, room))
     read = prob if room.row_bytes is None else prob * (room.row_bytes / max(room.row_bytes.mean(), 1e-9))
     groups, rows, costs = _cheapest(choices, ways, read, alphas)
-    on_disk = _beyond_host(order, rows, groups, host_rows, room.row_bytes)
+    on_disk = None if host_rows is None else _beyond_host(order(), rows, groups, host_rows, room.row_bytes)
     shares = read_shares(rows, groups, on_disk, prob)
     fingerprint = getattr(store, "layout_fingerprint", "")
     return Placement(rows, groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint, costs)
@@ -306,22 +309,33 @@ def linked_groups(alphas: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def _by_rule(
-    method: str, prob: np.ndarray, room: Room, alphas: np.ndarray, group: tuple[int, ...], of_group: bool = False
+    method: str,
+    prob: np.ndarray,
+    room: Room,
+    alphas: np.ndarray,
+    hottest: Callable[[], np.ndarray],
+    group: tuple[int, ...],
+    of_group: bool = False,
 ) -> list[np.ndarray]:
     """Return the rows of each device of a group, by Algorithm 1.
 
     Args:
+        hottest: Returns all nodes, hottest first, where all devices read alike.
         of_group: Rows of each width get what the hottest rows take of all buffers of the group, not of one.
     """
     num = len(group)
     alpha = float(alphas[np.ix_(group, group)].sum() / (num * (num - 1))) if num > 1 else 0.0
     alpha = alpha if method == "rule" else alpha_by_cost(alpha, num)
-    own = np.broadcast_to(prob, (1, *prob.shape)) if prob.ndim == 1 else prob[list(group)]
-    mean = own.mean(axis=0, dtype=own.dtype)
-    order, found = np.argsort(-mean, kind="stable"), []
+    if prob.ndim == 1:
+        own, mean, order = None, prob, hottest()
+    else:
+        own = prob[list(group)]
+        mean = own.mean(axis=0, dtype=own.dtype)
+        order = hottest_first(mean)
+    found = []
     for alike, buffer_rows in _by_width(order, room, num if of_group else 1):
         placed = place_group(alike, mean, num, buffer_rows, alpha)
-        found.append(placed if prob.ndim == 1 or num == 1 else _nearest(placed, own))
+        found.append(placed if own is None or num == 1 else _nearest(placed, own))
     return list(np.concatenate(found, axis=1)) if found else [order[:0]] * num
 
 
@@ -413,16 +427,14 @@ def _hottest_of_parts(prob: np.ndarray, part_id: np.ndarray, room: Room, group: 
     for device in group:
         own = np.flatnonzero(part_id == device)
         chances = (prob if prob.ndim == 1 else prob[device])[own]
-        rows.append(room.first(own[np.argsort(-chances, kind="stable")]))
+        rows.append(room.first(own[hottest_first(chances)]))
     return rows
 
 
 def _beyond_host(
-    order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int | None, row_bytes: np.ndarray | None
-) -> np.ndarray | None:
+    order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int, row_bytes: np.ndarray | None
+) -> np.ndarray:
     """Return (num_nodes,) bool: the coldest rows that some group does not hold and that find no room in host memory."""
-    if host_rows is None:
-        return None
     if host_rows < 0:
         raise ValueError(f"host_rows must be at least 0 or None, got {host_rows}")
     needed = np.zeros(len(order), bool)

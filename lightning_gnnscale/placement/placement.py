@@ -5,6 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
+from ..jit import kernel
+
 HOST, DISK = -1, -2
 
 
@@ -58,9 +60,7 @@ class Placement:
         if self.on_disk is not None:
             dev_num[self.on_disk] = DISK
         buf_pos = np.arange(self.num_nodes)
-        peers = next(group for group in self.groups if device in group)
-        # Peers from last to first, then the device itself: the nearest entry is written last.
-        for other in [*reversed([peer for peer in peers if peer != device]), device]:
+        for other in _from_far_to_near(device, self.groups):
             dev_num[self.rows[other]] = other
             buf_pos[self.rows[other]] = np.arange(len(self.rows[other]))
         return dev_num, buf_pos
@@ -77,16 +77,10 @@ def read_shares(
     """
     shares = []
     for device, own in enumerate(np.broadcast_to(prob, (len(rows), prob.shape[-1]))):
-        total = max(float(own.sum(dtype=np.float64)), np.finfo(np.float64).tiny)
-        peers = next(group for group in groups if device in group)
-        here, near = np.zeros(len(own), bool), np.zeros(len(own), bool)
-        here[rows[device]] = True
-        for peer in peers:
-            near[rows[peer]] = True
-        far = ~near
-        disk = far & on_disk if on_disk is not None else np.zeros(len(own), bool)
-        tiers = {"local": here, "peer": near & ~here, "host": far & ~disk, "disk": disk}
-        shares.append({name: float(own[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
+        reads = _reads_by_holder(device, rows, groups, on_disk, own)
+        near, (host, disk), total = reads[:-2], reads[-2:], max(reads.sum(), np.finfo(np.float64).tiny)
+        tiers = {"local": near[device], "peer": np.delete(near, device).sum(), "host": host, "disk": disk}
+        shares.append({name: float(value / total) for name, value in tiers.items()})
     return tuple(shares)
 
 
@@ -102,12 +96,36 @@ def read_costs(
     """
     costs = []
     for device, own in enumerate(np.broadcast_to(prob, (len(rows), prob.shape[-1]))):
-        of_row = np.ones(len(own), np.float32)
-        peers = next(group for group in groups if device in group)
-        for other in [*reversed([peer for peer in peers if peer != device]), device]:  # as `lookup` finds them
-            of_row[rows[other]] = alphas[device, other]
-        costs.append(float(np.dot(own.astype(np.float64), of_row)))
+        reads = _reads_by_holder(device, rows, groups, None, own)
+        costs.append(float(np.dot(reads[:-2], alphas[device]) + reads[-2]))
     return tuple(costs)
+
+
+def _reads_by_holder(device: int, rows, groups, on_disk: np.ndarray | None, prob: np.ndarray) -> np.ndarray:
+    """Return (num_devices + 2,) float64 how often a device reads from each device, from host memory and from disk."""
+    num_devices = len(rows)
+    holder = np.full(len(prob), num_devices, np.int32)
+    if on_disk is not None:
+        holder[on_disk] = num_devices + 1
+    for other in _from_far_to_near(device, groups):
+        holder[rows[other]] = other
+    reads = np.zeros(num_devices + 2)
+    _add_by_holder(holder, prob, reads)
+    return reads
+
+
+def _from_far_to_near(device: int, groups) -> list[int]:
+    """Return the devices that a device reads: peers from last to first, then itself. Of two that hold a row, the later
+    one serves it.
+    """
+    peers = next(group for group in groups if device in group)
+    return [*reversed([peer for peer in peers if peer != device]), device]
+
+
+@kernel
+def _add_by_holder(holder, prob, reads):
+    for i in range(len(holder)):
+        reads[holder[i]] += prob[i]
 
 
 def mean_shares(device_shares: tuple[dict[str, float], ...]) -> dict[str, float]:

@@ -27,6 +27,7 @@ TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the 
 COPIES_OF_OUTPUT = 6  # of a layer's rows: sum, root, activation, dropout, and two gradients on the way back
 EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's arcs gather
 EVALUATION_COPIES = 4  # of a block's output rows: sum, two linear maps, activation
+PLACE_BYTES_A_NODE = 8  # where a placement has the row of each node
 EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
 
 
@@ -192,6 +193,8 @@ def predict_training(
     grouped_relations: int = 0,
     grouped_weights: bool = False,
     embedding_rows: int | None = None,
+    placed_rows: int | float | None = None,
+    cache_rows: int = 0,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -216,6 +219,10 @@ def predict_training(
         grouped_relations: relations by which fan-outs, times or weights group the arcs of each part once more; 0: none.
         grouped_weights: Whether these arcs have their weights with them, by which they are drawn.
         embedding_rows: nodes with learnable embeddings, where kinds of nodes have none; None: all.
+        placed_rows: feature rows that a placement lays into this process's buffer, a number or, as a float, a share of
+            all; None: no placement. Rows of a batch on a GPU are then gathered there, as it trains, and those ahead
+            hold ids alone.
+        cache_rows: rows of its cache.
 
     Raises:
         ValueError: a count, a width or a fan-out out of range.
@@ -225,6 +232,11 @@ def predict_training(
     )
     if embedding_rows is not None:
         check_integer("embedding_rows", embedding_rows, 0)
+    if isinstance(placed_rows, float):
+        placed_rows = round(placed_rows * num_nodes)
+    if placed_rows is not None:
+        check_integer("placed_rows", placed_rows, 0)
+    check_integer("cache_rows", cache_rows, 0)
     part_nodes, part_arcs = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
     reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
     layers = max(len(fanouts), 2)
@@ -243,7 +255,8 @@ def predict_training(
         width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
-    batches = prefetch_batches * (inputs * (row_bytes + 24) + arcs * (16 + edge_row_bytes))
+    ahead = 1 if placed_rows is not None and on_gpu else prefetch_batches  # batches that have their rows
+    batches = inputs * (ahead * row_bytes + prefetch_batches * 24) + prefetch_batches * arcs * (16 + edge_row_bytes)
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     # The epoch's validation takes the place of a step's activations; batches stay in their pool.
     evaluation = predict_evaluation(
@@ -256,8 +269,11 @@ def predict_training(
         embedding_dim=embedding_dim,
     )
     step = max(activations, evaluation)
+    placed = 0.0
+    if placed_rows is not None:
+        placed = (placed_rows + cache_rows) * row_bytes + PLACE_BYTES_A_NODE * num_nodes
     if on_gpu:
-        return int(batches + step + model)
+        return int(batches + step + model + placed)
     # The part, or those of a batch, and the next one where there is one.
     held = min(pieces + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
     parts = held * (2 * 4 * part_arcs + 24 * reach)
@@ -266,7 +282,7 @@ def predict_training(
         parts += held * (arc_bytes * part_arcs + 8 * grouped_relations * reach)
     learned = num_nodes if embedding_rows is None else embedding_rows
     embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
-    return int(TRAINING_BYTES + parts + batches + step + model + embeddings)
+    return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
 
 
 def _check_shape(

@@ -314,9 +314,13 @@ def plan(
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
     shape |= {"edge_row_bytes": edge_row_bytes}
+    # A placement's rows lie on the GPUs where there are some.
+    elsewhere = ("placed_rows", "cache_rows") if on_gpu else ()
+    of_host = {name: value for name, value in training_options.items() if name not in elsewhere}
 
     def training(parts: int, on_gpu: bool = False) -> int:
-        return predict_training(**shape, num_parts=parts, on_gpu=on_gpu, **training_options)
+        options = training_options if on_gpu else of_host
+        return predict_training(**shape, num_parts=parts, on_gpu=on_gpu, **options)
 
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)
