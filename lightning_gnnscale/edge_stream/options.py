@@ -99,7 +99,7 @@ def tell_unread(source: str, names: list[str]) -> None:
     if unread:
         warnings.warn(
             f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
-            "edge_features=, in the order of the edges, if they count",
+            "edge_features=, or names of edge types as edge_type=, in the order of the edges, if they count",
             stacklevel=3,
         )
 
