@@ -103,7 +103,7 @@ _KEYS = {
 }
 _KEY_OF = {name: f"{node}.{name}".removeprefix(".") for node, names in _KEYS.items() for name in names}
 _ARGUMENT = re.compile(
-    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|\d+|)(?![\w(\[])"
+    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|\d+|nodes\.csv:id\b|)(?![\w(\[])"
 )
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 

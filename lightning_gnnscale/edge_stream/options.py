@@ -121,7 +121,7 @@ def table_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
     return Path(file), columns.split(",") if columns is not None else None
 
 
-LIST_NODES = ", or nodes= with the id of each row of features and labels"
+LIST_NODES = ", or nodes= with the id of each row where there are features, labels or masks: nodes=nodes.csv:id"
 LAYOUTS = ("auto", "once", "both_ways", "directed")
 CHUNK_EDGES = 1 << 22
 
