@@ -94,7 +94,7 @@ _KEYS = {
     "dataset": (
         *("relabel", "nodes", "num_nodes", "to_undirected", "remove_self_loops", "layout", "chunk_edges"),
         *("features", "labels", "masks", "train_mask", "val_mask", "test_mask"),
-        *("edge_weight", "edge_features", "edge_label", "num_classes", "hold_out"),
+        *("edge_weight", "edge_features", "edge_label", "edge_type", "num_classes", "hold_out"),
     ),
     "dataset.reader": ("header", "separator", "comment", "src", "dst", "id_type", "bin_layout", "dtype"),
     "partitioner": ("deduplicate",),
@@ -103,7 +103,7 @@ _KEYS = {
 }
 _KEY_OF = {name: f"{node}.{name}".removeprefix(".") for node, names in _KEYS.items() for name in names}
 _ARGUMENT = re.compile(
-    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|\d+|)(?![\w(\[])"
+    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|\d+|nodes\.csv:id\b|)(?![\w(\[])"
 )
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 

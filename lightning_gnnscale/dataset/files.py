@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..keywords import passes_on
 from ..object_store import graph_name, is_url, local_copy
 from ..partition_store.inputs import masks_by_name, named_file
+from .edge_types import column_of, numbered
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split
 
@@ -59,6 +61,7 @@ def load_files(
     masks: str | None = None,
     edge_label: str | None = None,
     regression: bool = False,
+    edge_type: str | None = None,
     **stream_options,
 ) -> GraphDataset:
     """Open a graph from files; features, labels and masks stay in them, and are mapped.
@@ -83,6 +86,8 @@ def load_files(
             "nodes.csv:split", see `GraphDataset`.
         edge_label: (num_edges,) classes of edges, -1 = unknown, by position of the edge.
         regression: Whether labels are numbers to predict, see `GraphDataset`.
+        edge_type: (num_edges,) names or integers, the type of each edge: a column of the edge file, such as "kind", or
+            a file. Edge types are numbered in sorted order; the reverse that is added to an edge has a type of its own.
         stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
             edge file are any 64-bit integers or strings; None: where nodes are given), to_undirected, here true
             by default, and the others of `open_edge_stream`.
@@ -92,13 +97,13 @@ def load_files(
     """
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {reader!r}")
-    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes, edge_label = (
-        _fetched(path, stream_options.get("storage_options")) if is_url(path) else path
-        for path in (
-            *(features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes),
-            edge_label,
-        )
+    edge_type = None if edge_type is None else column_of(edges, edge_type)
+    given = (features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes, edge_label)
+    fetched = (
+        _fetched(path, stream_options.get("storage_options")) if is_url(path) else path for path in (*given, edge_type)
     )
+    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, *fetched = fetched
+    nodes, edge_label, edge_type = fetched
     arrays = {
         key: _load(key, path)
         for key, path in {
@@ -110,6 +115,7 @@ def load_files(
             "edge_weight": edge_weight,
             "edge_features": edge_features,
             "edge_label": edge_label,
+            "edge_type": edge_type,
         }.items()
         if path is not None
     }
@@ -122,13 +128,18 @@ def load_files(
     if num_nodes is None:
         num_nodes = rows if node_ids is None else len(node_ids)
     stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
-    stream = open_edge_stream(edges, **stream_options, **(reader or {}))
+    with warnings.catch_warnings():
+        if edge_type is not None:  # "kind: not read with the edges", where it is read beside them
+            column = re.escape(str(split_columns(edge_type)[1]))
+            warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
+        stream = open_edge_stream(edges, **stream_options, **(reader or {}))
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
         num_nodes, _ = stream.count()
     label_array = arrays.get("labels")
     split = {key[:-5]: as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")}
     if not split and label_array is not None:
         split = random_split(label_array, fractions, split_seed, regression)
+    types, schema = (None, None) if edge_type is None else numbered(arrays["edge_type"], edge_type)
     dataset = GraphDataset(
         name=name or graph_name(edges),
         stream=stream,
@@ -141,6 +152,8 @@ def load_files(
         edge_features=arrays.get("edge_features") if _in_memory(edge_features) else edge_features,
         edge_label=arrays.get("edge_label"),
         regression=regression,
+        edge_type=types,
+        schema=schema,
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
     return held_out(dataset, hold_out)
@@ -163,8 +176,8 @@ def _check_named(arrays: dict[str, np.ndarray], needs_nodes: bool) -> None:
     by_row += [key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool]
     if by_row and needs_nodes:
         raise ValueError(
-            f"nodes: with relabel=True the rows of {by_row[0]} could belong to any ids; give the id of each row, a "
-            ".npy (of strings: numpy.array(ids, dtype=str)) or a column of a Parquet or CSV file: nodes=nodes.csv:id"
+            f"nodes: with relabel=True the rows of {by_row[0]} could belong to any ids; give the id of each row in "
+            "place of relabel: a .npy, or a column of a Parquet or CSV file: nodes=nodes.csv:id"
         )
 
 
@@ -218,7 +231,7 @@ def _load(key: str, path: str) -> np.ndarray:
         from ..edge_stream.table import ids_or_rows, rows_of
 
         try:
-            return ids_or_rows(path) if key.endswith("_mask") else rows_of(path)
+            return ids_or_rows(path) if key.endswith("_mask") or key == "edge_type" else rows_of(path)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
     try:

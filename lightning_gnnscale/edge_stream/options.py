@@ -99,7 +99,7 @@ def tell_unread(source: str, names: list[str]) -> None:
     if unread:
         warnings.warn(
             f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
-            "edge_features=, in the order of the edges, if they count",
+            "edge_features=, or names of edge types as edge_type=, in the order of the edges, if they count",
             stacklevel=3,
         )
 
@@ -121,7 +121,7 @@ def table_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
     return Path(file), columns.split(",") if columns is not None else None
 
 
-LIST_NODES = ", or nodes= with the id of each row of features and labels"
+LIST_NODES = ", or nodes= with the id of each row where there are features, labels or masks: nodes=nodes.csv:id"
 LAYOUTS = ("auto", "once", "both_ways", "directed")
 CHUNK_EDGES = 1 << 22
 

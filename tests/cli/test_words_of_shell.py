@@ -14,6 +14,7 @@ from lightning_gnnscale.cli.recipes import for_other_choices, recipes_folder
 @pytest.mark.parametrize(
     ("told", "said"),
     [
+        ("the id of each row: nodes=nodes.csv:id", "the id of each row: dataset.nodes=nodes.csv:id"),
         ("pass relabel=True to number arbitrary ids", "pass dataset.relabel=true to number arbitrary ids"),
         ("say header=True, or header=False", "say dataset.reader.header=true, or dataset.reader.header=false"),
         ("pass relabel=True, id_type='string' to", "pass dataset.relabel=true, dataset.reader.id_type=string to"),

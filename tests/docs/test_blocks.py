@@ -88,6 +88,12 @@ def write_graph() -> None:
     stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES)
     for name in ("edges.csv", "edges.parquet", "edges.bin"):
         gs.write_edges(stream, name)
+    kinds = ["runtime", "build", "test"]
+    lines = [f"p{src},p{dst},{kinds[at % 3]}\n" for at, (src, dst) in enumerate(edges.T)]
+    Path("deps.csv").write_text("package,requires,kind\n" + "".join(lines))
+    rows = zip(labels, *features[:, :2].T, strict=True)
+    packages = [f"p{node},{label},{size},{age}\n" for node, (label, size, age) in enumerate(rows)]
+    Path("packages.csv").write_text("id,category,size,age\n" + "".join(packages))
     split = np.choose(masks["val"] + 2 * masks["test"], ["train", "val", "test"])
     rows = zip(np.arange(NUM_NODES), labels, split, *features[:, :3].T, strict=True)
     Path("nodes.csv").write_text("id,label,split,x0,x1,x2\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))

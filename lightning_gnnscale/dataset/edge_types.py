@@ -1,0 +1,60 @@
+"""The edge type of each edge of a user's file: a column of names, or of numbers of the user's own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ..edge_stream.options import split_columns, table_path
+from ..graph import GraphSchema, check_num_relations
+
+NODE_TYPE = "node"  # of a graph whose nodes are all alike
+
+
+def column_of(edges: str, edge_type: str) -> str:
+    """Return the path of the edge types, which may be given as the name of a column of the edge file.
+
+    Raises:
+        ValueError: a name, where the edge file has no columns to look it up in.
+    """
+    if table_path(edge_type) is not None or Path(edge_type).suffix == ".npy":
+        return edge_type
+    if table_path(edges) is None or split_columns(edges)[1] is not None:
+        raise ValueError(
+            f"edge_type: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
+            "that has columns; give types.npy or types.csv:kind, one type an edge"
+        )
+    return f"{edges}:{edge_type}"
+
+
+def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema]:
+    """Return the number of the edge type of each edge, and the names in that order, which is sorted.
+
+    Args:
+        edge_types: (num_edges,) strings or integers, as they stand in the file.
+        path: Where they are from, for messages.
+
+    Raises:
+        ValueError: neither strings nor integers, or a row without one.
+    """
+    if edge_types.ndim != 1 or edge_types.dtype.kind not in "iuUO":
+        raise ValueError(
+            f"edge_type: {path} must be one column of names or integers, got {edge_types.dtype} of shape "
+            f"{edge_types.shape}"
+        )
+    if edge_types.dtype == object:
+        import pyarrow as pa
+
+        column = pa.array(edge_types, pa.string()).dictionary_encode()
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise ValueError(f"edge_type: {path} has none at row {row} (counted from 0); give each edge a type")
+        found, places = column.dictionary.to_numpy(zero_copy_only=False).astype(str), column.indices.to_numpy()
+        order = np.argsort(found)
+        names, numbers = found[order], np.argsort(order)[places]
+    else:
+        names, numbers = np.unique(edge_types, return_inverse=True)
+    if not len(names):
+        raise ValueError(f"edge_type: {path} is empty; give each edge a type")
+    check_num_relations(2 * len(names), "edge_type")
+    return numbers, GraphSchema((NODE_TYPE,), tuple((NODE_TYPE, str(name), NODE_TYPE) for name in names))
