@@ -81,11 +81,11 @@ def test_in_memory(kind, weighted):
 
 
 @KINDS
-@pytest.mark.parametrize("scope", ["part", "global"])
+@pytest.mark.parametrize("scope", ["part", "graph"])
 def test_sampled_with_full_fanout(stores, kind, weighted, scope):
     store, model = stores[weighted], build(kind)
-    sampler = gs.NeighborSampler([-1, -1], scope=scope)
-    dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=7, halo_hops=2)
+    sampler = gs.NeighborSampler([-1, -1])
+    dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=7, halo_hops=2, scope=scope)
     dm.prepare_data()
     dm.setup("fit")
     wanted, module, seen = expected(model, weighted), gs.NodeClassifier(model, num_classes=4), 0
