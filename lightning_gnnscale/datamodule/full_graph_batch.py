@@ -45,6 +45,7 @@ class FullGraphBatch(Batch):
             the masks have theirs too.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
         edge_weight: (num_arcs,) float32, or None.
+        self_weight: (num_local + num_halo,) float32, the weight of the self-loop that GCN adds to each node; None: 1.
         memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.
         moved: Maps a device to the tensors there; all batches of a DataModule share it.
         symmetric: Whether every arc of the graph has its reverse.
@@ -74,6 +75,7 @@ class FullGraphBatch(Batch):
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
     edge_weight: Tensor | None = None
+    self_weight: Tensor | None = None
     symmetric: bool = False
     halo_in_arcs: Callable[[], Any] | None = field(default=None, repr=False)
     edge_features: Callable[[int | None], np.ndarray] | None = field(default=None, repr=False)
@@ -183,6 +185,7 @@ def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
         loss_count=0,
         loss_nodes=0,
         edge_weight=None if blocks.edge_weight is None else _tensor(blocks.edge_weight),
+        self_weight=None if blocks.self_weight is None else _tensor(blocks.self_weight),
         symmetric=blocks.symmetric,
         halo_in_arcs=partial(halo_in_arcs, store, blocks),
         edge_features=None if store.edge_features is None else partial(edge_feature_rows, store, blocks),

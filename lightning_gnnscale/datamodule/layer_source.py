@@ -177,6 +177,10 @@ class StoreLayerSource:
         indptr = self.store.csc.indptr
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
 
+    def self_weight(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) float32 weights of the self-loops that GCN adds to some nodes; None: 1 for all."""
+        return self.store.self_weight(nodes)
+
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
         """Return the (num,) int64 kinds of some nodes; None in a graph of one kind and one relation."""
         return self.store.node_type(nodes)

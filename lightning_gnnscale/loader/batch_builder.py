@@ -197,6 +197,8 @@ class BatchBuilder:
         masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]
         _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
         data = {"degree": torch.from_numpy(degree)}
+        if staged.graph.self_weight is not None:
+            data["self_weight"] = torch.from_numpy(staged.graph.self_weight[local])
         for name, mask in zip(MASK_NAMES, masks, strict=True):
             if name in self.mask_names:
                 data[f"{name}_mask"] = torch.from_numpy(mask)

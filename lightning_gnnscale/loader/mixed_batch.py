@@ -10,7 +10,7 @@ from torch import Tensor
 from ..sampler.minibatch import MiniBatch, RowsByKind, SparseFeatures
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
-_OF_NODES = ("n_id", "degree", "x_dense", "y", "train_mask", "val_mask", "test_mask", "node_type")
+_OF_NODES = ("n_id", "degree", "self_weight", "x_dense", "y", "train_mask", "val_mask", "test_mask", "node_type")
 _OF_ARCS = ("edge_weight", "e_id", "edge_attr", "edge_type", "edge_time")
 _OF_SEEDS = ("loss_weight", "seed_time")
 

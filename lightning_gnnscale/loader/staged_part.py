@@ -45,7 +45,7 @@ class StagedPart:
     @property
     def nbytes(self) -> int:
         """Bytes in memory: of the graph without what it maps, labels, masks and features."""
-        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.arc_id)
+        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.arc_id, self.graph.self_weight)
         kinds = self.graph.kinds
         arcs = () if kinds is None else (kinds.edge_type, kinds.edge_time, kinds.node_time)
         arrays = (*graph, *arcs, self.labels, self.masks)

@@ -132,6 +132,7 @@ class Backbone(nn.Module):
         indptr: Tensor | None = None,
         num_sampled_nodes: Sequence[int] | None = None,
         edge_attr: Tensor | None = None,
+        self_weight: Tensor | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
@@ -143,6 +144,7 @@ class Backbone(nn.Module):
             indptr: (num_targets + 1,) int64 over the first nodes, or None: the arcs are sorted first.
             num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
             edge_attr: (num_arcs, edge_dim) features of the arcs, of any number type; None where edge_dim is.
+            self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: the arcs given tell.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -152,7 +154,7 @@ class Backbone(nn.Module):
         """
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         x = as_input(x, self.reference)
-        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
+        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr, self_weight=self_weight)
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
 
     def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:
@@ -217,7 +219,7 @@ class Backbone(nn.Module):
                 "on parts with PartitionDataModule, or leave edge_dim out"
             )
         if local_only:
-            block = arcs_from(replace(block, degree=None), 0, block.num_targets)
+            block = arcs_from(replace(block, degree=None, self_weight=None), 0, block.num_targets)
             node_ids = node_ids[: block.num_targets]
         prepared = self.prepare_rows(block)
         plain = block.edge_weight is None and not local_only
@@ -291,7 +293,8 @@ class Backbone(nn.Module):
         """Return the (num,) factors of the sums of some rows; with `symmetric_sums` of their sources too. None: 1.
 
         Args:
-            degree: (num,) in-degrees in the full graph, as `needs_degree` has them.
+            degree: (num,) in-degrees in the full graph, as `needs_degree` has them; with `symmetric_sums` the added
+                self-loop counts, see `Block.self_weight`.
             weighted: arcs have weights.
         """
         return None
@@ -301,7 +304,7 @@ class Backbone(nn.Module):
 
         Args:
             summed: (num_rows, sum_channels) scaled sums over their arcs; with `symmetric_sums` they have the row's own
-                value too.
+                value too, times `Block.self_weight`.
             own: (num_rows, width) what the arcs read, of the rows themselves.
         """
         summed, own = as_input(summed, self.reference), as_input(own, self.reference)

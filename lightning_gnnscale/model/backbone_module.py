@@ -22,7 +22,7 @@ from .time_encoding import check_times
 
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "edge_attr")
-BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of")
+BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of", "self_weight")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -33,7 +33,8 @@ class BackboneModule(TakesInputs):
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
             `edge_weight`, `edge_attr`, `degree`, `indptr`, `num_sampled_nodes`, `edge_type`, `node_type`, `edge_time`,
-            `seed_time` and `seed_of` that its `forward` names; on the full graph, of `edge_weight` and `edge_attr`.
+            `seed_time`, `seed_of` and `self_weight` that its `forward` names; on the full graph, of `edge_weight` and
+            `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
             be changed before training.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.

@@ -69,6 +69,8 @@ class Block:
         edge_type: (num_arcs,) int64 relation of each arc, or None.
         node_type: (num_sources,) int64 kind of each node, or None.
         by_relation: (num_arcs,) int64, the arcs by relation, then target; None: sorted where they are needed.
+        self_weight: (num_sources,) floating, the weight of the self-loop that GCN adds to each node: 1, or where a node
+            has self-loops the weight of its last one, less what all of them weigh. None: told by the arcs given.
     """
 
     indptr: Tensor
@@ -81,6 +83,7 @@ class Block:
     edge_type: Tensor | None = None
     node_type: Tensor | None = None
     by_relation: Tensor | None = None
+    self_weight: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -161,6 +164,7 @@ def make_block(
     edge_attr: Tensor | None = None,
     edge_type: Tensor | None = None,
     node_type: Tensor | None = None,
+    self_weight: Tensor | None = None,
 ) -> Block:
     """Build the block of a batch from PyG's arguments.
 
@@ -173,6 +177,7 @@ def make_block(
         edge_attr: (num_arcs, edge_dim) or None.
         edge_type: (num_arcs,) int64 or None.
         node_type: (num_nodes,) int64 or None.
+        self_weight: (num_nodes,) or None.
 
     Raises:
         ValueError: a target is not below num_nodes, or indptr has more rows than there are nodes.
@@ -181,8 +186,9 @@ def make_block(
         if len(indptr) - 1 > num_nodes:
             raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
         return Block(
-            indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr, edge_type, node_type
-        )
+            indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr, edge_type, node_type,
+            self_weight=self_weight,
+        )  # fmt: skip
     target, order = torch.sort(edge_index[1], stable=True)
     counts = torch.bincount(target, minlength=num_nodes)
     if len(counts) > num_nodes:
@@ -191,7 +197,9 @@ def make_block(
     weight = None if edge_weight is None else edge_weight[order]
     attr = None if edge_attr is None else edge_attr[order]
     kinds = None if edge_type is None else edge_type[order]
-    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target, attr, kinds, node_type)
+    return Block(
+        indptr, edge_index[0][order], num_nodes, weight, degree, target, attr, kinds, node_type, self_weight=self_weight
+    )
 
 
 def stable_order(numbers: Tensor) -> Tensor:
@@ -226,32 +234,55 @@ def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_node
 
 
 def normalized(block: Block, dtype: torch.dtype) -> Block:
-    """Add a self-loop to each target and weigh arcs symmetrically, as GCN does.
+    """Weigh arcs symmetrically and let each target have one self-loop, as PyG's GCNConv does.
 
-    The weight of an arc u -> v is w / sqrt((d_u + 1)(d_v + 1)) with d the full graph's in-degrees (without them: the
-    sums of the weights of the arcs given); where arcs carry stored weights, degrees are sums of weights. A row that
-    holds fewer arcs than its degree (it was sampled, or it is a halo row cut to the core) and whose arcs carry no
-    weight is scaled up by degree / arcs: unbiased for a sampled row, an extrapolation for a cut one; the self-loop
-    is not scaled. Differs from PyG: a self-loop that the graph has already stays an arc like any other.
+    The weight of an arc u -> v is w / sqrt(D_u D_v), where D are the full graph's in-degrees (without them: the sums of
+    the weights of the arcs given); where arcs carry stored weights, sums of weights. Self-loops that a node has count
+    once, with the weight of the last: they stay arcs, and one is added with what is missing, see `Block.self_weight`.
+    A row that holds fewer arcs than its degree (it was sampled, or it is a halo row cut to the core) and whose arcs
+    carry no weight is scaled up by degree / arcs: unbiased for a sampled row, an extrapolation for a cut one; the added
+    self-loop is not scaled.
 
     Returns:
-        A block with num_targets more arcs, the self-loop first in each row, and `edge_weight` of the dtype.
+        A block with num_targets more arcs, the added self-loop first in each row, and `edge_weight` of the dtype.
     """
     row = block.target_of_arcs()
     weight = None if block.edge_weight is None else block.edge_weight.to(dtype)
+    own = _self_weight(block, row, weight, dtype) if block.self_weight is None else block.self_weight.to(dtype)
     if block.degree is not None:
         degree = block.degree.to(dtype)
     else:
         degree = block.indptr.new_zeros(block.num_sources, dtype=dtype)
         degree.index_add_(0, row, torch.ones_like(row, dtype=dtype) if weight is None else weight)
-    inverse_root = (degree + 1).rsqrt()
-    own = inverse_root[: block.num_targets]
-    into = own
+    scale = inverse_root(degree + own)
+    into = targets = scale[: block.num_targets]
     if block.degree is not None and weight is None:
         counts = block.indptr.diff().clamp(min=1)
-        into = own * (degree[: block.num_targets] / counts).clamp(min=1)
-    factors = into[row] * inverse_root[block.indices]
-    return _insert_loops(block, row, factors if weight is None else factors * weight, own * own)
+        into = targets * (degree[: block.num_targets] / counts).clamp(min=1)
+    factors = into[row] * scale[block.indices]
+    loops = own[: block.num_targets] * targets * targets
+    return _insert_loops(block, row, factors if weight is None else factors * weight, loops)
+
+
+def inverse_root(degree: Tensor) -> Tensor:
+    """Return 1 / sqrt(degree), 0 where a degree is 0."""
+    return degree.rsqrt().masked_fill(degree <= 0, 0.0)
+
+
+def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return `Block.self_weight` as the arcs given tell it."""
+    own = block.indptr.new_ones(block.num_sources, dtype=dtype)
+    loops = torch.nonzero(block.indices == row).flatten()
+    if not len(loops):
+        return own
+    nodes = row[loops]
+    values = own.new_ones(len(loops)) if weight is None else weight[loops]
+    # Of rows with several the last one's weight counts: places ascend, so the largest of a node is its last.
+    places = torch.arange(len(loops), device=loops.device)
+    last = loops.new_full((block.num_sources,), -1).scatter_reduce_(0, nodes, places, "amax")
+    looped = last >= 0
+    own = torch.where(looped, values[last.clamp(min=0)], own)
+    return own.index_add(0, nodes, values, alpha=-1)
 
 
 def with_self_loops(block: Block) -> Block:

@@ -1,18 +1,19 @@
 """The shape of what a checkpoint holds, checked once where it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import PurePath
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .made_again import OBJECTS, is_admitted, short, wrong_value
 
 ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
 MODEL_KEY = "gnnscale_model"  # and of its model: the backbone's class and plain arguments
+_COMPILED = "_orig_mod"  # what `torch.compile` calls the module that it wraps
 _KINDS = {
     "state_dict": Mapping,
     "callbacks": Mapping,
@@ -68,6 +69,36 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number of at least 0, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def named_as(module: nn.Module, saved: Any) -> Any:
+    """Return a state with the names of a module's weights, where either was saved or made by `torch.compile`.
+
+    `torch.compile` puts a wrapper around a module, and `_orig_mod.` into the names of what is in it.
+
+    Args:
+        module: What the state is for.
+        saved: Tensors by name, or dicts and lists of them; not changed.
+    """
+    own = {name for group in (module.named_parameters, module.named_buffers) for name, _ in group()}
+    own |= set(module.state_dict())
+    by_bare_name = {_bare(name): name for name in own}
+    return _renamed(saved, lambda name: name if name in own else by_bare_name.get(_bare(name), name))
+
+
+def _bare(name: str) -> str:
+    return ".".join(one for one in name.split(".") if one != _COMPILED)
+
+
+def _renamed(saved: Any, rename: Callable[[str], str]) -> Any:
+    if isinstance(saved, list):
+        return [_renamed(one, rename) for one in saved]
+    if not isinstance(saved, Mapping):
+        return saved
+    named = {rename(key) if isinstance(key, str) else key: _renamed(one, rename) for key, one in saved.items()}
+    # With its own names a state_dict stays as it is, with the versions of modules that it has beside its entries.
+    same = list(named) == list(saved) and all(named[key] is one for key, one in saved.items())
+    return saved if same else named
 
 
 def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:

@@ -5,7 +5,7 @@ from torch_geometric.nn import GCNConv
 
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, maps_first
-from .block import Block, normalized
+from .block import Block, inverse_root, normalized
 from .row_layers import SummingLayer
 from .sparse_linear import SparseInput, linear
 
@@ -41,6 +41,8 @@ class GCNLayer(GCNConv, SummingLayer):
 class GCN(Backbone):
     """Graph convolutional network: symmetric normalisation with self-loops, by the full graph's in-degrees.
 
+    Self-loops that the graph has count once, as in PyG.
+
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see
             `Backbone`.
@@ -60,7 +62,7 @@ class GCN(Backbone):
         return normalized(block, self.dtype)
 
     def row_scale(self, degree: Tensor, weighted: bool) -> Tensor:
-        return (degree + 1).rsqrt()
+        return inverse_root(degree)
 
     def reverse_weight(self, outer: Block) -> Tensor:
         return outer.edge_weight  # symmetric

@@ -230,15 +230,25 @@ class _Pass:
             counts = np.diff(group.indptr[piece.start : piece.stop + 1])
             scale = self._scale(rows[piece], counts, weight is not None)
             if backbone.symmetric_sums:
-                total = total.addcmul_(own[:, :channels], scale)
+                added = self._self_weight(rows[piece])
+                total = total.addcmul_(own[:, :channels], scale if added is None else scale * added.unsqueeze(1))
             total = total if scale is None else total.mul_(scale)
             yield rows[piece], backbone.layer_from_sum(index, total, own, projected)
 
     def _scale(self, nodes: np.ndarray, counts: np.ndarray | None, weighted: bool) -> Tensor | None:
         """Return the (num, 1) factors of some nodes' sums; counts: how many arcs each has."""
         degree = self.source.degree(nodes) if self.backbone.needs_degree else counts
-        scale = self.backbone.row_scale(torch.as_tensor(np.asarray(degree)).to(self.dtype), weighted)
+        degree = torch.as_tensor(np.asarray(degree)).to(self.dtype)
+        if self.backbone.symmetric_sums:
+            added = self._self_weight(nodes)
+            degree = degree + (1 if added is None else added)
+        scale = self.backbone.row_scale(degree, weighted)
         return None if scale is None else scale.unsqueeze(1)
+
+    def _self_weight(self, nodes: np.ndarray) -> Tensor | None:
+        """Return the (num,) weights of the self-loops that are added to some nodes; None: 1 for all."""
+        weight = self.source.self_weight(nodes) if self.backbone.needs_degree else None
+        return None if weight is None else torch.as_tensor(weight).to(self.dtype)
 
     def _groups(self, targets: NodeSet | None, channels: int) -> Iterator[RowBlock]:
         """Yield this rank's targets, as many at once as memory has room for their sums and their arcs."""
@@ -294,6 +304,7 @@ class _Pass:
         nodes = np.concatenate([rows, others])
         indices = _localise_and_clear(nodes, len(rows), sources, self.local_nid)
         degree = self._tensor(self.source.degree(nodes)) if self.backbone.needs_degree else None
+        added = self.source.self_weight(nodes) if self.backbone.needs_degree else None
         weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
         attr = None if self.backbone.edge_dim is None else self._tensor(np.array(block.edge_attr))
         relations = None
@@ -302,8 +313,9 @@ class _Pass:
         indptr, kinds = self._tensor(block.indptr), self._kinds(nodes)
         arcs = self._tensor(indices)
         return nodes, Block(
-            indptr, arcs, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=kinds
-        )
+            indptr, arcs, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=kinds,
+            self_weight=None if added is None else self._tensor(added),
+        )  # fmt: skip
 
     def _new_table(self, width: int, held: NodeSet | None, dtype: type) -> np.ndarray:
         """Return the next table; only the last one is still read then, so two names serve in turn."""

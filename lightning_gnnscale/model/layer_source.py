@@ -107,6 +107,9 @@ class LayerSource(Protocol):
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""
 
+    def self_weight(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) weights of the self-loops that GCN adds to nodes, see `Block`; None: 1 for all."""
+
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
         """Return the (num,) int64 kinds of nodes; None in a graph of one kind and one relation."""
 

@@ -1,6 +1,6 @@
 """Rows that a model reads by node, beside or instead of stored features: learnable embeddings, rows on other hosts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..errors import StrategyError
+from .checkpoint_entries import named_as
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
 from .sparse_linear import is_by_kind, is_sparse
@@ -67,6 +68,10 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     """
 
     inputs: NodeInputs | None = None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also where they were saved, or are, within what `torch.compile` has made."""
+        return super().load_state_dict(named_as(self, state_dict), *args, **kwargs)
 
     def setup(self, stage: str) -> None:
         """Make the rows, or share those of the other processes."""

@@ -134,6 +134,7 @@ def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor |
     if kept is None or kept[0] is not backbone:
         x = as_input(batch.x_dense if batch.x_csr is None else batch.x_csr, backbone.reference)
         block = Block(batch.indptr, batch.indices, len(batch.n_id), batch.edge_weight, batch.degree)
+        block = replace(block, self_weight=batch.self_weight)
         if local_only:
             x = head_rows(x, block.num_targets)
         kept = batch.memo[name] = backbone, x, backbone.row_arcs(block, batch.n_id, {}, local_only)

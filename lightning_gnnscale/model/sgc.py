@@ -5,7 +5,7 @@ from torch_geometric.nn import SGConv
 
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates
-from .block import Block, normalized
+from .block import Block, inverse_root, normalized
 from .row_dropout import RowDropout
 from .row_layers import Propagation, RowArcs, sum_rows
 from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
@@ -89,7 +89,7 @@ class SGC(Backbone):
         return self.out_channels if projected else self.layer_channels(index)
 
     def row_scale(self, degree: Tensor, weighted: bool) -> Tensor:
-        return (degree + 1).rsqrt()
+        return inverse_root(degree)
 
     def layer_from_sum(self, index: int, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
         summed = as_input(summed, self.reference)

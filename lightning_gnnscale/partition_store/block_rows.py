@@ -33,6 +33,7 @@ class BlockRows:
             sums of the weights instead.
         edge_weight: (num_arcs,) float32, or None.
         symmetric: Whether every arc of the graph has its reverse.
+        self_weight: (num_local + num_halo,) float32, the weight of the self-loop that GCN adds to each node; None: 1.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class BlockRows:
     degree: np.ndarray
     edge_weight: np.ndarray | None
     symmetric: bool
+    self_weight: np.ndarray | None = None
 
     @property
     def num_local(self) -> int:
@@ -103,6 +105,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         degree=_degree(store, begin, end, halo_nodes),
         edge_weight=None if store.edge_weight is None else np.array(store.edge_weight[first:last], np.float32),
         symmetric=store.symmetric,
+        self_weight=store.self_weight(np.concatenate([np.arange(begin, end), halo_nodes])),
     )
 
 

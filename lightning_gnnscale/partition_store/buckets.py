@@ -102,6 +102,7 @@ class _Spill:
         self.index = journal.open_file(STEP, INDEX_FILE, np.int64, (layout.num_buckets + 1,))
         self.both = bool(inputs.stream.to_undirected)
         self.drop_loops = bool(inputs.stream.remove_self_loops)
+        self.relations = inputs.relations
         self.src, self.dst = (np.empty(budget.spill_edges, ids) for _ in range(2))
         capacity = budget.spill_edges * (2 if self.both else 1)
         self.out = [np.empty(capacity, dtype) for dtype in dtypes]
@@ -128,8 +129,10 @@ class _Spill:
         if self.num_edges == 0:
             return
         src, dst, layout = self.src[: self.num_edges], self.dst[: self.num_edges], self.layout
-        offsets = _count(src, dst, layout.shift, layout.num_buckets, self.both, self.drop_loops)
-        _place(src, dst, layout.shift, self.both, self.drop_loops, self.first_edge, offsets.copy(), *self.out)
+        apart = self._reverse_apart(src == dst)
+        flags = self.both, self.drop_loops, apart
+        offsets = _count(src, dst, layout.shift, layout.num_buckets, *flags)
+        _place(src, dst, layout.shift, *flags, self.first_edge, offsets.copy(), *self.out)
         for group, files in zip(self.groups, self.files, strict=True):
             for file, column in zip(files, self.out, strict=False):
                 file.append(column[offsets[group.start] : offsets[group.stop]])
@@ -138,6 +141,15 @@ class _Spill:
         self.num_edges = 0
         if self.journal.due(int(offsets[-1]) * sum(column.itemsize for column in self.out)):
             self.note()
+
+    def _reverse_apart(self, loops: np.ndarray) -> np.ndarray:
+        """Return (num_edges,) bool: self-loops whose reverse is of another relation; (0,) where there are none."""
+        apart = np.zeros(0, bool)
+        if self.relations is not None and self.both and not self.drop_loops and loops.any():
+            found = np.flatnonzero(loops) + self.first_edge
+            apart = loops.copy()
+            apart[loops] = self.relations.relation_of(found) != self.relations.relation_of(~found)
+        return apart
 
     def note(self, done: bool = False) -> None:
         """Write a journal line."""
@@ -159,8 +171,9 @@ def bucket_edges(
 ) -> None:
     """Stream the edges once, relabel them, and write them bucketed by destination row.
 
-    With `stream.to_undirected` each edge is followed by its reverse; a self-loop stays one arc. With
-    `stream.remove_self_loops` self-loops go. Arcs carry their edge id only where weights or features need it.
+    With `stream.to_undirected` each edge is followed by its reverse; a self-loop stays one arc, unless its reverse is
+    of another relation. With `stream.remove_self_loops` self-loops go. Arcs carry their edge id only where relations,
+    weights or features need it.
 
     Cost: one pass; `budget.spill_edges` edges in memory; 8 to 24 bytes of scratch disk an arc.
     """
@@ -230,15 +243,15 @@ def _translate(nodes, store_nid, out):
 
 
 @kernel
-def _count(src, dst, shift, num_buckets, both, drop_loops):
-    """Return the (num_buckets + 1,) offsets of the arcs by bucket."""
+def _count(src, dst, shift, num_buckets, both, drop_loops, apart):
+    """Return the (num_buckets + 1,) offsets of the arcs by bucket; apart: see `_Spill._reverse_apart`."""
     offsets = np.zeros(num_buckets + 1, np.int64)
     for i in range(len(src)):
         loop = src[i] == dst[i]
         if loop and drop_loops:
             continue
         offsets[(dst[i] >> shift) + 1] += 1
-        if both and not loop:
+        if both and (not loop or (len(apart) > 0 and apart[i])):
             offsets[(src[i] >> shift) + 1] += 1
     for bucket in range(num_buckets):
         offsets[bucket + 1] += offsets[bucket]
@@ -246,7 +259,7 @@ def _count(src, dst, shift, num_buckets, both, drop_loops):
 
 
 @kernel
-def _place(src, dst, shift, both, drop_loops, first_edge, cursor, out_row, out_src, out_edge):
+def _place(src, dst, shift, both, drop_loops, apart, first_edge, cursor, out_row, out_src, out_edge):
     """Write each arc, and its reverse behind it, to the next free place of its bucket.
 
     The edge id of an added reverse is stored as its complement, below 0: `drop_repeats` prefers a listed arc to it.
@@ -264,7 +277,7 @@ def _place(src, dst, shift, both, drop_loops, first_edge, cursor, out_row, out_s
         out_src[place] = src[i]
         if with_edge:
             out_edge[place] = first_edge + i
-        if both and not loop:
+        if both and (not loop or (len(apart) > 0 and apart[i])):
             bucket = src[i] >> shift
             place = cursor[bucket]
             cursor[bucket] += 1

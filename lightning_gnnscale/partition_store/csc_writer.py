@@ -13,6 +13,7 @@ from .disk import WriteBudget
 from .inputs import StoreIds, StoreInputs, check_whole
 from .journal import Journal, file_states
 from .node_tables import Progress
+from .self_loops import self_weights
 
 _DIGIT_BITS = 11
 
@@ -249,6 +250,10 @@ class RowWriter:
         self.weighted_degree = None
         if inputs.edge_weight is not None:
             self.weighted_degree = journal.open_file(STEP, "weighted_degree.npy", np.float32)
+        self.loops = [
+            journal.open_file(STEP, f"{name}.npy", dtype)
+            for name, dtype in (("self_loop_nodes", nodes), ("self_loop_weight", np.float32))
+        ]
         self.cross = {name: journal.open_file(STEP, name, dtype) for name, dtype in _cross_columns(inputs).items()}
         self.cross_index = journal.open_file(STEP, "cross_index.npy", np.int64, (inputs.num_parts + 1,))
         if self.indptr.num_rows == 0:
@@ -291,6 +296,10 @@ class RowWriter:
                     _add_arcs(offsets, begin, values, weight_sums)
         if self.weighted_degree is not None:
             self.weighted_degree.append(weight_sums.astype(np.float32))
+        given = self.inputs.edge_weight
+        weights_of = None if given is None else lambda places: given[edge[places]].astype(np.float32, copy=False)
+        for file, values in zip(self.loops, self_weights(first_row, offsets, src, weights_of), strict=True):
+            file.append(values)
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
 
     def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray, relation: np.ndarray) -> int:
@@ -320,8 +329,9 @@ class RowWriter:
 
     @property
     def files(self) -> list[ArrayFile]:
-        """What stays in the store."""
+        """What stays in the store; nothing of self-loops where there are none."""
         more = [file for file in (self.edge_type, self.weighted_degree) if file is not None]
+        more += self.loops if self.loops[0].num_rows else []
         return [self.indptr, self.indices, self.degree, *(file for file, _ in self.arc_files), *more]
 
     @property
@@ -360,7 +370,7 @@ class RowWriter:
 
     def release(self) -> None:
         """Close the files as they are."""
-        for file in [*self.files, *self.scratch]:
+        for file in [*self.files, *self.loops, *self.scratch]:
             file.release()
 
 

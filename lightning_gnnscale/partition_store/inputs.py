@@ -470,9 +470,19 @@ def input_fingerprint(
         facts["times"] = [identity(columns.node_time), identity(columns.edge_time)]
     if columns.regression:
         facts["regression"] = True
+    if not stream.remove_self_loops and _reverses_apart(stream):
+        facts["reversed_loops"] = True  # stores of older releases lack the reverses of self-loops
     if columns.edge_label is not None:
         facts["edge_label"] = identity(columns.edge_label)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _reverses_apart(stream) -> bool:
+    """Whether the reverse of a self-loop is of another relation."""
+    if not stream.to_undirected or not isinstance(stream, RelationStream):
+        return False
+    pairs = zip(stream.schema.edge_types, stream.schema.reverse, strict=True)
+    return any(ends[0] == ends[2] and back != number for number, (ends, back) in enumerate(pairs))
 
 
 def _feature_identity(features) -> Any:

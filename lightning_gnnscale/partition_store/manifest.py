@@ -298,6 +298,9 @@ def wrong_files(manifest: dict) -> str | None:
         expected["edge_time"] = (np.int64, (arcs,))
     if "edge_label" in files:
         expected["edge_label"] = (np.int32, (arcs,))
+    if not {"self_loop_nodes", "self_loop_weight"}.isdisjoint(files):
+        looped = (_length(files, "self_loop_nodes"),)
+        expected |= {"self_loop_nodes": (ids, looped), "self_loop_weight": (np.float32, looped)}
     if "node_time" in files:
         expected["node_time"] = (np.int64, (nodes,))
     if schema is not None:

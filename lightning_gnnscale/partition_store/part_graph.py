@@ -87,6 +87,7 @@ class PartGraph:
         kinds: Kinds and relations of its nodes and arcs, and when they are there; None of a graph of one kind and one
             relation without times.
         edge_weight: The store's weights, by `arc_id`; None in a store without them.
+        self_weight: (num_local,) float32, the weight of the self-loop that GCN adds to each node; None: 1 for all.
     """
 
     part: int
@@ -100,6 +101,7 @@ class PartGraph:
     symmetric: bool = False
     kinds: "GraphKinds | None" = None
     edge_weight: np.ndarray | None = None
+    self_weight: np.ndarray | None = None
 
     @property
     def has(self) -> dict[str, bool]:
@@ -160,7 +162,7 @@ class WholeGraph:
         degree: (num_nodes,) in-degree.
         symmetric: Whether every arc has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
-        kinds, edge_weight: As for `PartGraph`.
+        kinds, edge_weight, self_weight: As for `PartGraph`.
     """
 
     part: int
@@ -172,6 +174,7 @@ class WholeGraph:
     fingerprint: str = ""
     kinds: GraphKinds | None = None
     edge_weight: np.ndarray | None = None
+    self_weight: np.ndarray | None = None
     arc_id = None  # positions in its CSC are those of the store
 
     @classmethod
@@ -272,13 +275,13 @@ def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> Par
     """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
     store.fetch_part(part, rows)
     graph = _weighted(store, store.load_part(part, halo_hops))
-    return replace(graph, kinds=GraphKinds.of(store, graph))
+    return replace(graph, kinds=GraphKinds.of(store, graph), self_weight=store.self_weight(graph.nodes))
 
 
 def load_whole_graph(store, part: int, arcs: bool = True) -> WholeGraph:
     """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
     graph = _weighted(store, WholeGraph.of_store(store, part, arcs))
-    return replace(graph, kinds=GraphKinds.of(store, graph))
+    return replace(graph, kinds=GraphKinds.of(store, graph), self_weight=store.self_weight())
 
 
 def _weighted(store, graph):

@@ -23,6 +23,7 @@ from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
+from .self_loops import spread
 from .verify import broken, compare_once, read_later, rises, verify_store
 
 
@@ -306,6 +307,21 @@ class PartitionStore:
         """
         stored = self._map("weighted_degree")
         return np.diff(self.csc.indptr).astype(np.float32) if stored is None else stored
+
+    def self_weight(self, nodes: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the (num,) float32 weight of the self-loop that GCN adds to each of some nodes, see `self_weights`.
+
+        Args:
+            nodes: (num,) store ids; None: all.
+
+        Returns:
+            None where no node has a self-loop (and in a store of an older release): the weight is 1.
+        """
+        looped = self._map("self_loop_nodes")
+        if looped is None:
+            return None
+        wanted = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes)
+        return spread(looped, self._map("self_loop_weight"), wanted)
 
     @property
     def regression(self) -> bool:

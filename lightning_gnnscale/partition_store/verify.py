@@ -172,7 +172,7 @@ def _check_range(store, name: str) -> None:
     files, schema = store.manifest["files"], store.manifest.get("schema") or {}
     shape, nodes = files[name]["shape"], store.num_nodes
     lengths = {"csc_indptr": "csc_indices", "halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
-    limits = dict.fromkeys(("csc_indices", "original_nid", "store_nid"), nodes)
+    limits = dict.fromkeys(("csc_indices", "original_nid", "store_nid", "self_loop_nodes"), nodes)
     tables = [("", nodes, store.manifest["feature_dim"])]
     for kind, dim in enumerate(schema.get("feature_dims") or ()):
         tables.append((kind_prefix(kind), schema["kind_sizes"][kind], dim))

@@ -115,7 +115,8 @@ def _edges_by_relation(stream, relations: dict[str, int]) -> dict[str, np.ndarra
         for name, number in relations.items():
             np.add.at(counts[name], chunk.dst[listed == number], 1)
             if back is not None:
-                np.add.at(counts[name], chunk.src[(back == number) & (chunk.src != chunk.dst)], 1)
+                reversed_too = (back == number) & ((chunk.src != chunk.dst) | (back != listed))
+                np.add.at(counts[name], chunk.src[reversed_too], 1)
     return counts
 
 

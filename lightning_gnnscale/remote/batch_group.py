@@ -152,7 +152,7 @@ def _unite_by_hash(ids, table, union, count, positions):
     return count
 
 
-_NODE_FIELDS = ("degree", "y", "train_mask", "val_mask", "test_mask")
+_NODE_FIELDS = ("degree", "self_weight", "y", "train_mask", "val_mask", "test_mask")
 _FEATURES = ("x_dense", "x_csr", "x_by_kind")
 _APART = {"n_id", "edge_index", *_FEATURES}
 

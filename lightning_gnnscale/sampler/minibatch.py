@@ -111,6 +111,8 @@ class MiniBatch(Batch):
         part: the part that the batch was drawn from.
         key: uint64 as a Python int; everything random about the batch, dropout included, follows from it.
         degree: (num_nodes,) int64 in-degree in the full graph; float32 sums of weights where the store has weights.
+        self_weight: (num_nodes,) float32, the weight of the self-loop that GCN adds to each node: 1, or less where the
+            full graph has self-loops there, which count once. None: 1 for all.
         num_sampled_nodes: seeds, then new nodes of each hop; None where the batch was not sampled hop by hop.
         num_sampled_edges: arcs of each hop; None likewise.
         x_dense: (num_nodes, dim) features as the store gives them (codes as float32), or None.
@@ -148,6 +150,7 @@ class MiniBatch(Batch):
     part: int
     key: int
     degree: Tensor | None = None
+    self_weight: Tensor | None = None
     num_sampled_nodes: list[int] | None = None
     num_sampled_edges: list[int] | None = None
     x_dense: Tensor | None = None
@@ -281,7 +284,7 @@ class MiniBatch(Batch):
             "n_id",
             "e_id",
         )
-        more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "part", "key")
+        more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "self_weight", "part", "key")
         more += ("pair_type", "source_negatives", "edge_label", "pair_attr")
         more += ("node_type", "edge_type", "edge_time", "seed_time", "seed_of")
         given = {name: getattr(self, name) for name in (*names, *more)} | links

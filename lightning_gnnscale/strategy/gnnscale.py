@@ -27,7 +27,7 @@ from ..apart import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds
 from ..events import clock
 from ..graph import batch_of
-from ..model import checkpoint_file
+from ..model import checkpoint_entries, checkpoint_file
 from ..scratch import keep_sockets
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -172,6 +172,7 @@ class GNNScaleStrategy(DDPStrategy):
         self.weights.check_exchange(self.exchange)
         self._exchange_run: ExchangeRun | None = None
         self._loaded_from: Any = None
+        self._environment: dict[str, str | None] = {}  # as it was, where this process is the only one
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -255,6 +256,8 @@ class GNNScaleStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         """Check what can be checked before work, then join the processes."""
+        if self._is_alone:
+            self._environment = launcher.environment()
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             self.exchange.check(trainer)
@@ -296,12 +299,16 @@ class GNNScaleStrategy(DDPStrategy):
         # creates_processes_externally is true in the processes that Lightning has started, too
         return isinstance(self.cluster_environment, LightningEnvironment)
 
+    @property
+    def _is_alone(self) -> bool:
+        return self.num_processes * self.num_nodes == 1
+
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
+        if self._start_method == "popen" and self._starts_processes and self._is_alone:
+            self._launcher = None  # nothing to start: Lightning's would write this process's rank for others
+            return
         if self._start_method == "popen" and imports._IS_INTERACTIVE and self._starts_processes:
-            if self.num_processes == 1:
-                self._launcher = None
-                return
             rank_zero_info("A notebook or a Python shell: processes are forked, as by strategy='gnnscale_fork'")
             self._start_method = "fork"
         if self._start_method == "forkserver":
@@ -411,7 +418,8 @@ class GNNScaleStrategy(DDPStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights of a checkpoint; another model's are refused in one line."""
         with checkpoint_file.of_this_model(self._loaded_from, type(self.lightning_module)):
-            super().load_model_state_dict(checkpoint, strict)
+            named = checkpoint_entries.named_as(self.lightning_module, checkpoint["state_dict"])
+            super().load_model_state_dict({**checkpoint, "state_dict": named}, strict)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, and the learned rows beside it."""
@@ -426,7 +434,8 @@ class GNNScaleStrategy(DDPStrategy):
             rank_zero_warn(
                 f"the checkpoint was trained under {trained_under}; training goes on under {self.exchange!r}"
             )
-        self.weights.load_state_dict(checkpoint.get(CHECKPOINT_KEY))
+        kept = checkpoint.get(CHECKPOINT_KEY)
+        self.weights.load_state_dict(checkpoint_entries.named_as(self.lightning_module, kept))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait for all ranks.
@@ -450,11 +459,15 @@ class GNNScaleStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """Let go of processes, streams and what the policies hold."""
-        super().teardown()
-        self.weights.teardown()
-        if self._exchange_run is not None:
-            self._exchange_run.detach()
-            self._exchange_run = None
+        try:
+            super().teardown()
+            self.weights.teardown()
+            if self._exchange_run is not None:
+                self._exchange_run.detach()
+                self._exchange_run = None
+        finally:
+            launcher.restore_environment(self._environment)
+            self._environment = {}
 
 
 def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> Any:

@@ -25,6 +25,8 @@ from ..errors import RankProcess, StrategyError, clear_error
 from . import averaging
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+# What Lightning, and `prefer_loopback`, write to the environment of a run.
+RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
 _PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
 _START_LIMIT = timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -73,6 +75,7 @@ class Launcher(_MultiProcessingLauncher):
             dist.destroy_process_group()  # of an earlier run in this process: the others are to meet at its port
         if self._start_method == "fork":
             _end_openmp_threads()
+        before = environment()
         try:
             return super().launch(function, *args, **kwargs)
         except ProcessRaisedException:
@@ -82,6 +85,22 @@ class Launcher(_MultiProcessingLauncher):
                 line = f"rank {error.error_index} (process {error.error_pid}) stood stopped for strategy.timeout"
                 raise StrategyError(f"{line}, and was ended: start again from the last checkpoint") from None
             raise StrategyError(exit_line(error.error_index, error.error_pid, error.exit_code)) from None
+        finally:
+            restore_environment(before)
+
+
+def environment() -> dict[str, str | None]:
+    """Return what the environment says of ranks and their meeting place; None: nothing."""
+    return {name: os.environ.get(name) for name in RANK_VARIABLES}
+
+
+def restore_environment(before: dict[str, str | None]) -> None:
+    """Let the environment say what it said: what is started later would else take itself for a rank of this run."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _end_openmp_threads() -> None:

@@ -122,6 +122,9 @@ class MemorySource:
     def degree(self, nodes):
         return self.graph.degree.numpy()[nodes]
 
+    def self_weight(self, nodes):
+        return None
+
     def write(self, table, rows, values):
         table[rows] = values
 

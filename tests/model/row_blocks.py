@@ -62,10 +62,11 @@ def _rows_of(rank, ranks, offsets, halos, csc, weight, degree):
     indices = torch.tensor([place[int(node)] for node in csc.indices[arcs]], dtype=torch.int32)
     indptr = torch.from_numpy(csc.indptr[first : stop + 1] - csc.indptr[first])
     own_weight = None if weight is None else weight[arcs]
+    lacking = torch.from_numpy(~np.isin(nodes, SELF_LOOPS)).float()  # nothing where there is a self-loop
     inside = [(halo >= first) & (halo < stop) for halo in halos]
     return Rows(
         rank,
-        Block(indptr, indices, len(nodes), own_weight, torch.from_numpy(degree[nodes])),
+        Block(indptr, indices, len(nodes), own_weight, torch.from_numpy(degree[nodes]), self_weight=lacking),
         torch.from_numpy(nodes.astype(np.int64)),
         [torch.from_numpy((halos[other][inside[other]] - first).astype(np.int64)) for other in ranks],
         [int(((halos[rank] >= offsets[owner]) & (halos[rank] < offsets[owner + 1])).sum()) for owner in ranks],

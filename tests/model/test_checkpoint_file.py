@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import CheckpointError
+from lightning_gnnscale.model.checkpoint_entries import named_as
 from lightning_gnnscale.model.checkpoint_file import CheckpointFiles, link_checkpoint, plain, read_checkpoint
 from tests.says import said
 
@@ -210,6 +211,70 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
     torch.save({"weights": 1}, tmp_path / "x.ckpt")
     with pytest.raises(CheckpointError, match=said("x.ckpt own.ckpt")):
         trainer(tmp_path).fit(Linear(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+BOTH_WAYS = pytest.mark.parametrize(("saved", "loaded"), [(compiled, None), (None, compiled)], ids=["off", "on"])
+
+
+def backbone(wrap):
+    model = gs.model.GraphSAGE(3, 4, 2, num_layers=2, norm="batch")
+    return compiled(model) if wrap is compiled else model
+
+
+def values(model):
+    return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+
+
+class CompiledWithin(Linear):
+    def __init__(self, wrap):
+        super().__init__()
+        self.layer = compiled(self.layer) if wrap is compiled else self.layer
+        self.before = []
+
+    def on_train_start(self):
+        self.before = values(self)
+
+    on_test_start = on_predict_start = on_train_start
+
+
+@BOTH_WAYS
+def test_a_compiled_backbones_checkpoint_loads_into_a_plain_one_and_back(tmp_path, saved, loaded):
+    model = gs.NodeClassifier(backbone(saved), num_classes=2, lr=0.5)
+    content = {"state_dict": model.state_dict(), "hyper_parameters": dict(model.hparams)}
+    model.on_save_checkpoint(content)
+    path = save(tmp_path, content | {"pytorch-lightning_version": L.__version__, "epoch": 0, "global_step": 0})
+    assert any("_orig_mod" in name for name in content["state_dict"]) == (saved is compiled)
+    given = gs.NodeClassifier.load_from_checkpoint(path, backbone=backbone(loaded))
+    made_again = gs.NodeClassifier.load_from_checkpoint(path)
+    for one in (given, made_again):
+        assert all(map(torch.equal, values(model), values(one)))
+    with pytest.raises(CheckpointError, match=said("another model NodeClassifier")):
+        gs.NodeClassifier.load_from_checkpoint(path, backbone=compiled(gs.model.GraphSAGE(3, 5, 2)))
+
+
+@BOTH_WAYS
+def test_the_trainer_goes_on_from_a_compiled_models_checkpoint_and_back(tmp_path, saved, loaded):
+    model, first = CompiledWithin(saved), trainer(tmp_path)
+    first.fit(model)
+    first.save_checkpoint(tmp_path / "own.ckpt")
+    for run in ("fit", "test", "predict"):
+        other = CompiledWithin(loaded)
+        getattr(trainer(tmp_path, max_epochs=2), run)(other, ckpt_path=tmp_path / "own.ckpt")
+        assert all(map(torch.equal, other.before, values(model)))
+
+
+def test_states_of_weight_policies_get_the_names_of_the_model():
+    weight = torch.ones(2)
+    state = {"policy": "ModelAveraging", "own": {3: {"layer.weight": weight}}, "ranks": [{"layer.bias": weight}]}
+    named = named_as(CompiledWithin(compiled), state)
+    assert named["policy"] == "ModelAveraging" and list(named["own"][3]) == ["layer._orig_mod.weight"]
+    assert named["own"][3]["layer._orig_mod.weight"] is weight
+    assert list(named["ranks"][0]) == ["layer._orig_mod.bias"]
+    assert list(named_as(CompiledWithin(None), named)["own"][3]) == ["layer.weight"]
 
 
 def test_modules_load_from_their_checkpoints(tmp_path):

@@ -152,7 +152,7 @@ class Batch:
         self.x_dense, self.x_csr, self.memo = x_dense, x_csr, {}
         block = rows.block
         self.indptr, self.indices, self.edge_weight = block.indptr, block.indices, block.edge_weight
-        self.degree, self.n_id = block.degree, rows.node_ids
+        self.degree, self.self_weight, self.n_id = block.degree, block.self_weight, rows.node_ids
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -68,7 +68,7 @@ def expected_arcs(reverse_apart: bool = False) -> set[tuple[int, int, int]]:
             names.append(kind)
         for a, b in edges.T.tolist():
             u, v = a + first[kind[0]], b + first[kind[2]]
-            arcs |= {(u, v, number)} | ({(v, u, back)} if u != v else set())
+            arcs |= {(u, v, number)} | ({(v, u, back)} if u != v or back != number else set())
     return arcs
 
 
