@@ -1,5 +1,6 @@
 """Balance: what a part may hold of nodes, volume and masked nodes, whether that can be met, and packing in order."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -227,8 +228,7 @@ def resolve_constraints(
             counts[d] = given[name]
     total, heaviest = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
     _weigh(degree, kinds, flags, counts, total, heaviest)
-    floor = np.floor(slack * total / num_parts * (1 + 1e-12)).astype(np.int64)
-    cap = np.maximum(floor, -(-total // num_parts))
+    cap = caps(slack, total, num_parts)
     constraints = Constraints(names, slack, kinds, flags, counts, total, cap)
     for d, name in enumerate(names):
         weight = node_weight(constraints, degree, int(heaviest[d]))[d]
@@ -239,6 +239,12 @@ def resolve_constraints(
                 f"{weight * num_parts / total[d]:.3f}"
             )
     return constraints
+
+
+def caps(slack: np.ndarray, total: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return (D,) int64: the largest allowed weight of a part, see `Constraints.cap`."""
+    floor = np.floor(slack * total / num_parts * (1 + 1e-12)).astype(np.int64)
+    return np.maximum(floor, -(-total // num_parts))
 
 
 def node_weight(constraints: Constraints, degree: np.ndarray, node: int) -> list[int]:
@@ -264,6 +270,12 @@ def part_loads(constraints: Constraints, degree: np.ndarray, part_id: np.ndarray
 
 
 def judge(constraints: Constraints, loads: np.ndarray) -> None:
+    """Let `partition` judge the parts once they are final; a method that was called directly judges them at once."""
+    if not phases.leave_judgement(constraints, loads):
+        judge_now(constraints, loads)
+
+
+def judge_now(constraints: Constraints, loads: np.ndarray) -> None:
     """Keep the balances in the record of the run, and warn of every constraint that is not met, with its size."""
     num_parts, largest = len(loads), loads.max(axis=0)
     over_mean = largest * num_parts / np.maximum(1, constraints.total)
@@ -273,9 +285,11 @@ def judge(constraints: Constraints, loads: np.ndarray) -> None:
         over = int(largest[d] - constraints.cap[d])
         if over > 0:
             violated[name] = over
+            enough = math.ceil(reached[name] * 1e4) / 1e4
             phases.warn(
-                f"balance of {name} is {reached[name]:.4f}, above the {constraints.slack[d]:g} asked for: part "
-                f"{int(loads[:, d].argmax())} holds {largest[d]}, {over} more than its {constraints.cap[d]}"
+                f"balance of {name} is {reached[name]:.4f}, above the {constraints.slack[d]:g} asked for or promised: "
+                f"part {int(loads[:, d].argmax())} holds {largest[d]}, {over} more than its {constraints.cap[d]}: take "
+                f"fewer parts than {num_parts}, or allow partitioner.balance.{name}={enough:g}"
             )
     phases.note(balance=reached, balance_violations=violated)
 

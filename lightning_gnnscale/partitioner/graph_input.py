@@ -184,12 +184,15 @@ class GraphInput:
 
 
 def graph_partitioner(
-    name: str, memory: Callable[..., float] | None = None, resumable: bool = True
+    name: str,
+    memory: Callable[..., float] | None = None,
+    resumable: bool = True,
+    slack: float | Callable[..., float | None] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Register a partitioner that is written as a function of a `GraphInput`.
 
     Args:
-        name, memory: see `register_partitioner`.
+        name, memory, slack: see `register_partitioner`.
         resumable: it saves its state, and takes the options `checkpoint` and `checkpoint_every`.
 
     Returns:
@@ -214,7 +217,7 @@ def graph_partitioner(
         # What a caller may give: the method's own options stand between `progress` and `deduplicate`.
         shown = [shared["stream"], shared["num_parts"], *keywords[:4], *own, *keywords[4:]]
         partitioner.__signature__ = inspect.Signature(shown)
-        return register_partitioner(name, memory)(partitioner)
+        return register_partitioner(name, memory, slack)(partitioner)
 
     return decorate
 

@@ -43,7 +43,11 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     return (16 + placed_into) * num_nodes + 34 * chunk
 
 
-@graph_partitioner("grem", memory=_memory)
+def _promised(num_nodes: int, num_parts: int, options: Mapping) -> float:
+    return part_cap(num_nodes, num_parts, options["epsilon"]) * num_parts / num_nodes
+
+
+@graph_partitioner("grem", memory=_memory, slack=_promised)
 def grem(
     graph: GraphInput,
     num_parts: int,

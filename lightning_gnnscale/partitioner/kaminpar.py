@@ -14,18 +14,21 @@ from .graph_access.simple_graph import symmetric_adjacency
 from .graph_input import GraphInput, graph_partitioner
 from .registry import check_number
 
+_SLACK = 1.03  # KaMinPar's default
+
 # The ParHIP format: three uint64 (version, nodes, arcs), a uint64 file position a row, then the neighbours. The
 # version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).
 _NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
 
 
-@graph_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges, resumable=False)
+@graph_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges, resumable=False, slack=_SLACK)
 def kaminpar(graph: GraphInput, num_parts: int, *, threads: int = 1, preset: str = "default") -> np.ndarray:
     """Partition with KaMinPar, the whole graph in memory; it is handed over in a file on scratch disk.
 
     Args:
         graph: the graph; scratch disk is needed. Its seed is KaMinPar's own, in [0, 2**31).
-        graph.balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean.
+        graph.balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean;
+            a warning says where KaMinPar breaks it.
         num_parts: in [1, num_nodes].
         threads: >= 1; with several threads the result is another one each time.
         preset: a name of KaMinPar's own settings, for example "fast", "default", "eco", "strong" or "terapart".
@@ -93,7 +96,7 @@ def _write_parhip(folder: Path, adjacency: CSC):
 
 def _node_slack(balance) -> float:
     if not balance:
-        return 1.03
+        return _SLACK
     if set(balance) != {"nodes"}:
         raise ValueError(f"partitioner 'kaminpar' can bound the balance of 'nodes' alone, got {sorted(balance)}")
     check_number("partitioner.balance.nodes", balance["nodes"], at_least=1)

@@ -3,12 +3,19 @@
 import numpy as np
 
 from ..rng import fold, permutation
-from .registry import complete_options, get_partitioner, register_partitioner
+from . import phases
+from .constraints import caps, judge
+from .registry import complete_options, get_partitioner, promised_slack, register_partitioner
 
 _SALT = 0x4D495845  # keeps this use of the seed apart from all others
 
 
-@register_partitioner("mixed")
+def _promised(num_nodes: int, num_parts: int, options: dict) -> float | None:
+    own = {name: value for name, value in options.items() if name not in ("of", "pieces")}
+    return promised_slack(options["of"], complete_options(options["of"], own), num_nodes, num_parts)
+
+
+@register_partitioner("mixed", slack=_promised)
 def mixed(
     stream,
     num_parts: int,
@@ -31,8 +38,8 @@ def mixed(
         stream: An EdgeStream.
         num_parts: In [1, num_nodes].
         seed: Seed that decides the pieces and how they are dealt.
-        masks, balance, progress: As the method `of` takes them. Every piece keeps the balances, and so does a union of
-            pieces.
+        masks, balance, progress: As the method `of` takes them. Parts are judged by it: where a piece has few nodes,
+            the one by which pieces differ adds up, and a warning says by how much.
         of: Name of the registered method that cuts the pieces.
         pieces: Number of pieces per part, in [1, num_nodes // num_parts].
         options: Options of the method `of`.
@@ -56,4 +63,10 @@ def mixed(
     num_pieces = num_parts * int(pieces)
     piece = method(stream, num_pieces, seed=seed, masks=masks, balance=balance, progress=progress, **options)
     part_of_piece = permutation(num_pieces, fold(seed, _SALT)) % num_parts
+    judged = phases.take_judgement()
+    if judged is not None:
+        constraints, piece_loads = judged
+        loads = np.zeros((num_parts, piece_loads.shape[1]), np.int64)
+        np.add.at(loads, part_of_piece, piece_loads)
+        judge(constraints._replace(cap=caps(constraints.slack, constraints.total, num_parts)), loads)
     return part_of_piece[piece].astype(np.int32)

@@ -16,6 +16,7 @@ from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
 from . import phases
 from .constraints import balance_by_kind
+from .promises import check_ids, fill_empty_parts, settle_balance
 from .quality import PartitionQuality, check_masks, evaluate_partitioning
 from .registry import complete_options, decisive_options, get_partitioner
 
@@ -46,7 +47,7 @@ class Partitioning:
 
     Attributes:
         part_id: (num_nodes,) int32 in [0, num_parts), in the node order of the stream.
-        num_parts: number of parts; some may own no node.
+        num_parts: number of parts.
         method: name of the partitioner.
         options: its options, defaults filled in; those that decide nothing, see `decisive_options`, at their defaults.
         seed: decides every random choice.
@@ -165,7 +166,8 @@ def partition(
     Args:
         stream: an EdgeStream.
         method: one of `available_partitioners()`.
-        num_parts: in [1, num_nodes].
+        num_parts: in [1, num_nodes]. A part that a method leaves without nodes gets one of the largest part's, which
+            the notes tell (`parts_filled`).
         seed: decides every random choice.
         masks: {"train": (num_nodes,) bool, ...}, for methods that balance them and for `train_balance`; of integers,
             how much each node counts.
@@ -198,12 +200,13 @@ def partition(
     seen = stream if not relation_weight else weigh_relations(stream, relation_weight)
     if relation_weight and options.get("deduplicate") and max(relation_weight.values()) > 1:
         raise ValueError("partitioner.deduplicate=true drops the repeats that relation_weight makes: leave one out")
-    with phases.recording() as record, MemoryPeak() as peak:
+    with phases.recording(phases.PhaseRecord(judges_later=True)) as record, MemoryPeak() as peak:
         with phases.phase("total"):
             given = {"masks": of_kinds or None, "balance": balance, "progress": progress}
             part_id = function(seen, num_parts, seed=seed, **given, **options)
         peak_bytes = max(0, peak.update() - peak.start_bytes)
-        part_id = _check_result(method, part_id, stream.num_nodes, num_parts)
+        part_id = fill_empty_parts(check_ids(method, part_id, stream.num_nodes, num_parts), num_parts)
+        settle_balance(method, options, part_id, num_parts, balance, of_kinds)
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
@@ -257,17 +260,6 @@ def _check_num_parts(num_parts, num_nodes: int) -> int:
     if not is_whole or not 1 <= num_parts <= num_nodes:
         raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {num_parts}")
     return int(num_parts)
-
-
-def _check_result(method: str, part_id, num_nodes: int, num_parts: int) -> np.ndarray:
-    part_id = np.asarray(part_id)
-    if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
-        raise ValueError(
-            f"partitioner {method!r} returned {part_id.shape} {part_id.dtype}, not ({num_nodes},) integers"
-        )
-    if int(part_id.min()) < 0 or int(part_id.max()) >= num_parts:
-        raise ValueError(f"partitioner {method!r} returned part ids {part_id.min()} to {part_id.max()}")
-    return part_id.astype(np.int32, copy=False)
 
 
 def _write(path: Path, write) -> None:

@@ -19,11 +19,15 @@ class PhaseRecord:
         seconds: wall-clock seconds by phase.
         notes: plain JSON facts, for example the layout that was found.
         graph: the SimpleGraph that the method read, so that evaluation need not look for the layout again.
+        judges_later: whether parts are judged by whoever opened the record, once they are final.
+        judgement: the constraints that the method kept to, and the loads of its parts.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     notes: dict = field(default_factory=dict)
     graph: object | None = None
+    judges_later: bool = False
+    judgement: tuple | None = None
 
 
 _open: ContextVar[PhaseRecord | None] = ContextVar("gnnscale_phases", default=None)
@@ -64,6 +68,24 @@ def warn(message: str) -> None:
     record = _open.get()
     if record is not None:
         record.notes.setdefault("warnings", []).append(message)
+
+
+def leave_judgement(constraints, loads) -> bool:
+    """Put constraints and the loads of the parts into the open record; return whether it is to be judged later."""
+    record = _open.get()
+    if record is None or not record.judges_later:
+        return False
+    record.judgement = (constraints, loads)
+    return True
+
+
+def take_judgement() -> tuple | None:
+    """Take out what `leave_judgement` put into the open record."""
+    record = _open.get()
+    if record is None:
+        return None
+    judgement, record.judgement = record.judgement, None
+    return judgement
 
 
 def keep_graph(graph) -> None:

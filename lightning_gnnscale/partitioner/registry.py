@@ -10,18 +10,25 @@ from .graph_access.scratch import AUTO
 
 _PARTITIONERS: dict[str, Callable] = {}
 _MEMORY: dict[str, Callable[..., float]] = {}
+_PROMISED: dict[str, float | Callable[..., float | None]] = {}
 SHARED = ("seed", "masks", "balance", "progress")
 WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
 _SCRATCH = "scratch"
 
 
-def register_partitioner(name: str, memory: Callable[..., float] | None = None) -> Callable[[Callable], Callable]:
+def register_partitioner(
+    name: str,
+    memory: Callable[..., float] | None = None,
+    slack: float | Callable[..., float | None] | None = None,
+) -> Callable[[Callable], Callable]:
     """Register a partitioner under a name, for `partition(method=name)` and the Hydra group `partitioner`.
 
     Args:
         name: a name that no other partitioner has.
         memory: `memory(num_nodes, num_edges, num_parts, options)` returns the bytes that it holds at its peak, for the
             planner; `num_edges` are undirected, `options` complete. None: not known.
+        slack: the largest part over the mean, of nodes, that it promises where no balance is asked for, or
+            `slack(num_nodes, num_parts, options)`; `partition` warns where it is not met. None: it promises none.
 
     Returns:
         A decorator for `fn(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, **options)`, which
@@ -39,6 +46,8 @@ def register_partitioner(name: str, memory: Callable[..., float] | None = None) 
         _PARTITIONERS[name] = function
         if memory is not None:
             _MEMORY[name] = memory
+        if slack is not None:
+            _PROMISED[name] = slack
         return function
 
     return decorate
@@ -77,6 +86,12 @@ def partition_bytes(name: str, num_nodes: int, num_edges: int, num_parts: int, o
     defaults = complete_options(name, {})
     own = {key: value for key, value in options.items() if key in defaults}
     return int(_MEMORY[name](num_nodes, num_edges, num_parts, {**defaults, **own}))
+
+
+def promised_slack(name: str, options: Mapping, num_nodes: int, num_parts: int) -> float | None:
+    """Return the largest part over the mean, of nodes, that a method promises by itself; None: it promises none."""
+    promised = _PROMISED.get(name)
+    return promised(num_nodes, num_parts, options) if callable(promised) else promised
 
 
 def complete_options(name: str, options: Mapping) -> dict:
