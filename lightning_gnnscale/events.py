@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -27,6 +28,7 @@ from .memory_peak import MemoryPeak
 
 PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
+HIDDEN = "GNNSCALE_HIDDEN"  # and what is kept out of it by this: JSON, names of variables to references
 SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # and the system's temporary folder by this: a run has one of its own
 
 on_stage: Callable[[str], None] | None = None  # called with the name of each stage of this process as it begins
@@ -35,6 +37,8 @@ _recent: list[dict] = []
 _MOST_RECENT = 10_000
 _UNTOLD_WAIT_S = 1.0
 _SOMEONE = "another process"
+_OWN_WORDS = ("event", "time", "pid", "stage", "command")  # written by the code: readers look for them
+_SHORTEST = 4  # of a value that is looked for in text: shorter ones stand in any
 
 
 def open_log(path: str | os.PathLike | None) -> None:
@@ -44,6 +48,38 @@ def open_log(path: str | os.PathLike | None) -> None:
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     os.environ[ENV_FILE] = str(Path(path).resolve())
+
+
+def hide(variable: str, reference: str) -> None:
+    """Keep the value of an environment variable out of the events' file, here and in processes that are started.
+
+    Args:
+        variable: Its name.
+        reference: The text that stands in its place, "${oc.env:NAME}".
+    """
+    os.environ[HIDDEN] = json.dumps(json.loads(os.environ.get(HIDDEN, "{}")) | {variable: reference})
+
+
+def replaced(value: Any, references: Mapping[str, str]) -> Any:
+    """Return text, or plain values, with references in place of values, also where a path spells them otherwise.
+
+    Args:
+        value: Text, a mapping, a list or tuple; all else is returned as it is.
+        references: Value to the reference that stands in its place. Values of fewer than 4 letters stay.
+    """
+    if isinstance(value, str):
+        spelled = {
+            one: reference
+            for text, reference in references.items()
+            for one in (text, os.path.normpath(text), os.path.expanduser(text))
+            if len(one) >= _SHORTEST
+        }
+        for text in sorted(spelled, key=len, reverse=True):
+            value = value.replace(text, spelled[text])
+        return value
+    if isinstance(value, Mapping):
+        return {replaced(key, references): replaced(entry, references) for key, entry in value.items()}
+    return [replaced(entry, references) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def record(name: str, **fields) -> dict:
@@ -58,10 +94,20 @@ def record(name: str, **fields) -> dict:
     del _recent[:-_MOST_RECENT]
     path = os.environ.get(ENV_FILE)
     if path:
+        line = json.dumps(_without_hidden(event), default=str) + "\n"
         # One write of one line on a file opened for appending: lines of several processes do not mix.
         with open(path, "a") as file:
-            file.write(json.dumps(event, default=str) + "\n")
+            file.write(line)
     return event
+
+
+def _without_hidden(event: dict) -> dict:
+    names = json.loads(os.environ.get(HIDDEN, "{}"))
+    references = {os.environ[name]: reference for name, reference in names.items() if name in os.environ}
+    if not references:
+        return event
+    plain = json.loads(json.dumps(event, default=str))  # paths as text
+    return {key: entry if key in _OWN_WORDS else replaced(entry, references) for key, entry in plain.items()}
 
 
 def begin_run(**fields) -> dict:

@@ -110,6 +110,7 @@ def _nothing_left_behind():
     """What a run leaves in its process (a process group, variables of the environment) stays out of the next test."""
     before = dict(os.environ)
     os.environ.pop("GNNSCALE_EVENTS", None)
+    os.environ.pop("GNNSCALE_HIDDEN", None)
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

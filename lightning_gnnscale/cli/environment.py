@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from .. import events
 from .errors import UsageError
 
-_SHORTEST = 4  # of a value that is looked for in text: shorter ones stand in any
 _NAMES = ("name", "dataset.name")  # of folders
 _read: dict[str, str] = {}  # value to the reference that has read it
 _as_written = False
@@ -23,8 +23,9 @@ def _env(key: str, *default: Any) -> Any:
     if _as_written:
         return reference
     value = oc.env(key, *default)
-    if isinstance(value, str) and os.environ.get(key) == value and len(value) >= _SHORTEST:
+    if isinstance(value, str) and os.environ.get(key) == value:
         _read[value] = reference
+        events.hide(key, reference)
     return value
 
 
@@ -39,13 +40,7 @@ def written(config: DictConfig) -> dict[str, Any]:
 
 def hidden(value: Any) -> Any:
     """Return text, or plain values of a summary, with references in place of what environment variables hold."""
-    if isinstance(value, str):
-        for text in sorted(_read, key=len, reverse=True):
-            value = value.replace(text, _read[text])
-        return value
-    if isinstance(value, Mapping):
-        return {key: hidden(entry) for key, entry in value.items()}
-    return [hidden(entry) for entry in value] if isinstance(value, list | tuple) else value
+    return events.replaced(value, _read)
 
 
 def check_names(settings: Mapping[str, Any]) -> None:

@@ -150,9 +150,9 @@ class FullGraphDataModule(StoredGraphDataModule):
         return self._loader("train", None)
 
     def val_dataloader(self) -> FullGraphLoader | list:
-        """Return the loader of the validation nodes of this rank's block; an empty list without a mask for them."""
+        """Return the loader of the validation nodes of this rank's block; an empty list in a fit without any."""
         if "val" not in self.store.masks:
-            return []
+            return self._without_validation("a val mask", "write the store with masks={'val': ...}")
         self._check_labels("validation")
         return self._loader("val", "val")
 

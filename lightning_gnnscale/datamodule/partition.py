@@ -368,10 +368,12 @@ class PartitionDataModule(StoredGraphDataModule):
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
     def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
-        """Return this rank's share of the validation nodes or links, or an empty list without any."""
+        """Return this rank's share of the validation nodes or links, or an empty list in a fit without any."""
         on_links = self.sampler.trains_on_links
         if "val" not in (self.links if on_links else self.store.masks):
-            return []
+            if on_links:
+                return self._without_validation("links for it", "use hold_out_edges, or links=")
+            return self._without_validation("a val mask", "write the store with masks={'val': ...}")
         if not on_links:
             self._check_labels("validation")
         return self._evaluation("val")

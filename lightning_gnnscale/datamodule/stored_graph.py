@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..dataset import GraphDataset
@@ -304,8 +305,14 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def store(self) -> PartitionStore:
-        """The open store; opened on first use."""
+        """The open store; opened on first use.
+
+        Raises:
+            PartitionStoreError: there is none yet, or it cannot be opened.
+        """
         if self._store is None:
+            if self.store_source is not None and not self.root.exists():
+                raise PartitionStoreError(f"{self.root}: the store is not made yet: call prepare_data() first")
             self._store = PartitionStore.open(self.root, self.verify)
         return self._store
 
@@ -362,6 +369,12 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def _check_trainable(self) -> None:
         if self.store.labels is None or "train" not in self.store.masks:
             raise StrategyError(f"{self.root}: training needs labels and a train mask; write the store with both")
+
+    def _without_validation(self, what: str, remedy: str) -> list:
+        """Return the loaders of a fit that does not validate; refuse where nothing but validation was asked for."""
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING:
+            raise StrategyError(f"{self.root}: validation needs {what}: {remedy}")
+        return []
 
     def _check_testable(self) -> None:
         if "test" not in self.store.masks:

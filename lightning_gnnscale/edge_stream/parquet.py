@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError
@@ -106,6 +107,7 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
         raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null)")
     if is_text(column.type):
         return Strings.from_arrow(plain_strings(column))
+    column = plain_values(name, column)
     return native_ids(f"{name}: edge {first_edge} or later", column.to_numpy(), keep_uint64)
 
 
@@ -114,6 +116,29 @@ def plain_strings(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):  # a view has no kernel that would take numbered ones
         column = column.dictionary.cast(pa.string()).take(column.indices)
     return column.cast(pa.string())
+
+
+def plain_values(name, column):
+    """Return an array of Arrow, or one in chunks, without what stands around its values; strings may stay numbered.
+
+    Categories that are no strings, run lengths and Arrow's own booleans of a byte become the values that they hold.
+
+    Raises:
+        EdgeStreamError: a type of another library, whose stored numbers mean something else, as periods do.
+    """
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.bool8":
+            return column.cast(pa.bool_())
+        if not is_text(kind.storage_type):
+            remedy = ": give dates, .dt.to_timestamp()" if "period" in kind.extension_name else ": give plain values"
+            raise EdgeStreamError(f"{name}: values are of the type {kind.extension_name}{remedy}")
+        return column.cast(kind.storage_type)
+    if pa.types.is_run_end_encoded(kind):
+        return plain_values(name, pc.run_end_decode(column))
+    if pa.types.is_dictionary(kind) and not is_text(kind):
+        return column.cast(kind.value_type)
+    return column
 
 
 def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> ParquetStream:
@@ -173,8 +198,9 @@ def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
     Raises:
         EdgeStreamError: the column holds something else; names the remedy.
     """
-    if pa.types.is_integer(field.type):
-        return np.dtype(field.type.to_pandas_dtype())
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_integer(kind):
+        return np.dtype(kind.to_pandas_dtype())
     if is_text(field.type):
         if relabel:
             return np.dtype(np.int64)

@@ -19,7 +19,7 @@ from ..errors import EdgeStreamError, one_line_of
 from ..values import of_tensor
 from .array import open_array
 from .options import StreamOptions, pick_columns, table_path, tell_unread
-from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings
+from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
 from .stream import EdgeStream
 
@@ -43,8 +43,12 @@ def as_column(source: Any) -> pa.ChunkedArray:
     """Return a column, or a list or numpy array of strings, as Arrow's; numbers and Arrow's own strings are shared.
 
     Raises:
-        EdgeStreamError: Arrow cannot hold it.
+        EdgeStreamError: Arrow cannot hold it, or its numbers stand for something else, see `plain_values`.
     """
+    return plain_values(str(getattr(source, "name", None) or type(source).__name__), _arrow_column(source))
+
+
+def _arrow_column(source: Any) -> pa.ChunkedArray:
     try:
         if isinstance(source, pa.Array):
             return pa.chunked_array([source])
@@ -63,12 +67,12 @@ def as_column(source: Any) -> pa.ChunkedArray:
 def table_columns(table: Any, names: list[int]) -> list[pa.ChunkedArray]:
     """Return some columns of a table, by position; what they hold is shared where Arrow takes it as it lies."""
     if isinstance(table, pa.Table):
-        return [table.column(place) for place in names]
+        return [as_column(table.column(place)) for place in names]
     if hasattr(table, "iloc"):  # of pandas: the other columns need not be of Arrow's types
         return [as_column(table.iloc[:, place]) for place in names]
     if hasattr(table, "get_column"):  # of polars
         return [as_column(table.get_column(list(table.columns)[place])) for place in names]
-    return [pa.table(table).column(place) for place in names]
+    return [as_column(pa.table(table).column(place)) for place in names]
 
 
 def column_names(table: Any) -> list[str]:

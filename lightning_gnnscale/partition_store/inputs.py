@@ -337,7 +337,8 @@ def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
 def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource:
     source = SparseSource(np.asarray(indptr), np.asarray(indices), np.asarray(data), tuple(int(s) for s in shape))
     if source.shape[0] != num_nodes or len(source.indptr) != num_nodes + 1:
-        raise ValueError(f"features must have {num_nodes} rows, got CSR of shape {source.shape}")
+        told = _without_edges("features", num_nodes, source.shape)
+        raise ValueError(f"features must have {num_nodes} rows, got CSR of shape {source.shape}{told}")
     lengths_fit = len(source.indices) == len(source.data) == source.indptr[-1] and source.indptr[0] == 0
     if not lengths_fit or (source.indptr[1:] < source.indptr[:-1]).any():
         raise ValueError("features: CSR indptr must rise from 0 to the number of indices and values")
@@ -352,6 +353,13 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
     return source
 
 
+def _without_edges(name: str, num_nodes: int, shape: tuple[int, ...]) -> str:
+    """Return the remedy for more rows than the edges name nodes, "" where it is not that."""
+    if name.startswith("edge") or not shape or shape[0] <= num_nodes:
+        return ""
+    return f": the graph has {num_nodes} nodes; if the last have no edges, say num_nodes={shape[0]} where it is opened"
+
+
 def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: str = "fiub") -> np.ndarray | None:
     if array is None:
         return None
@@ -364,7 +372,9 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: s
         raise ValueError(f"{name}: numpy cannot hold it: {error}") from None
     if array.ndim not in ndims or array.shape[0] != num_rows:
         wanted = " or ".join(f"({num_rows}{', columns' * (ndim - 1)})" for ndim in ndims)
-        raise ValueError(f"{name} must have shape {wanted}, got {array.shape}{file}")
+        raise ValueError(
+            f"{name} must have shape {wanted}, got {array.shape}{file}{_without_edges(name, num_rows, array.shape)}"
+        )
     if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
@@ -424,7 +434,8 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
     if mask.dtype != bool or mask.shape != (num_nodes,):
         raise ValueError(
             f"masks[{name!r}] must be bool of shape ({num_nodes},), got {mask.dtype} of shape {mask.shape}"
-            " (indices become a mask by mask[indices] = True)"
+            + (" (indices become a mask by mask[indices] = True)" if mask.dtype != bool else "")
+            + _without_edges("masks", num_nodes, mask.shape)
         )
     return mask
 

@@ -143,7 +143,7 @@ def _check_several(begin: int, rows: np.ndarray) -> None:
         row, column = bad[0]
         raise ValueError(
             f"labels of several a node must be 0, 1 or -1 (unknown), got {rows[row, column]} in row {begin + row}, "
-            f"column {column}"
+            f"column {column}{': np.nan_to_num(labels, nan=-1)' if np.isnan(rows[row, column]) else ''}"
         )
 
 

@@ -1,9 +1,15 @@
 """What environment variables hold is used, and neither written nor printed."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from lightning_gnnscale import events
 from lightning_gnnscale.cli.environment import hidden, written
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.recipes import check_no_credentials
@@ -48,3 +54,30 @@ def test_no_folder_is_named_by_a_variable(word):
     with pytest.raises(UsageError, match="name names folders.*name=") as caught:
         check_no_credentials("train", None, [word])
     assert SECRET not in str(caught.value)
+
+
+def test_events_hold_the_reference_also_those_of_started_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("OWN_FOLDER", f"{tmp_path}//a/../{SECRET}/")
+    log = tmp_path / "events.jsonl"
+    monkeypatch.setenv(events.ENV_FILE, str(log))
+    config = OmegaConf.create({"root": "${oc.env:OWN_FOLDER}", "method": "${oc.env:OWN_SECRET}"})
+    where = Path(config.root, "store")
+    with events.stage("load", note=f"of {config.method}"):
+        events.record("scratch", folder=where, files=[str(where.resolve())], notes={config.method: 1}, bytes=4096)
+    told = "from lightning_gnnscale import events; import os; events.record('other', what=os.environ['OWN_SECRET'])"
+    subprocess.run([sys.executable, "-c", told], check=True, env=os.environ)
+    assert SECRET not in log.read_text()
+    scratch, stage, other = events.read_log(log)
+    reference = "${oc.env:OWN_SECRET}"
+    assert (stage["note"], other["what"], scratch["notes"]) == (f"of {reference}", reference, {reference: 1})
+    assert scratch["bytes"] == 4096 and scratch["files"] == ["${oc.env:OWN_FOLDER}/store"]
+
+
+def test_words_of_the_log_itself_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("OWN_METHOD", "train")
+    monkeypatch.setenv(events.ENV_FILE, str(tmp_path / "events.jsonl"))
+    assert OmegaConf.create({"a": "${oc.env:OWN_METHOD}"}).a == "train"
+    with events.stage("train", note="train"):
+        pass
+    (stage,) = events.read_log(tmp_path / "events.jsonl")
+    assert (stage["event"], stage["stage"], stage["note"]) == ("stage", "train", "${oc.env:OWN_METHOD}")

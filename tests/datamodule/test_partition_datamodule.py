@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from community_graph import small_dataset
+from scipy.sparse import csr_matrix
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import StoreLayerSource, callbacks, train_loader
@@ -143,6 +144,37 @@ def test_neither_store_nor_data(tmp_path):
 def test_missing_store_says_so(tmp_path):
     with pytest.raises(PartitionStoreError, match="none"):
         gs.PartitionDataModule(store=tmp_path / "none").prepare_data()
+
+
+@pytest.mark.parametrize("asked", ["num_features", "store", "feature_dims", "num_edge_features"])
+def test_a_store_that_is_not_made_yet_names_the_next_call(tmp_path, dataset, asked):
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, num_parts=2)
+    with pytest.raises(PartitionStoreError, match=said("not made yet prepare_data()")):
+        getattr(dm, asked)
+
+
+@pytest.mark.parametrize("kind", [gs.PartitionDataModule, gs.FullGraphDataModule])
+def test_validation_without_nodes_for_it_names_the_mask(tmp_path, dataset, kind):
+    parts = gs.partition(dataset.stream, "random", num_parts=2)
+    masks = {"train": dataset.masks["train"]}
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": masks}
+    gs.write_partition_store(tmp_path / "s", dataset.stream, parts, **rows)
+    dm = kind(store=tmp_path / "s")
+    with pytest.raises(StrategyError, match=said("validation val mask masks=")):
+        trainer().validate(classifier(dm), dm, verbose=False)
+    dm.trainer = None
+    assert dm.val_dataloader() == []
+
+
+@pytest.mark.parametrize("name", ["features", "labels", "masks", "sparse"])
+def test_more_rows_than_the_edges_name_nodes_ask_for_num_nodes(tmp_path, name):
+    stream = gs.open_edge_stream(np.array([[0, 1], [1, 2]]))
+    rows = {"features": np.zeros((5, 2)), "labels": np.zeros(5, int), "masks": {"train": np.ones(5, bool)}}
+    rows["sparse"] = csr_matrix(np.eye(5, 2, dtype=np.float32))
+    given = {"features" if name == "sparse" else name: rows[name]}
+    with pytest.raises(ValueError, match=said("3 5 num_nodes=5")) as error:
+        gs.write_partition_store(tmp_path / "s", stream, gs.partition(stream, "random", num_parts=1), **given)
+    assert "\n" not in str(error.value)
 
 
 def test_store_without_features_or_masks(tmp_path, dataset):

@@ -34,6 +34,10 @@ WHOLE |= {
     "big endian": np.array(VALUES, ">i8"),
     "polars": pl.Series("a", VALUES, pl.UInt16),
     "arrow": pa.array(VALUES, pa.int16()),
+    # Of numbers: codes 3, 2, 1, 0.
+    "pandas category of numbers": pd.Series(pd.Categorical(VALUES, [3, 2, 1, 0])),
+    "arrow dictionary of numbers": pa.DictionaryArray.from_arrays(pa.array([3, 2, 1, 0]), pa.array([3, 2, 1, 0])),
+    "arrow runs": pa.RunEndEncodedArray.from_arrays([1, 2, 3, 4], pa.array(VALUES)),
 }
 WHOLE_FLOATS = {dtype: np.array(VALUES, dtype) for dtype in FLOATS}
 WHOLE_FLOATS |= {
@@ -47,6 +51,7 @@ BOOLEANS = {
     "bool": np.array(SOME),
     "pandas boolean": pd.Series(SOME, dtype="boolean"),
     "polars bool": pl.Series("a", SOME),
+    "arrow bool8": pa.array(SOME).cast(pa.bool8()),
     "torch bool": torch.tensor(SOME),
 }
 DATES = {unit: np.array(VALUES, f"M8[{unit}]") for unit in UNITS}
@@ -70,6 +75,9 @@ OTHERS = {
     "arrow struct": pa.array([{"a": 1}] * 4),
     "arrow binary": pa.array([b"a"] * 4),
     "arrow time": pa.array(VALUES, pa.time32("s")),
+    "pandas period": pd.Series(pd.period_range("1970-01", periods=4, freq="M")),
+    "pandas periods": pd.PeriodIndex(pd.period_range("1970-01", periods=4, freq="M")),
+    "period objects": np.array(pd.period_range("1970-01", periods=4, freq="M"), object),
 }
 TEXTS = {
     "strings": np.array(WORDS),
@@ -79,6 +87,13 @@ TEXTS = {
     "polars enum": pl.Series("a", WORDS, pl.Enum(["train", "val", "test"])),
     "arrow view": pa.array(WORDS, pa.string_view()),
     "arrow dictionary": pa.array(WORDS).dictionary_encode(),
+    "arrow large": pa.array(WORDS, pa.large_string()),
+    "arrow dictionary large": pa.array(WORDS, pa.large_string()).dictionary_encode(),
+    "arrow dictionary view": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 2, 0]), pa.array(["train", "val", "test"], pa.string_view())
+    ),
+    "arrow runs of words": pa.RunEndEncodedArray.from_arrays([1, 2, 3, 4], WORDS),
+    "pandas categorical": pd.Categorical(WORDS),
 }
 GROUPS = {
     "WHOLE": WHOLE,
