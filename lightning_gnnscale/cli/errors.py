@@ -53,8 +53,10 @@ def one_line(error: BaseException) -> str:
         key = re.search(r"full_key: ([\w.]+)", str(error))
         return f"{key[1] if key else 'a key'} has no value; give {key[1] if key else 'key'}=..."
     if kind == "OverrideParseException":
-        word = re.search(r"parsing override '([^']*)'", " ".join(str(error).split()))
-        told = word[1] if word else "a word"
+        told = getattr(error, "override", None) or "a word"
+        if '{"' in told or "{'" in told:
+            remedy = "names within braces stand without quotes; or give a list"
+            return f"{told} cannot be read: {remedy}, {told.partition('=')[0]}='[\"name=value\"]'"
         return f"{told} cannot be read as key=value; a value with = , or blanks stands in quotes: key='\"...\"'"
     if kind in ("ProcessRaisedException", "ChildFailedError"):
         return _of_lost_process(_last_line(str(error)))

@@ -205,7 +205,7 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
         facts[f"best {monitor}"] = best(values)
     lost = next((epoch for epoch, loss in _logged(rows, "train_loss") if not isfinite(loss)), None)
     if lost is not None:
-        facts["train_loss"] = f"not finite from epoch {lost} on: say a lower model.lr"
+        facts["train_loss"] = f"not finite from epoch {int(lost) + 1} on: say a lower model.lr"
     return facts
 
 

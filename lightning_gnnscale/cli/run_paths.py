@@ -116,6 +116,12 @@ def _files_of(node: dict, path: str) -> Iterator[tuple[str, str]]:
     for key, value in node.items():
         if isinstance(value, dict) and key != "reader":
             yield from _files_of(value, f"{path}.{key}")
+        elif isinstance(value, list) and key == "edges":  # of dataset=typed, "source,name,target=path"
+            for at, entry in enumerate(value):
+                if isinstance(entry, dict):
+                    yield from _files_of(entry, f"{path}.{key}[{at}]")
+                elif isinstance(entry, str) and "=" in entry:
+                    yield f"{path}.{key}[{at}]", entry.partition("=")[2].strip()
         elif isinstance(value, str) and (key in _FILES or path.endswith(".edges")):
             yield f"{path}.{key}", value
 

@@ -9,7 +9,8 @@ from .ogb import load_ogb
 from .pyg import load_pyg
 from .relbench import load_relbench
 from .split import LinkSet, hold_out_edges, random_split
-from .typed_graph import TypedGraph, load_typed
+from .typed_files import load_typed
+from .typed_graph import TypedGraph
 
 __all__ = [
     "CSRArrays",

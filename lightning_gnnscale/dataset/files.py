@@ -176,8 +176,8 @@ def _check_named(arrays: dict[str, np.ndarray], needs_nodes: bool) -> None:
     by_row += [key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool]
     if by_row and needs_nodes:
         raise ValueError(
-            f"nodes: with relabel=True the rows of {by_row[0]} could belong to any ids; give the id of each row in "
-            "place of relabel: a .npy, or a column of a Parquet or CSV file: nodes=nodes.csv:id"
+            f"nodes: with relabel=True nothing says which node each row of {by_row[0]} describes; give the id of each "
+            "row in place of relabel: a .npy, or a column of a Parquet or CSV file: nodes=nodes.csv:id"
         )
 
 

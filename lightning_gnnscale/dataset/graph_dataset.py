@@ -321,8 +321,8 @@ class GraphDataset:
         if given and node_ids is not None and not node_ids.complete:
             raise ValueError(
                 f"{given[0]}: the stream's relabel=True numbers ids by first appearance and it has not been read, so "
-                "the rows could belong to any ids: say open_edge_stream(..., nodes=) with the id of each row; or call "
-                "stream.count(), and place row i of your own at stream.node_ids.index_of(ids)[i]"
+                "nothing says which node a row describes: say open_edge_stream(..., nodes=) with the id of each row; "
+                "or call stream.count(), and place row i of your own at stream.node_ids.index_of(ids)[i]"
             )
 
     def _tables(self) -> list:

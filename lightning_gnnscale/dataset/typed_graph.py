@@ -15,7 +15,7 @@ from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
-from .split import held_out, random_split
+from .split import random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
@@ -188,10 +188,14 @@ class TypedGraph:
         """Return the edges of one source, with the relation of each."""
         relation = number
         ends = list(self._listed.edge_types) if number is None else [self._listed.edge_types[number]]
-        named = [{ids[edge_type[end]] is not None for edge_type in ends} for end in (0, 2)]
-        listed = True in named[0] | named[1]
-        if listed and number is None:
-            raise ValueError('edges["*"]: edges of several relations name rows: leave out nodes= of the kinds')
+        kinds = [{edge_type[end] for edge_type in ends} for end in (0, 2)]
+        named = sorted({kind for kind in kinds[0] | kinds[1] if ids[kind] is not None})
+        listed = bool(named)
+        if listed and max(map(len, kinds)) > 1:  # whose ids an end has is known once its relation is
+            raise ValueError(
+                f'edges["*"]: nodes[{named[0]!r}] lists ids, and relations of several kinds in one source name rows by '
+                f"number: give the edges of each relation a file of their own, {','.join(ends[0])}=PATH"
+            )
         reader = dict(given["reader"] or {})
         stream = given["edges"]
         if not isinstance(stream, EdgeStream):
@@ -357,13 +361,3 @@ def _int64_times(name: str, times: Any, unit: str = "row") -> np.ndarray:
 
 def _edges(source: RelationEdges) -> int:
     return source.stream.count()[1]
-
-
-def load_typed(hold_out: Mapping | None = None, **options: Any) -> GraphDataset:
-    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays.
-
-    Args:
-        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
-        options: Arguments of `TypedGraph`.
-    """
-    return held_out(TypedGraph(**options).dataset(), hold_out)

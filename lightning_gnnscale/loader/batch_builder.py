@@ -363,4 +363,4 @@ class BatchMaker:
 
 def batch_error(key: BatchKey, what: str) -> GNNScaleError:
     """Return the error of a batch that could not be prepared."""
-    return GNNScaleError(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}")
+    return GNNScaleError(f"part {key.part}, batch {key.batch} of epoch {key.epoch + 1}: {what}")

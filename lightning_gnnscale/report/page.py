@@ -15,14 +15,15 @@ from plotly.offline import get_plotlyjs
 from ..errors import disk_errors
 from ..memory import format_bytes, format_seconds
 from . import figures
+from .curve_words import what_curves_show
 from .run_record import TRAINING, RunRecord
+from .side_by_side import differing, labelled
 from .suggestions import suggest
 from .terminal import shown
 
 NAME = "report.html"
 _ACTIVITIES_TOLD = 0.001  # smaller shares of an epoch are not in the tables
 _SENT = ("average", "exchange", "exchange_evaluation")
-_SAME_ANYWAY = ("paths.", "hydra.", "name")  # settings that say nothing of what a run does
 
 
 class Page:
@@ -76,20 +77,6 @@ def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike |
         temporary.write_text(render(runs, target.parent), encoding="utf-8")
         os.replace(temporary, target)
     return target
-
-
-def labelled(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs with labels that tell them apart: names, with their folders where names are the same."""
-    names = [run.label for run in runs]
-    found = [
-        replace(run, label=run.label if names.count(run.label) == 1 else f"{run.label} {run.folder.resolve().name}")
-        for run in runs
-    ]
-    labels = [run.label for run in found]
-    return [
-        replace(run, label=run.label if labels.count(run.label) == 1 else f"{run.label} ({number})")
-        for number, run in enumerate(found, start=1)
-    ]
 
 
 def render(runs: Sequence[RunRecord], beside: Path) -> str:
@@ -244,6 +231,7 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
         [
             page.figure(figures.curves(runs, losses=False), "Metrics by epoch"),
             page.figure(figures.curves(runs, losses=True), "Losses by epoch"),
+            *each(lambda run: [{"text": text}] if (text := what_curves_show(run)) else []),
         ],
     )
     page.section("bytes", "Bytes", [*_bytes(page, runs), *each(lambda run: [_hops(run)])])
@@ -479,23 +467,10 @@ def _settings(run: RunRecord, beside: Path) -> list[dict | None]:
 
 
 def _differing(runs: Sequence[RunRecord]) -> dict:
-    flat = [_flat(run.config) for run in runs]
-    names = list(dict.fromkeys(name for one in flat for name in one if not name.startswith(_SAME_ANYWAY)))
-    rows = [
-        [name, *(one.get(name, "") for one in flat)] for name in names if len({one.get(name, "") for one in flat}) > 1
-    ]
+    rows = [[name, *values] for name, values in differing(runs).items()]
     if not rows:
         return {"text": "None: these runs had the same settings."}
     return _table(["setting", *(run.label for run in runs)], rows)
-
-
-def _flat(config: Any, name: str = "") -> dict[str, str]:
-    if not isinstance(config, dict) or not config:
-        return {name: "null" if config is None else str(config)} if name else {}
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        found |= _flat(value, f"{name}.{key}" if name else str(key))
-    return found
 
 
 def _address(path: Path, beside: Path) -> str:

@@ -21,7 +21,7 @@ _NO_CURVES = ("_ms", "_bytes", "passes", "step", "epoch", "rows_", "broadcasts_"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The last run of a folder.
+    """The last run of a folder. Epochs count from 1 here, as the log prints them; the files count from 0.
 
     Attributes:
         folder: Folder of the run.
@@ -47,14 +47,14 @@ class RunRecord:
             GNNScaleError: it is none: it has neither events nor a summary; or a file holds what no run writes.
         """
         folder = Path(folder)
-        log = _read_log(folder / "events.jsonl")
+        log = _from_one(_read_log(folder / "events.jsonl"))
         summary = _read_summary(folder, log)
         if not log and not summary:
             what = "holds no events.jsonl and no summary.json" if folder.is_dir() else "there is no such folder"
             raise GNNScaleError(f"{folder}: {what}; name the folder of a run, such as runs/demo/2026-01-31_12-00-00")
         config = _or_empty(read_settings, folder / "config.yaml")
         told = folder / "metrics" / "metrics.csv"
-        metrics = read_metrics(told) if _trains(log) and told.is_file() else []
+        metrics = _from_one(read_metrics(told) if _trains(log) and told.is_file() else [])
         name = str(summary.get("title") or config.get("name") or folder.name)
         return cls(folder, config or {}, log, metrics, summary, name)
 
@@ -272,6 +272,19 @@ class RunRecord:
         """The checkpoint to go on from."""
         found = (self.folder / "checkpoints").glob("last*.ckpt")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _from_one(rows: list[dict]) -> list[dict]:
+    """Return rows of a file with their epochs counted from 1; those of the metrics file stay text."""
+    found = []
+    for row in rows:
+        epoch = row.get("epoch")
+        if isinstance(epoch, int):
+            row = row | {"epoch": epoch + 1}
+        elif isinstance(epoch, str) and epoch.isdecimal():
+            row = row | {"epoch": str(int(epoch) + 1)}
+        found.append(row)
+    return found
 
 
 def _trains(log: list[dict]) -> bool:

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..memory import format_bytes, format_seconds
+from .curve_words import FLAT, loss_rises, not_finished
 from .run_record import RunRecord
 
 _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
 _PAGE_BYTES = 4096
 _EXCHANGED_CODED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, and what goes with them
-_FLAT = 0.002  # a metric that gains less has come to rest
 _PATIENCE = 10  # of callbacks=early_stopping
+_WEIGHT_DECAY = 0.0005  # of the GCN paper
 
 
 class Suggestion(NamedTuple):
@@ -174,36 +175,37 @@ def came_to_rest(run: RunRecord) -> Suggestion | None:
     if best is None or "early_stopping" in (run.config.get("callbacks") or {}):
         return None
     sign = 1 if run.is_maximised else -1
-    rest = next(epoch for epoch, value in values if sign * (best[1] - value) <= _FLAT)
+    rest = next(epoch for epoch, value in values if sign * (best[1] - value) <= FLAT)
     last = max(epoch for epoch, _ in values)
-    saved = (last - rest - _PATIENCE) / (last + 1)
+    saved = (last - rest - _PATIENCE) / last
     patience = ""
     if saved <= 0.1 and last - rest >= 6:
         patience = " callbacks.early_stopping.patience=3"
-        saved = (last - rest - 3) / (last + 1)
+        saved = (last - rest - 3) / last
     if saved <= 0.1:
         return None
     told = format_seconds(saved * run.train_seconds) if run.train_seconds else f"{saved:.0%} of the epochs"
-    why = f"{run.monitor} came within {_FLAT} of its best in epoch {rest} of {last}. Stopping then saves about {told}:"
+    why = f"{run.monitor} came within {FLAT} of its best in epoch {rest} of {last}. Stopping then saves about {told}:"
     return Suggestion(why, f"callbacks=early_stopping{patience}", saved / 2)
 
 
-def still_rising(run: RunRecord) -> Suggestion | None:
-    """The last epoch was the best by far: train longer."""
-    values, best = run.curves.get(run.monitor, []), run.best()
-    if best is None or len(values) < 4:
+def still_moving(run: RunRecord) -> Suggestion | None:
+    """The last epochs were the best by far: train longer."""
+    why, values = not_finished(run), run.curves.get(run.monitor, [])
+    if not why or not values:
         return None
-    earlier = values[: -max(1, len(values) // 5)]
-    before = (max if run.is_maximised else min)(value for _, value in earlier)
-    gained = best[1] - before if run.is_maximised else before - best[1]
-    if best[0] < values[-2][0] or gained <= 2 * _FLAT:
+    return Suggestion(f"{why} Twice as many epochs:", f"trainer.max_epochs={2 * values[-1][0]}", 0.25)
+
+
+def learns_by_heart(run: RunRecord) -> Suggestion | None:
+    """The validation loss rises again: hold the weights down, or stop there."""
+    why, decay = loss_rises(run), run.get("model.weight_decay")
+    if not why:
         return None
-    epochs = 2 * (values[-1][0] + 1)
-    late = len(values) - len(earlier)
-    when = "in the last of" if late == 1 else f"in the last {late} of"
-    moved = "rose" if run.is_maximised else "fell"
-    why = f"{run.monitor} still {moved}, by {gained:.4f} {when} {len(values)} validations."
-    return Suggestion(f"{why} Twice as many epochs:", f"trainer.max_epochs={epochs}", 0.25)
+    if isinstance(decay, int | float) and decay < _WEIGHT_DECAY:
+        return Suggestion(f"{why} Weights that are held down:", f"model.weight_decay={_WEIGHT_DECAY}", 0.3)
+    stop = "callbacks=early_stopping callbacks.early_stopping.monitor=val_loss callbacks.early_stopping.mode=min"
+    return Suggestion(f"{why} Stopping there:", stop, 0.3)
 
 
 def cuts_many_edges(run: RunRecord) -> Suggestion | None:
@@ -239,7 +241,8 @@ RULES: tuple[Rule, ...] = (
     exchanges_whole_rows,
     validates_long,
     came_to_rest,
-    still_rising,
+    still_moving,
+    learns_by_heart,
     cuts_many_edges,
     targets_uneven,
 )

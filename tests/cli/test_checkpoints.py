@@ -53,7 +53,7 @@ def test_the_last_checkpoint_is_of_the_last_epoch_where_nothing_improves():
     ]
     assert train("run", *words)["facts"]["epochs"] == 4  # the first, and three that were no better
     assert read_checkpoint(LAST)["epoch"] == 3
-    best = next(iter(LAST.parent.glob("epoch*.ckpt")))
+    best = next(iter(LAST.parent.glob("best-*.ckpt")))
     assert best.name.startswith("epoch0-") and read_checkpoint(best)["epoch"] == 0
 
 
@@ -77,7 +77,7 @@ def test_a_second_run_in_the_folder_leaves_the_first_ones_last():
 
 def test_what_resume_cannot_go_on_from_is_one_line(capsys):
     train("run", "trainer.max_epochs=1", "test=false")
-    best = next(iter(LAST.parent.glob("epoch*.ckpt"))).name
+    best = next(iter(LAST.parent.glob("best-*.ckpt"))).name
     raw = LAST.read_bytes()
     assert "resume=run/metrics: there is no checkpoint in run/metrics" in refused(capsys, "resume=run/metrics")
     assert "resume: none.ckpt: no such checkpoint; give a checkpoint that a run left" in refused(
@@ -110,7 +110,7 @@ def test_resume_runs_nothing_of_a_checkpoint(capsys):
 @pytest.mark.sweep
 def test_evaluating_the_best_checkpoint_runs_nothing_of_it(capsys):
     train("a", "trainer.max_epochs=1", "test=false")
-    best = next(iter(Path("a/checkpoints").glob("epoch*.ckpt")))
+    best = next(iter(Path("a/checkpoints").glob("best-*.ckpt")))
     saved = read_checkpoint("a/checkpoints/last.ckpt")
     key = next(key for key in saved["callbacks"] if key.startswith("ModelCheckpoint"))
     saved["callbacks"][key]["best_model_score"] = torch.tensor(2.0)

@@ -15,7 +15,7 @@ HEAD = "epoch,train_loss,val_acc,val_loss"
         (["0,,0.5,2.0", "0,1.5,,", "1,,0.75,3.0", "1,1.0,,"], {"epochs": 2, "best val_loss": 2.0}),
         (
             ["0,,0.5,2.0", "0,1.5,,", "1,,0.25,nan", "1,nan,,", "2,inf,,"],
-            {"epochs": 3, "best val_loss": 2.0, "train_loss": "not finite from epoch 1 on: say a lower model.lr"},
+            {"epochs": 3, "best val_loss": 2.0, "train_loss": "not finite from epoch 2 on: say a lower model.lr"},
         ),
         ([], {"epochs": 0}),
     ],

@@ -69,7 +69,7 @@ def test_partition_counts_the_stages_of_its_last_run():
 @pytest.mark.sweep
 def test_the_best_of_the_run_gone_on_from_is_evaluated_where_it_is_better():
     train("a", "trainer.max_epochs=1", "test=false")
-    best = next(str(path.resolve()) for path in Path("a/checkpoints").glob("epoch*.ckpt"))
+    best = next(str(path.resolve()) for path in Path("a/checkpoints").glob("best-*.ckpt"))
     with_best_score(Path("a/checkpoints/last.ckpt"), 2.0)
     words = ["trainer.max_epochs=2", "resume=a/checkpoints/last.ckpt"]
     assert train("b", *words)["facts"]["evaluated"].startswith(f"{best} (val_acc 2.0000), of an earlier run, is better")

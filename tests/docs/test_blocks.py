@@ -94,6 +94,10 @@ def write_graph() -> None:
     rows = zip(labels, *features[:, :2].T, strict=True)
     packages = [f"p{node},{label},{size},{age}\n" for node, (label, size, age) in enumerate(rows)]
     Path("packages.csv").write_text("id,category,size,age\n" + "".join(packages))
+    Path("papers.csv").write_text("id,label,x0,x1\n" + "".join(packages))
+    Path("people.csv").write_text("id\n" + "".join(f"a{number}\n" for number in range(40)))
+    Path("writes.csv").write_text("".join(f"a{dst % 40},p{dst}\n" for dst in range(NUM_NODES)))
+    Path("cites.csv").write_text("".join(f"p{src},p{dst}\n" for src, dst in edges.T))
     split = np.choose(masks["val"] + 2 * masks["test"], ["train", "val", "test"])
     rows = zip(np.arange(NUM_NODES), labels, split, *features[:, :3].T, strict=True)
     Path("nodes.csv").write_text("id,label,split,x0,x1,x2\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))

@@ -11,6 +11,7 @@ from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.staged_part import StagedPart
+from lightning_gnnscale.partition_store.features import FeatureTable
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 from tests.tiers import each_value
@@ -42,7 +43,7 @@ def load(request):
     assert loader_threads() == []
 
 
-class Broken:
+class Broken(FeatureTable):
     """Features whose disk goes at part 2."""
 
     is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
@@ -56,7 +57,7 @@ class Broken:
 def test_an_error_names_part_batch_and_epoch(load):
     loader = load(features=Broken())
     loader.set_epoch(4)
-    with pytest.raises(GNNScaleError, match=r"^part 2, batch 0 .*epoch 4: OSError: disk gone$"):
+    with pytest.raises(GNNScaleError, match=r"^part 2, batch 0 .*epoch 5: OSError: disk gone$"):
         list(loader)
 
 
@@ -99,7 +100,7 @@ class Mounting:
 
 def test_a_part_that_failed_to_load_is_tried_again(load, tmp_path):
     loader = load(parts=[0], load_part=Mounting(tmp_path / "mounted"))
-    with pytest.raises(GNNScaleError, match=r"^part 0, batch 0 .*epoch 0: OSError: not mounted$"):
+    with pytest.raises(GNNScaleError, match=r"^part 0, batch 0 .*epoch 1: OSError: not mounted$"):
         list(loader)
     (tmp_path / "mounted").touch()
     assert len(list(loader)) == len(loader)

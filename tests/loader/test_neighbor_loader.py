@@ -348,7 +348,7 @@ def test_an_error_while_a_batch_is_prepared_reaches_the_reader():
     data = make_data()
     loader = gs.NeighborLoader(data, [3], batch_size=30)
     data.notes = ["a"] * NUM_NODES
-    with pytest.raises(GNNScaleError, match=said("batch 0 epoch 0")):
+    with pytest.raises(GNNScaleError, match=said("batch 0 epoch 1")):
         next(iter(loader))
 
 

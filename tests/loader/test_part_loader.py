@@ -164,7 +164,7 @@ def test_arc_positions_of_a_store_without_them_are_refused():
     from dataclasses import replace
 
     loader = make_loader(load_part=lambda part: replace(WORLD.load_part(part), arc_id=None), return_e_id=True)
-    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 0: ValueError: part 0 arc positions")):
+    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 1: ValueError: part 0 arc positions")):
         next(iter(loader))
 
 
@@ -399,7 +399,7 @@ class DrawsNothing(type(SAMPLERS["full"])):
 
 
 def test_a_draw_that_returns_no_subgraph_is_named():
-    told = r"part 0, batch 0 of epoch 0: .*DrawsNothing.draw must return a Subgraph \(n_id, .*, got NoneType$"
+    told = r"part 0, batch 0 of epoch 1: .*DrawsNothing.draw must return a Subgraph \(n_id, .*, got NoneType$"
     with pytest.raises(GNNScaleError, match=told):
         list(make_loader(sampler=DrawsNothing(), num_threads=0))
 

@@ -195,7 +195,7 @@ def _is_worker() -> bool:
 
 def test_a_batch_that_kills_every_worker_is_an_error(processes):
     loader = processes(2, sampler=Lethal([4, 3]))
-    message = r"part 1, batch 0 of epoch 0: 5 worker processes ended while they prepared it, the last with signal 9"
+    message = r"part 1, batch 0 of epoch 1: 5 worker processes ended while they prepared it, the last with signal 9"
     with pytest.raises(GNNScaleError, match=message):
         list(loader)
 
@@ -288,7 +288,7 @@ def test_shared_memory_that_runs_out_says_what_was_needed(processes, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lightning_gnnscale.loader.batch_segments.room", no_room)
-    message = r"part 0, batch 0 of epoch 0: no room for \d+ bytes in shared memory .*lower queue_bytes=67108864"
+    message = r"part 0, batch 0 of epoch 1: no room for \d+ bytes in shared memory .*lower queue_bytes=67108864"
     with pytest.raises(GNNScaleError, match=message):
         list(processes())
 

@@ -208,7 +208,8 @@ def test_an_error_names_its_key_and_the_others_come(kind, where):
         try:
             found.append(scheduler.ready()[0])
         except GNNScaleError as error:
-            assert str(error) == f"part {broken.part}, batch {broken.batch} of epoch {broken.epoch}: OSError: disk gone"
+            where = f"part {broken.part}, batch {broken.batch} of epoch {broken.epoch + 1}"
+            assert str(error) == f"{where}: OSError: disk gone"
             found.append("error")
     scheduler.close()
     assert found == [*SOURCE.keys[:2], "error", *SOURCE.keys[3:6]]

@@ -189,7 +189,7 @@ def test_a_reply_that_fails_names_its_batch(settings):
             return reply
 
     operators = Operators(Elsewhere(HOPS, Gone()))
-    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 0: OSError: host gone")):
+    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 1: OSError: host gone")):
         list(with_tasks(replace(settings, operators=operators)))
 
 

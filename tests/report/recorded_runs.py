@@ -103,7 +103,7 @@ def write_run(
     folder: Path,
     log: list[dict] | None = None,
     accuracies=(0.5, 0.7, 0.76, 0.76),
-    losses=(2.0, 1.5, 1.25, 1.0),
+    losses=(2.0, 1.5, 1.25, 1.25),
     config: dict | None = None,
     summary: dict | None = None,
     finished: bool = True,

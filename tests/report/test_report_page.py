@@ -9,8 +9,11 @@ from itertools import pairwise
 import pytest
 
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.report import figures
 from lightning_gnnscale.report.page import tiers, write_report
 from lightning_gnnscale.report.run_record import RunRecord
+from lightning_gnnscale.report.side_by_side import labelled
+from lightning_gnnscale.report.suggestions import suggest
 from tests.report.recorded_runs import BEGAN, CONFIG, log_of, recorded, summary_of, write_run
 from tests.says import said
 
@@ -106,7 +109,7 @@ def test_the_page_of_a_run_says_what_it_recorded(browser, tmp_path):
         "2 processes, GradientAveraging, neighbours 10, 5"
     )
     assert text(page, "[data-card=test_acc] .value") == "0.8125"
-    assert text(page, "[data-card=test_acc] .below") == "best val_acc 0.7600, epoch 2"
+    assert text(page, "[data-card=test_acc] .below") == "best val_acc 0.7600, epoch 3"
     assert text(page, "[data-card=time] .below") == "training 9.00\u00a0s, an epoch 2.00\u00a0s"
     assert text(page, "[data-card=memory] .value") == "1.00 GiB"
     assert text(page, "[data-card=memory] .below") == "in train, all processes; predicted 512\u00a0MiB"
@@ -123,6 +126,7 @@ def test_the_page_of_a_run_says_what_it_recorded(browser, tmp_path):
     assert table(page, "run", "machine and versions")["torch"] == ["2.6.0"]
     (accuracy,) = (trace for trace in drawn(page, "Metrics by epoch") if trace["name"] == "val_acc")
     assert accuracy["y"] == [0.5, 0.7, 0.76, 0.76]
+    assert accuracy["x"] == [1, 2, 3, 4]  # as the log prints them
     assert {trace["name"] for trace in drawn(page, "What each process did in the last epoch")} == {
         "forward",
         "wait for a batch",
@@ -229,6 +233,17 @@ def test_a_run_of_an_older_release_still_has_a_report(tmp_path):
     assert run.parts["halo"] == [200, 300]
 
 
+def test_epochs_count_from_one_as_the_log_prints_them(tmp_path):
+    losses = (2.0, 1.5, 1.25, float("inf"))
+    run = recorded(tmp_path, log=[*log_of(), *(EXCHANGE | {"epoch": e, "rank": 0} for e in range(4))], losses=losses)
+    assert run.best() == (3, 0.76)
+    assert [epoch for epoch, _ in run.curves["val_acc"]] == sorted(run.epochs) == [1, 2, 3, 4]
+    assert figures.timeline(run, "last")["layout"]["xaxis"]["title"]["text"] == "seconds of epoch 4"
+    for drawn_bars in (figures.epoch_seconds(run), figures.exchanged_bytes(run), figures.exchange_seconds(run)):
+        assert {tuple(trace["x"]) for trace in drawn_bars["data"]} == {(1, 2, 3, 4)}
+    assert "not finite from epoch 4 on" in suggest(run).why
+
+
 def test_a_run_that_partitioned_and_trained_nothing_has_a_report(tmp_path):
     kinds = ("run", "partition", "stage", "parts")
     log = [event for event in log_of() if event["event"] in kinds and event.get("stage") != "train"]
@@ -289,6 +304,36 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     page = write_report(runs, tmp_path / "all.html").read_text()
     for label in ("small run (1)", "small run (2)", "small other"):
         assert f">{label}<" in page
+
+
+LAYERS = {"_target_": "lightning_gnnscale.model.GCN", "hidden_channels": 64, "num_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ([{}, {"lr": 0.003}], ["lr 0.01", "lr 0.003"]),
+        ([{}, {"lr": 0.1}, {"lr": 0.1, "seed": 1}], ["lr 0.01, seed 0", "lr 0.1, seed 0", "lr 0.1, seed 1"]),
+        ([{}, {"backbone": LAYERS}], ["backbone GraphSAGE", "backbone GCN"]),
+        ([{}, {"root": "a" * 40}], ["root none", f"root …{'a' * 31}"]),
+        ([{}, {"lr": 1, "a": 1, "b": 1, "c": 1}], ["lr 0.01", "lr 1"]),  # one of many is enough
+        ([{"lr": 1}, {"lr": 1}, {"lr": 2}], ["lr 1 first", "lr 1 second", "lr 2"]),
+    ],
+)
+def test_runs_of_one_name_are_called_by_the_settings_that_differ(tmp_path, changes, labels):
+    runs = []
+    for folder, change in zip(("first", "second", "third"), changes, strict=False):
+        model = CONFIG["model"] | {name: value for name, value in change.items() if name != "seed"}
+        config = {"model": model, "seed": change.get("seed", 0)}
+        runs.append(recorded(tmp_path / folder, config=config))
+    assert [run.label for run in labelled(runs)] == labels
+
+
+def test_what_the_curves_show_is_told_beside_them(tmp_path):
+    run = write_run(tmp_path / "run", accuracies=(0.5, 0.6, 0.7, 0.8), losses=(1.0, 1.2, 1.3, 1.4))
+    page = write_report([run]).read_text()
+    assert "val_loss rises since epoch 1: 1.0000 there, 1.4000 at the end." in page
+    assert "Not finished: val_acc was still rising at the end, by 0.1000 in the last of 4 validations." in page
 
 
 def test_bytes_of_placed_rows_are_told_by_tier(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from lightning_gnnscale.report import suggestions
+from lightning_gnnscale.report.curve_words import rises_since
 from lightning_gnnscale.report.suggestions import RULES, suggest
 from tests.report.recorded_runs import CONFIG, PARTS, QUALITY, log_of, recorded, summary_of
 
@@ -21,7 +22,7 @@ CASES = {
     "loss_not_finite": (
         {"losses": (2.0, 1.5, float("nan"), float("nan"))},
         "model.lr=0.001",
-        ["not finite from epoch 2"],
+        ["not finite from epoch 3"],
     ),
     "ended_early": ({"finished": False}, "the same command again", ["ended early", "no checkpoint"]),
     "memory_nearly_full": (
@@ -81,12 +82,17 @@ CASES = {
     "came_to_rest": (
         {"accuracies": (0.5, *[0.9] * 19), "losses": [1.0] * 20},
         "callbacks=early_stopping",
-        ["within 0.002 of its best in epoch 1 of 19", "saves about 3.60 s"],
+        ["within 0.002 of its best in epoch 2 of 20", "saves about 3.60 s"],
     ),
-    "still_rising": (
+    "still_moving": (
         {"accuracies": (0.5, 0.6, 0.7, 0.8)},
         "trainer.max_epochs=8",
-        ["val_acc still rose, by 0.1000 in the last of 4"],
+        ["Not finished: val_acc was still rising at the end, by 0.1000 in the last of 4 validations."],
+    ),
+    "learns_by_heart": (
+        {"accuracies": [0.5, 0.7, *[0.76] * 4], "losses": (2.0, 1.5, 1.2, 1.3, 1.4, 1.5)},
+        "callbacks=early_stopping callbacks.early_stopping.monitor=val_loss callbacks.early_stopping.mode=min",
+        ["val_loss rises since epoch 3: 1.2000 there, 1.5000 at the end."],
     ),
     "cuts_many_edges": (
         {
@@ -152,8 +158,25 @@ def test_a_run_that_ended_early_goes_on_from_its_last_checkpoint(tmp_path):
 
 def test_what_a_minimised_metric_does_is_said_so(tmp_path):
     config = {"callbacks": {"checkpoint": {"monitor": "val_loss", "mode": "min"}}}
-    found = suggestions.still_rising(recorded(tmp_path, config=config))
-    assert found.why.startswith("val_loss still fell, by 0.2500")
+    found = suggestions.still_moving(recorded(tmp_path, config=config, losses=(2.0, 1.5, 1.25, 1.0)))
+    assert found.why.startswith("Not finished: val_loss was still falling at the end, by 0.2500")
+
+
+def test_a_run_whose_loss_still_falls_is_not_finished_though_its_accuracy_rests(tmp_path):
+    found = suggest(recorded(tmp_path, losses=(2.0, 1.5, 1.25, 1.0)))
+    assert found.why.startswith("Not finished: val_loss was still falling")
+    assert found.setting == "trainer.max_epochs=8"
+
+
+def test_a_loss_that_rises_again_asks_for_weight_decay_where_there_is_none(tmp_path):
+    config = {"model": CONFIG["model"] | {"weight_decay": 0.0}}
+    found = suggest(recorded(tmp_path, config=config, losses=(1.0, 1.5, 1.6, 1.7)))
+    assert found.setting == "model.weight_decay=0.0005"
+
+
+@pytest.mark.parametrize("losses", [(1.0, 1.01, 1.02, 1.01), (2.0, 1.0, 1.5, 1.4), (1.0, 2.0)])
+def test_a_loss_that_wavers_does_not_rise(losses):
+    assert rises_since(list(enumerate(losses, start=1))) is None
 
 
 def test_parts_of_a_store_are_not_balanced_anew(tmp_path):
