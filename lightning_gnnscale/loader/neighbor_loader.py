@@ -20,6 +20,7 @@ from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
 from .staged_part import StagedPart
 
+_OF_PROCESSES = "batches are prepared by threads of this process"
 # PyG's and DataLoader's arguments that change no result here: threads share the memory that these are about.
 _WITHOUT_EFFECT = {
     "pin_memory",
@@ -48,10 +49,12 @@ _SAMPLED = {
 # Those that would change the result: the value that asks for nothing, and what to do instead.
 _REFUSED = {
     "neighbor_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
-    "sampler": (None, "pass the seeds as input_nodes, in their order, with shuffle=False"),
-    "batch_sampler": (None, "pass the seeds as input_nodes, in their order, with batch_size"),
+    "node_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
+    "link_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
+    "sampler": (None, "pass the seeds that it draws, seeds[list(sampler)], and disjoint=True where it repeats some"),
+    "batch_sampler": (None, "pass the seeds in its order, with batch_size, and disjoint=True where it repeats some"),
     "generator": (None, "pass seed, which decides order and draws"),
-    "worker_init_fn": (None, "batches are prepared by threads of this process"),
+    "worker_init_fn": (None, _OF_PROCESSES),
 }
 
 # Attributes of PyG's loaders that are parts of how it makes a batch, or of DataLoader's processes.
@@ -63,6 +66,22 @@ _NOT_HERE = {
     "filter_fn": "call the loader with positions of seeds",
     "sampler": "the order of the seeds follows from seed and epoch",
     "generator": "the order of the seeds follows from seed and epoch",
+    "transform_sampler_output": "it is called by what makes the batches",
+    "custom_cls": "it is used by what makes the batches",
+    "input_id": "batches have it",
+    "check_worker_number_rationality": _OF_PROCESSES,
+    "enable_cpu_affinity": _OF_PROCESSES,
+    "enable_memory_log": _OF_PROCESSES,
+    "enable_multithreading": _OF_PROCESSES,
+    "filter_per_worker": _OF_PROCESSES,
+    "in_order": _OF_PROCESSES,
+    "multiprocessing_context": _OF_PROCESSES,
+    "persistent_workers": _OF_PROCESSES,
+    "pin_memory": _OF_PROCESSES,
+    "pin_memory_device": _OF_PROCESSES,
+    "prefetch_factor": _OF_PROCESSES,
+    "timeout": _OF_PROCESSES,
+    "worker_init_fn": _OF_PROCESSES,
 }
 
 
@@ -158,7 +177,8 @@ def seeds_of(input_nodes, num_nodes: int) -> tuple[np.ndarray, np.ndarray | None
     repeats = np.flatnonzero(input_id[nodes] != np.arange(len(nodes)))
     if len(repeats):
         raise ValueError(
-            f"input_nodes must be distinct, node {nodes[repeats[0]]} is repeated: pass torch.unique(input_nodes)"
+            f"input_nodes must be distinct, node {nodes[repeats[0]]} is repeated: disjoint=True gives each seed a "
+            "subgraph of its own"
         )
     return nodes, input_id
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_geometric import typing
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import ImbalancedSampler
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import index_sort, trim_to_layer
 
@@ -304,7 +305,7 @@ def edge_index(*edges):
         ({"num_neighbors": {("a", "to", "b"): [1]}}, "needs a graph with several"),
         ({"input_nodes": [0, NUM_NODES]}, f"input_nodes must be in [0, {NUM_NODES}), got 0 to {NUM_NODES}"),
         ({"input_nodes": [-1]}, "input_nodes must be in [0, "),
-        ({"input_nodes": [5, 6, 5]}, "input_nodes must be distinct, node 5 is repeated: pass torch.unique"),
+        ({"input_nodes": [5, 6, 5]}, "input_nodes must be distinct, node 5 is repeated: disjoint=True gives each seed"),
         ({"input_nodes": torch.ones(3, dtype=torch.bool)}, f"must have {NUM_NODES} entries, one a node, got 3"),
         ({"input_nodes": torch.ones(3)}, "input_nodes must be node ids"),
         ({"input_nodes": ("paper", torch.ones(3))}, "input_nodes must be node ids"),
@@ -316,7 +317,7 @@ def edge_index(*edges):
         ({"disjoint": True, "subgraph_type": "induced"}, 'disjoint trees have no subgraph of type "induced"'),
         ({"time_attr": "time"}, "time_attr='time' is an attribute of neither nodes nor edges"),
         ({"weight_attr": "none"}, "weight_attr='none' is no attribute of edges"),
-        ({"sampler": [1]}, "does not follow sampler=[1]: pass the seeds as input_nodes"),
+        ({"sampler": [1]}, "does not follow sampler=[1]: pass the seeds that it draws"),
         ({"generator": torch.Generator()}, "pass seed"),
         ({"world_size": 2}, "rank and world_size go together, got rank=None and world_size=2"),
         ({"rank": 1}, "rank and world_size go together, got rank=1 and world_size=None"),
@@ -333,6 +334,22 @@ def test_what_it_does_not_follow_is_told_in_one_line(change, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         gs.NeighborLoader(**options)
     assert "\n" not in str(error.value)
+
+
+def test_draws_of_an_imbalanced_sampler_train_as_trees_of_their_own():
+    nodes = DATA.train_mask.nonzero().view(-1)
+    torch.manual_seed(0)
+    drawn = ImbalancedSampler(DATA.y, input_nodes=nodes)
+    with pytest.raises(ValueError, match=said("sampler=ImbalancedSampler seeds[list(sampler)] disjoint=True")) as error:
+        gs.NeighborLoader(DATA, [3, 2], input_nodes=nodes, sampler=drawn)
+    assert "\n" not in str(error.value)
+    seeds = nodes[list(drawn)]
+    assert len(seeds.unique()) < len(seeds)
+    with pytest.raises(ValueError, match=said("repeated disjoint=True")):
+        gs.NeighborLoader(DATA, [3, 2], input_nodes=seeds)
+    batches = list(gs.NeighborLoader(DATA, [3, 2], input_nodes=seeds, batch_size=16, disjoint=True))
+    assert torch.equal(torch.cat([batch.n_id[: batch.batch_size] for batch in batches]), seeds)
+    assert all(batch.batch[: batch.batch_size].tolist() == list(range(batch.batch_size)) for batch in batches)
 
 
 def test_unknown_arguments_and_inert_ones():
