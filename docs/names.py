@@ -14,7 +14,7 @@ DIRECTIVE = re.compile(r"^::: (\S+)\n    options: \{heading: (gs\.\S+), toc_labe
 HEAD = """# Every name
 
 The public names with their arguments, and what they are in one sentence; `gs` is `lightning_gnnscale`. The other pages
-of the reference tell every argument, and are built (`make docs`); in Python `help(gs.partition)` says the same. The file
+of the reference tell every argument, and are built (`make docs`); `help(gs.partition)` says the same. The file
 in brackets is where a name is written, below `lightning_gnnscale/`. This page is made by `python docs/names.py`.
 """
 
