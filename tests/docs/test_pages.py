@@ -74,8 +74,21 @@ def test_every_page_is_reached_from_the_navigation():
     assert listed == {str(page.relative_to(docs)) for kind in ("md", "ipynb") for page in docs.rglob(f"*.{kind}")}
 
 
+def script(name: str):
+    """Return a script of the docs as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_name_reads_where_the_page_stands():
+    names = script("names")
+    assert names.PAGE.read_text() == names.page(), "say: python docs/names.py"
+    listed = re.findall(r"^- \*\*`gs\.([\w.]+)", names.PAGE.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(NAMES)
+
+
 def test_the_picture_is_of_the_measured_rows():
-    spec = importlib.util.spec_from_file_location("headline", ROOT / "docs" / "headline.py")
-    headline = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(headline)
+    headline = script("headline")
     assert headline.PICTURE.read_text() == headline.picture(), "say: python docs/headline.py"
