@@ -24,7 +24,7 @@ class Batch:
 
     x = x_dense = x_csr = x_by_kind = y = train_mask = val_mask = test_mask = None
     num_sampled_nodes = num_sampled_edges = node_type = edge_type = schema = None
-    edge_weight = edge_attr = edge_time = seed_time = seed_of = None
+    edge_weight = self_weight = edge_attr = edge_time = seed_time = seed_of = None
     pairs = negatives = source_negatives = pair_type = pair_attr = edge_label = edge_label_index = None
     loss_weight = loss_count = loss_nodes = None
     averaging_weights = loss_is_share = full_graph = False
