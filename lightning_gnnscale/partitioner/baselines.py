@@ -60,7 +60,8 @@ def range_parts(graph: GraphInput, num_parts: int) -> np.ndarray:
         num_parts: in [1, num_nodes].
 
     Returns:
-        (num_nodes,) int32 part ids, ascending. Ranges of equal volume may leave a part without nodes.
+        (num_nodes,) int32 part ids, ascending. Ranges of equal volume may leave a part without nodes, to which
+        `partition` then gives a node from elsewhere.
 
     Raises:
         ValueError: other constraints, a slack below 1, or a layout that the edges contradict.

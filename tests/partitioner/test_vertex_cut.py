@@ -8,6 +8,7 @@ from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.dbh import place_dbh
+from tests.oracles.full_parts import filled
 from tests.oracles.hdrf import place_hdrf
 from tests.oracles.masters import master_parts
 from tests.oracles.powergraph import place_powergraph
@@ -26,7 +27,7 @@ METHODS = sorted(ORACLES)
 
 
 def expected_parts(method, edges, num_nodes, num_parts):
-    return master_parts(ORACLES[method](edges, num_nodes, num_parts), num_nodes, num_parts)
+    return filled(master_parts(ORACLES[method](edges, num_nodes, num_parts), num_nodes, num_parts), num_parts)
 
 
 @each_value
