@@ -279,7 +279,7 @@ def test_masks_name_nodes_as_the_edges_do(named, tmp_path, listed):
         with pytest.raises(ValueError, match=said("train_mask node id")):
             load_files(**options, train_mask=str(tmp_path / "mask.npy"))
         np.save(tmp_path / "mask.npy", np.ones(3, bool))
-        with pytest.raises(ValueError, match=said("rows train_mask ids")):
+        with pytest.raises(ValueError, match=said("train_mask nodes=nodes.csv:id")):
             load_files(**options, train_mask=str(tmp_path / "mask.npy"))
 
 

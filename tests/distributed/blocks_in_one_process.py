@@ -48,8 +48,9 @@ class Graph:
     def normalized(self, crossing=True):
         """Return the arcs with self-loops as GCN weighs them; without those between ranks, by what is left."""
         arcs = self.arcs if crossing else self.arcs * ~self.crossing
-        root = (arcs.sum(dim=1) + 1).rsqrt()
-        return root[:, None] * (arcs + torch.eye(len(arcs), dtype=arcs.dtype)) * root
+        arcs = arcs.clone().fill_diagonal_(1)  # a loop of the graph takes the place of the one that GCN adds
+        root = arcs.sum(dim=1).rsqrt()
+        return root[:, None] * arcs * root
 
 
 def read_graph(root, world_size):
