@@ -67,7 +67,7 @@ def test_predictions_come_by_the_users_ids_as_those_of_training_did():
     written, before = (pq.read_table(path) for path in ("run/predict/predictions.parquet", "run/predictions.parquet"))
     assert written.equals(before)
     assert sorted(written["node"].to_pylist()) == [f"node {i:02}" for i in range(40)]
-    assert summary("run/predict")["facts"]["checkpoint"].startswith(str(Path("run/checkpoints/epoch").absolute()))
+    assert summary("run/predict")["facts"]["checkpoint"].startswith(str(Path("run/checkpoints/best-").absolute()))
 
 
 def test_a_checkpoint_and_settings_may_be_given():
@@ -192,6 +192,10 @@ def test_inspect_tells_runs_and_checkpoints_and_stores(capsys):
         out = capsys.readouterr().out
         for part in parts:
             assert part in out
+    stands = gs.PartitionStore.open(store)  # shown last
+    for number, train in enumerate(np.split(stands.masks["train"], stands.part_offsets[1:-1])):
+        part = stands.load_part(number)
+        assert f" {number} {part.num_core} {part.num_halo} {train.sum()} " in " ".join(out.split()) + " "
 
 
 def test_checkpoints_open_without_a_backbone():

@@ -1,9 +1,12 @@
 """What an epoch's events say of real trainings: activities add up, batches are counted, the first and last by time."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
@@ -90,3 +93,15 @@ def test_one_epoch_is_shown_once_and_a_failure_ends_it(tmp_path):
     log, _ = trained(tmp_path, epochs=1)
     assert [event["lane"] for event in log if event["event"] == "timeline"] == ["training", "beside"]
     assert events.clock.end() is False
+
+
+def test_an_epoch_tells_the_bytes_read_from_disk_in_it(monkeypatch):
+    reads = iter([1000, 1030, 1050, 1090])  # of the process, as two epochs begin and end
+    monkeypatch.setattr("lightning_gnnscale.datamodule.callbacks.disk_read_bytes", lambda: next(reads))
+    trainer = SimpleNamespace(global_rank=0, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    times, before = EpochTimes(), len(events.recent())
+    for trainer.current_epoch in range(2):
+        times.on_train_epoch_start(trainer, None)
+    times.on_train_end(trainer, None)
+    log = [event for event in events.recent()[before:] if event["event"] == "epoch_times"]
+    assert [event["disk_bytes"] for event in log] == [30, 40]

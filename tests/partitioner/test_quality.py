@@ -113,6 +113,13 @@ def test_bytes_are_those_that_a_store_loads(tmp_path, hops):
         assert q.halo_per_part[part] == graph.num_halo
 
 
+@pytest.mark.parametrize("before", [0, 12, 2.5])
+def test_feature_rows_of_another_size_count_as_if_measured_with(before):
+    stream, part_id = stream_of([(0, 1), (1, 2), (2, 3), (3, 4)], 5), np.array([0, 0, 0, 1, 1], np.int32)
+    measured = [evaluate_partitioning(stream, part_id, 2, feature_bytes=size) for size in (before, 3.7)]
+    assert measured[0].with_feature_bytes(3.7) == measured[1]
+
+
 def test_memory_is_two_bits_a_part_and_16_bytes_a_node():
     num_nodes, num_parts = 150_000, 60
     rng = np.random.default_rng(0)

@@ -149,6 +149,8 @@ def test_layers_are_foretold_by_their_importance():
     store = SimpleNamespace(csc=build_csc(arcs[0], arcs[1], 5))
     got = layer_probability(store, np.array([0]), [1], batch_size=1)
     assert np.allclose(got, [1, 1 / 3, 1 / 3, 1 / 3, 0])
+    got = layer_probability(store, np.array([0, 4]), [1], batch_size=2)
+    assert np.allclose(got, [1, 10 / 12, 1 / 12, 1 / 12, 1]), "1 weighs 1 / 3**2 and 1, the others 1 / 3**2"
     store, train = power_law(), np.random.default_rng(2).permutation(3000)[:600]
     counts, number = np.zeros(3000), 0
     for seeds, key in epoch_batches(train, 60, 400, 1):
