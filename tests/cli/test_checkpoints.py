@@ -54,7 +54,7 @@ def test_the_last_checkpoint_is_of_the_last_epoch_where_nothing_improves():
     assert train("run", *words)["facts"]["epochs"] == 4  # the first, and three that were no better
     assert read_checkpoint(LAST)["epoch"] == 3
     best = next(iter(LAST.parent.glob("best-*.ckpt")))
-    assert best.name.startswith("epoch0-") and read_checkpoint(best)["epoch"] == 0
+    assert best.name.startswith("best-step") and read_checkpoint(best)["epoch"] == 0
 
 
 @pytest.mark.sweep

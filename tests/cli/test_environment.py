@@ -18,6 +18,11 @@ SECRET = "s3cr3t-value"
 
 
 @pytest.fixture(autouse=True)
+def _nothing_read_stays(monkeypatch):
+    monkeypatch.setattr("lightning_gnnscale.cli.environment._read", {})
+
+
+@pytest.fixture(autouse=True)
 def _secret(monkeypatch):
     monkeypatch.setenv("OWN_SECRET", SECRET)
 

@@ -9,6 +9,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store.manifest import read_source
+from lightning_gnnscale.partitioner import registry
 from lightning_gnnscale.store_source import StoreSource
 from tests.says import said
 
@@ -65,7 +66,9 @@ def test_a_store_without_its_record_is_known_whatever_scratch_it_was_made_with(t
     assert StoreSource(dataset, tmp_path / "store", partitioner="spring").prepare(3).fingerprint == before
 
 
-def test_a_partitioner_of_ones_own_keeps_to_the_names(tmp_path):
+def test_a_partitioner_of_ones_own_keeps_to_the_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_PARTITIONERS", dict(registry._PARTITIONERS))
+
     @gs.register_partitioner("own_scratch")
     def own(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, scratch=None, num_threads=1, x=1):
         return np.arange(stream.num_nodes) % num_parts
