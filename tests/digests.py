@@ -2,7 +2,7 @@
 
     python -m tests.digests OUT.json [--compare BEFORE.json] [--only NAME ...]
 
-Two states of the code that should make the same are compared: the first writes BEFORE.json, the second compares with it.
+Two states of the code that should make the same are compared: the first writes BEFORE.json, the second reads it.
 Names of the package are left out wherever they could change, so that a renaming changes no digest.
 """
 
@@ -125,7 +125,7 @@ def digest_of(array: np.ndarray) -> str:
 
 
 def digests_of_store(folder: Path) -> dict[str, str] | list[str]:
-    """Return the digest of each file of a store; of a typed one, whose files may be called otherwise, of arrays alone."""
+    """Return the digest of each file of a store; of a typed one, whose files may be called otherwise, of its arrays."""
     paths = [folder / "manifest.json", *folder.glob("*.npy")]
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}
     is_typed = "schema" in json.loads(paths[0].read_text())

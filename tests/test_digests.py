@@ -41,4 +41,5 @@ def test_every_recipe_has_a_run():
     from lightning_gnnscale.cli.recipes import available_recipes, bench_of, recipes_folder
 
     trained = {name for name in available_recipes() if bench_of(recipes_folder() / f"{name}.yaml") is None}
-    assert trained - RUNS.keys() == {"relbench"}, "which reads a database that is not here"
+    tried = {words[0].removeprefix("recipe=") for words in RUNS.values()}
+    assert trained - tried == {"relbench"}, "which reads a database that is not here"
