@@ -81,7 +81,8 @@ class RaySource:
         self._stage, self._maker, self._code = stage, maker, None
         if maker.gathers:  # rows of codes travel as they are stored, and are decoded where the batch is put together
             builder = copy(maker.builder)
-            builder.features, self._code = as_stored(builder.features)
+            features = builder.features
+            builder.features, self._code = (None, None) if features is None else as_stored(features)
             self._maker = replace(maker, builder=builder)
         self._link = Link(self._settings, meeting, self._place)
         self._end: Callable[[], None] | None = None
