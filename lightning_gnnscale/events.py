@@ -38,6 +38,7 @@ _MOST_RECENT = 10_000
 _UNTOLD_WAIT_S = 1.0
 _SOMEONE = "another process"
 _OWN_WORDS = ("event", "time", "pid", "stage", "command")  # written by the code: readers look for them
+_NAMES = ("event", "stage")  # of them, those that stand in summaries too
 _SHORTEST = 4  # of a value that is looked for in text: shorter ones stand in any
 
 
@@ -64,7 +65,8 @@ def replaced(value: Any, references: Mapping[str, str]) -> Any:
     """Return text, or plain values, with references in place of values, also where a path spells them otherwise.
 
     Args:
-        value: Text, a mapping, a list or tuple; all else is returned as it is.
+        value: Text, a mapping, a list or tuple; all else is returned as it is, and the names of events and stages are,
+            which readers look for.
         references: Value to the reference that stands in its place. Values of fewer than 4 letters stay.
     """
     if isinstance(value, str):
@@ -78,7 +80,10 @@ def replaced(value: Any, references: Mapping[str, str]) -> Any:
             value = value.replace(text, spelled[text])
         return value
     if isinstance(value, Mapping):
-        return {replaced(key, references): replaced(entry, references) for key, entry in value.items()}
+        return {
+            replaced(key, references): entry if key in _NAMES else replaced(entry, references)
+            for key, entry in value.items()
+        }
     return [replaced(entry, references) for entry in value] if isinstance(value, list | tuple) else value
 
 

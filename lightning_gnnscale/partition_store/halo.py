@@ -8,7 +8,7 @@ from .array_file import HEADER_BYTES, ArrayFile, map_rows
 from .csc_writer import map_cross
 from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures
-from .halo_rows import HaloForm, count_core, count_halos, encode_halo, encode_halo_end, halo_of_rows
+from .halo_rows import HaloForm, count_halos, encode_halo, encode_halo_end, halo_and_edges, halo_of_rows
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .kind_features import NodeKinds
@@ -71,9 +71,11 @@ class _HaloWriter:
     def write_part(self, part: int, block_arcs: int) -> int:
         """Append the number of a part's halo nodes, and of them and their rows what is stored; return the bytes."""
         core = self.part_offsets[part : part + 2].tolist()
-        held = halo_of_rows(self.csc, *core, block_arcs)
-        if self.counts is not None:
-            self.counts.append([*count_core(self.csc, *core, block_arcs)])
+        if self.counts is None:
+            held = halo_of_rows(self.csc, *core, block_arcs)
+        else:
+            held, counts = halo_and_edges(self.csc, *core, block_arcs)
+            self.counts.append([*counts])
         self.num_halo += len(held)
         self.offsets.append(np.array([self.num_halo], np.int64))
         if self.nodes is None and self.code is None and not self.lists:

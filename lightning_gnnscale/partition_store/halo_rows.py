@@ -72,27 +72,30 @@ def add_sources(sources: np.ndarray, begin: int, end: int, num_nodes: int, held:
     return crossing
 
 
-def count_core(csc: CSC, begin: int, end: int, block_arcs: int = _BLOCK_ARCS) -> tuple[int, int, int]:
-    """Count the edges of rows [begin, end) of a graph that lists each edge in both directions.
+def halo_and_edges(
+    csc: CSC, begin: int, end: int, block_arcs: int = _BLOCK_ARCS
+) -> tuple[RankedNodes, tuple[int, int, int]]:
+    """Do what `halo_of_rows` does, and count the edges of rows of a graph that lists each edge in both directions.
 
     Args:
         csc: the whole graph; the sources of a row are ascending, and repeats count once. Self-loops do not count.
 
     Returns:
-        Edges with both ends in the rows, edges with one end there, connected components of the former.
+        The halo; edges with both ends in the rows, edges with one end there, connected components of the former.
 
-    Cost: one read of the rows; 4 or 8 bytes a row.
+    Cost: one read of the rows; two bits a node of the whole graph, and 4 or 8 bytes a row.
     """
-    indptr = np.asarray(csc.indptr[begin : end + 1])
+    indptr, held = np.asarray(csc.indptr[begin : end + 1]), RankedNodes.empty(csc.num_rows)
     parent, counts = np.arange(end - begin, dtype=csc.indices.dtype), np.zeros(2, np.int64)
     row = 0
     while row < end - begin:
         last = int(np.searchsorted(indptr, indptr[row] + block_arcs, side="right")) - 1
         last = min(max(last, row + 1), end - begin)
         sources = csc.indices[int(indptr[row]) : int(indptr[last])]
+        add_sources(sources, begin, end, csc.num_rows, held)
         _count_core(indptr[row : last + 1], sources, row, begin, parent, counts)
         row = last
-    return int(counts[0]), int(counts[1]), int(_count_roots(parent))
+    return held.count(), (int(counts[0]), int(counts[1]), int(_count_roots(parent)))
 
 
 def transpose_halo(csc: CSC, num_core: int) -> None:

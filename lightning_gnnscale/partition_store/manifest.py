@@ -207,7 +207,7 @@ def wrong_field(manifest: dict) -> str | None:
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
-        "edge_counts": lambda value: _are_edge_counts(value),
+        "edge_counts": _are_edge_counts,
         "schema": lambda value: value is None or _is_schema(value),
         "regression": lambda value: isinstance(value, bool),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),

@@ -86,3 +86,10 @@ def test_words_of_the_log_itself_stay(tmp_path, monkeypatch):
         pass
     (stage,) = events.read_log(tmp_path / "events.jsonl")
     assert (stage["event"], stage["stage"], stage["note"]) == ("stage", "train", "${oc.env:OWN_METHOD}")
+
+
+def test_names_of_stages_stay_in_summaries(monkeypatch):
+    monkeypatch.setenv("OWN_METHOD", "train")
+    assert OmegaConf.create({"a": "${oc.env:OWN_METHOD}"}).a == "train"
+    rows = {"stages": [{"stage": "train", "note": "train"}]}
+    assert hidden(rows) == {"stages": [{"stage": "train", "note": "${oc.env:OWN_METHOD}"}]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.partition_store.halo_rows import count_core
+from lightning_gnnscale.partition_store.halo_rows import halo_and_edges, halo_of_rows
 from lightning_gnnscale.partitioner.quality import quality_of_counts
 
 NUM_NODES, NUM_PARTS = 210, 5
@@ -57,7 +57,10 @@ def test_edges_in_one_direction_are_not_counted(tmp_path):
 def test_blocks_of_any_size_count_the_same(tmp_path):
     store, _ = stored(tmp_path, "undirected")
     core = store.part_offsets[1:3].tolist()
-    assert len({count_core(store.csc, *core, block) for block in (1, 7, 1 << 20)}) == 1
+    found = [halo_and_edges(store.csc, *core, block) for block in (1, 7, 1 << 20)]
+    assert len({counts for _, counts in found}) == 1
+    expected = halo_of_rows(store.csc, *core).nodes
+    assert all(np.array_equal(halo.nodes, expected) for halo, _ in found)
 
 
 def test_a_datamodule_makes_no_pass_for_its_figures(tmp_path, monkeypatch):
