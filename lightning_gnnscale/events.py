@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,8 +33,7 @@ SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # and the system's temporary fol
 
 on_stage: Callable[[str], None] | None = None  # called with the name of each stage of this process as it begins
 
-_recent: list[dict] = []
-_MOST_RECENT = 10_000
+_recent: deque[dict] = deque(maxlen=10_000)
 _UNTOLD_WAIT_S = 1.0
 _SOMEONE = "another process"
 _OWN_WORDS = ("event", "time", "pid", "stage", "command")  # written by the code: readers look for them
@@ -96,7 +95,6 @@ def record(name: str, **fields) -> dict:
     """
     event = {"event": name, "time": time.time(), "pid": os.getpid(), **fields}
     _recent.append(event)
-    del _recent[:-_MOST_RECENT]
     path = os.environ.get(ENV_FILE)
     if path:
         line = json.dumps(_without_hidden(event), default=str) + "\n"

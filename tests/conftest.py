@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from lightning_gnnscale import events
+
 torch.set_num_threads(1)
 # No deadline: cores are shared, and a kernel's first example compiles it. `make test-all` asks for the profile `all`.
 # A test whose examples are dear takes a share: settings(max_examples=settings.default.max_examples // 4).
@@ -107,11 +109,12 @@ def s3(_s3_server, tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    """What a run leaves in its process (a process group, variables of the environment) stays out of the next test."""
+    """What a run leaves in its process (a process group, the environment, events) stays out of the next test."""
     before = dict(os.environ)
     os.environ.pop("GNNSCALE_EVENTS", None)
     os.environ.pop("GNNSCALE_HIDDEN", None)
     yield
+    events._recent.clear()  # only the latest are kept: a test that counts from len(recent()) needs room
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     for name in set(os.environ) - set(before):
