@@ -49,10 +49,10 @@ class FixedPrefetch(TaskGraphs):
 
     Args:
         depth: batches that are ready or under way, >= 1; None: num_threads.
-        pieces: 1, since threads share nothing, unless times of tasks are recorded.
+        chunks: 1, since threads share nothing, unless times of tasks are recorded.
     """
 
-    pieces: int | None = 1
+    chunks: int | None = 1
     depth: int | None = None
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lightning_gnnscale.dataset import load_npz
-from lightning_gnnscale.dataset.generated_kinds import MAG_EDGES, MAG_NODES
+from lightning_gnnscale.dataset.generated_hetero import MAG_EDGES, MAG_NODES
 from lightning_gnnscale.dataset.npz import data_root as find_data_root
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
@@ -34,7 +34,7 @@ TRAIN_SHARE = 0.1  # of the nodes, where a graph has no published split
 WORKLOADS = re.compile(r"power_law:([\d_]+)(?::([\d_]+))?")  # names of what `load_workload` generates
 STORES = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")  # and `open_graph`
 _EDGE_FILES = re.compile(r"(planted|lfr):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
-_ARCS_A_NODE = 20  # of power-law graphs, unless said otherwise
+_EDGES_A_NODE = 20  # of power-law graphs, unless said otherwise
 _SEED, _NODE_SALT, _EDGE_SALT, _ID_SALT, _TRAIN_SALT = 0, 1, 2, 11, 12
 _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
 
@@ -75,7 +75,7 @@ def _public_file(name: str, data_root: Path | None, generated: str) -> Path:
 
 
 def power_law_graph(num_nodes: int, num_edges: int, seed: int) -> CSC:
-    """Return arcs with both ends drawn independently, in proportion to Pareto(1.8) + 1 weights."""
+    """Return edges with both ends sampled independently, in proportion to Pareto(1.8) + 1 weights."""
     rng = np.random.default_rng(seed)
     upper = np.cumsum(rng.pareto(1.8, num_nodes) + 1)
     upper /= upper[-1]
@@ -84,7 +84,7 @@ def power_law_graph(num_nodes: int, num_edges: int, seed: int) -> CSC:
 
 
 def stream_of(csc: CSC) -> EdgeStream:
-    """Return the arcs of a graph as a stream."""
+    """Return the edges of a graph as a stream."""
     target = np.repeat(np.arange(csc.num_rows, dtype=csc.indices.dtype), csc.in_degree)
     return open_edge_stream(np.stack([np.asarray(csc.indices), target]), num_nodes=csc.num_rows)
 
@@ -96,9 +96,9 @@ def power_law_input(num_nodes: int, num_edges: int, dim: int, seed: int) -> tupl
 
 
 def typed_power_law(num_nodes: int, num_edges: int, dim: int, seed: int):
-    """Return a PyG `HeteroData` of 3 kinds of nodes and 6 relations in MAG240M's proportions, edges sorted by target.
+    """Return a PyG `HeteroData` of 3 node types and 6 edge types in MAG240M's proportions, edges sorted by target.
 
-    Half of the edges are the reverses of the others. Ends are drawn as in `power_law_graph`. Papers have
+    Half of the edges are the reverses of the others. Ends are sampled as in `power_law_graph`. Papers have
     (num_papers, dim) random float32 features, the other kinds none.
     """
     from torch_geometric.data import HeteroData
@@ -148,13 +148,13 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
     the placement by ranges, a locality that most data sets do not have.
 
-    Generated ones are named "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
+    Generated ones are named "power_law:NODES" or "power_law:NODES:edges"; the default is 20 edges per node.
     """
     generated = WORKLOADS.fullmatch(name)
     if generated:
         num_nodes = int(generated[1])
-        num_arcs = int(generated[2]) if generated[2] else _ARCS_A_NODE * num_nodes
-        return Workload(name, power_law_graph(num_nodes, num_arcs, _SEED), _some_nodes(num_nodes))
+        num_edges = int(generated[2]) if generated[2] else _EDGES_A_NODE * num_nodes
+        return Workload(name, power_law_graph(num_nodes, num_edges, _SEED), _some_nodes(num_nodes))
     with np.load(data_root / name / "graph.npz") as arrays:
         edges = arrays["edge_index"]
         num_nodes = _num_nodes(edges, arrays)
@@ -291,7 +291,8 @@ def graph_file(spec: GraphSpec, scratch: Path) -> Iterator[GraphFile]:
 
 
 def write_shuffled(edge_index: np.ndarray, num_nodes: int, path: Path) -> tuple[np.ndarray, int]:
-    """Write the undirected simple graph of some arcs as raw int32 pairs, each edge once, ids and edges in random order.
+    """Write the undirected simple graph of some edges as raw int32 pairs, each edge once, ids and edges in random
+    order.
 
     Returns:
         (num_nodes,) int64, the new id of each node; and the number of edges.

@@ -3,7 +3,7 @@
 Take a partition of the whole graph as the reference. Edges come in random order, in chunks of a share s of them; a
 node is placed for good in the first chunk that meets it, with the part that most of its neighbours there belong to.
 Let node v have d edges, d_b of them to reference part b. Each edge falls into one of the 1 / s chunks independently,
-so the neighbours that v has seen when it is placed are those in its lowest chunk: a draw from (d_1, ..., d_p) of at
+so the neighbours that v has seen when it is placed are those in its lowest chunk: a sample from (d_1, ..., d_p) of at
 least one edge, about s d where that is many, all d where s = 1. With X_b of them in part b, v goes to B = argmax X_b
 (ties at random), and d - d_B of its edges are cut. The expected share of cut edges, with v placed by the rule and all
 others standing as in the reference, is
@@ -14,12 +14,12 @@ Both ends of an edge are placed by the rule, so with P_v(b) the probability that
 
     sum over edges (u, v) of 1 - sum over b of P_u(b) P_v(b), over num_edges
 
-With refinement v is placed anew in each chunk that meets it, and what it has seen is halved each time: after m chunks
+With refinement v is placed again in each chunk that meets it, and what it has seen is halved each time: after m chunks
 with v the counts of the last one weigh 1/2, of the one before 1/4, of the first 2^(1 - m). v goes to the part with the
 largest sum of weighted counts at the end. So it goes by few of its neighbours where chunks are small, but by more than
 in the first chunk alone.
 
-Assumed: neighbours stand where the reference has them, all of them are placed already, and there is always room. None
+Assumed: neighbours stand where the reference has them, all of them are placed already, and there is always space. None
 of this is true while streaming (a misplaced node misleads those after it, and a small first chunk knows little of the
 reference), so both are lower estimates; what is measured lies above them by what errors add up to.
 """
@@ -46,7 +46,7 @@ def expected_greedy_cut(
     *,
     ends: int = 1,
     refine: bool = False,
-    draws: int = 16,
+    samples: int = 16,
     seed: int = 0,
     deduplicate: bool | None = None,
     scratch: str | os.PathLike | None = AUTO,
@@ -61,27 +61,27 @@ def expected_greedy_cut(
         num_parts: number of parts, >= 1.
         chunk_edges_share: edges a chunk as a share of all, in (0, 1].
         ends: 1 or 2, ends of an edge that are placed by the rule; see the module's text.
-        refine: whether nodes are placed anew in each chunk that meets them.
-        draws: samples a node, >= 1; the chunks of its edges are drawn, the rest follows.
-        seed: decides the draws.
+        refine: whether nodes are placed again in each chunk that meets them.
+        samples: samples a node, >= 1; the chunks of its edges are sampled, the rest follows.
+        seed: decides the samples.
         deduplicate, scratch, progress, graph: see `evaluate_partitioning`.
 
     Returns:
         The share, in [0, 1]; 0 without edges. Its standard error is at most
-        sqrt(sum of squared degrees / draws) / (4 num_edges) with one end.
+        sqrt(sum of squared degrees / samples) / (4 num_edges) with one end.
 
     Raises:
         ValueError: shapes or values that do not fit.
 
-    Cost: one pass, two with both ends, and one more where the layout is not known; O(draws * num_edges) time, with
+    Cost: one pass, two with both ends, and one more where the layout is not known; O(samples * num_edges) time, with
         refinement times the logarithm of a node's edges;
         4 * num_parts bytes a node, 8 with both ends.
-    Source: after Waleffe et al., Armada, the analysis of greedy streaming; derived anew here.
+    Source: after Waleffe et al., Armada, the analysis of greedy streaming; derived again here.
     """
     check_number("chunk_edges_share", chunk_edges_share, at_least=0)
     if not 0 < chunk_edges_share <= 1:
         raise ValueError(f"chunk_edges_share must be in (0, 1], got {chunk_edges_share!r}")
-    check_number("draws", draws, at_least=1)
+    check_number("samples", samples, at_least=1)
     if ends not in (1, 2):
         raise ValueError(f"ends must be 1 or 2, got {ends!r}")
     if graph is None:
@@ -94,7 +94,7 @@ def expected_greedy_cut(
         _count_neighbors(src, dst, part_id, tally)
     chosen = np.zeros((graph.num_nodes if ends == 2 else 0, num_parts), np.float32)
     key = np.uint64(fold(seed, _SALT))
-    cut = _draw_placements(key, tally, chunk_edges_share, int(draws), chosen, refine)
+    cut = _sample_placements(key, tally, chunk_edges_share, int(samples), chosen, refine)
     if ends == 1:
         return cut / (2 * graph.num_edges)
     together = sum(_expect_together(src, dst, chosen) for src, dst in graph.one_pass("both ends", progress))
@@ -110,7 +110,7 @@ def _count_neighbors(src, dst, part_id, tally):
 
 
 @kernel
-def _draw_placements(key, tally, share, draws, chosen, refine):
+def _sample_placements(key, tally, share, samples, chosen, refine):
     """Return the mean number of cut edges, summed over nodes, and add each node's shares of parts to `chosen`."""
     num_parts = tally.shape[1]
     seen = np.zeros(num_parts)
@@ -123,8 +123,8 @@ def _draw_placements(key, tally, share, draws, chosen, refine):
             continue
         chunk, part = np.empty(degree, np.int64), np.empty(degree, np.int64)
         cut = np.int64(0)
-        for draw in range(draws):
-            draw_key = combine(combine(key, v), draw)
+        for sample in range(samples):
+            draw_key = combine(combine(key, v), sample)
             edge = 0
             for b in range(num_parts):
                 for _ in range(tally[v, b]):
@@ -138,8 +138,8 @@ def _draw_placements(key, tally, share, draws, chosen, refine):
             best = _most_seen(seen, combine(draw_key, edge))
             cut += degree - tally[v, best]
             if len(chosen):
-                chosen[v, best] += np.float32(1 / draws)
-        total += cut / draws
+                chosen[v, best] += np.float32(1 / samples)
+        total += cut / samples
     return total
 
 

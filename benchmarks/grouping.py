@@ -1,7 +1,7 @@
 """What travels for a batch: groups that share their rows, and a row cache whose contents the sender knows; bytes only.
 
-Batches are drawn as training draws them, and packed, asked for and answered as between a worker and a trainer's node.
-Only the rows themselves are left out: their bytes are counted by their ids.
+Batches are sampled as training samples them, and packed, asked for and answered as between a worker and a trainer's
+node. Only the rows themselves are left out: their bytes are counted by their ids.
 """
 
 from collections import Counter, deque
@@ -70,7 +70,7 @@ class GroupingBench:
     `grouping.png`; a graph, fan-outs and batch size are one case, with all groups and caches.
 
     Attributes:
-        graphs: Public graphs with their own features and training nodes, or "power_law:NODES:ARCS".
+        graphs: Public graphs with their own features and training nodes, or "power_law:NODES:edges".
         fanouts: Fan-outs of each sampler.
         batch_sizes, groups: Seeds per batch, and batches per group. `groups` must hold 1, which the others are compared
             with.
@@ -150,8 +150,8 @@ run = benchmark(GroupingBench)
 def load_traffic(name: str, root: Path | None, target_share: float, dim: int, seed: int) -> Traffic:
     """Make a graph that `check_graphs` let pass; a generated one has random labels, and features of no content."""
     if name.startswith("power_law:"):
-        num_nodes, num_arcs = (int(part) for part in (name + f":{20 * int(name.split(':')[1])}").split(":")[1:3])
-        csc = power_law_graph(num_nodes, num_arcs, seed)
+        num_nodes, num_edges = (int(part) for part in (name + f":{20 * int(name.split(':')[1])}").split(":")[1:3])
+        csc = power_law_graph(num_nodes, num_edges, seed)
         order = permutation(num_nodes, fold(seed, TARGET_SALT))
         labels = permutation(num_nodes, fold(seed, LABEL_SALT)) % LABELS
         train = np.zeros(num_nodes, bool)
@@ -181,7 +181,7 @@ def _batches(traffic: Traffic, fanouts, batch_size: int, epochs: int, seed: int)
     for epoch in range(epochs):
         items = staged.items(sampler, batch_size, False, seed, epoch, True)
         for number, seeds in enumerate(items):
-            yield builder.draw(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
+            yield builder.sample(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
 
 
 class _Wire:
@@ -233,7 +233,7 @@ def _add_cuts(rows: list[dict]) -> None:
 
 
 def _present(rows: list[dict], plot: Path) -> None:
-    """Print one line a case and cache, with groups side by side; draw the cut against batches a group."""
+    """Print one line a case and cache, with groups side by side; sample the cut against batches a group."""
     columns = COLUMNS | {group: (f"{group} a group", ">") for group in sorted({row["group"] for row in rows})}
     shown = []
     for (*_, share, policy), own in grouped(rows, *CASE, *VARIANT[1:]).items():

@@ -40,7 +40,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class HaloBench:
-    """Draw all batches of a part once, with no features in memory at the start, from both kinds of store.
+    """Sample all batches of a part once, with no features in memory at the start, from both kinds of store.
 
     Writes `halo.csv`, the graph and the stores; the run folder must be on a disk. A graph and stores that are there are
     reused.
@@ -104,7 +104,7 @@ run = benchmark(HaloBench)
 
 
 def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) -> dict:
-    """Drop a store's features from memory, draw every batch of a part, and count what was read.
+    """Drop a store's features from memory, sample every batch of a part, and count what was read.
 
     Returns:
         num_batches; needed_bytes: size of the feature rows of core and halo; read_bytes: bytes of feature files that

@@ -176,7 +176,7 @@ def _reads(workload: Workload, placement: Placement, sampler, batch_size: int, n
     state, space = sampler.prepare(WholeGraph.of(csc, 0), workload.train_nodes, 0), _space(csc)
     keys = ((epoch, items) for epoch in count() for items in sampler.items(state, batch_size, False, fold(0, epoch)))
     for batch, (epoch, items) in enumerate(islice(keys, num_batches)):
-        drawn = sampler.draw(state, items, batch_key(0, epoch, 0, batch), space, np.empty, False)
+        drawn = sampler.sample(state, items, batch_key(0, epoch, 0, batch), space, np.empty, False)
         counts += np.bincount(drawn.n_id, minlength=csc.num_rows)
         seeds += len(items)
     far, total = int(counts[placement.lookup(0)[0] < 0].sum()), int(counts.sum())
@@ -204,13 +204,15 @@ def mean_variance(workload: Workload, sampler, num_targets: int, num_keys: int) 
     values = np.random.default_rng(0).standard_normal((csc.num_rows, VALUES))
     total, squares = np.zeros((len(targets), VALUES)), np.zeros((len(targets), VALUES))
     for key in range(num_keys):
-        estimate = weighted_means(sampler.draw(state, targets, batch_key(1, 0, 0, key), space, np.empty, False), values)
+        estimate = weighted_means(
+            sampler.sample(state, targets, batch_key(1, 0, 0, key), space, np.empty, False), values
+        )
         total, squares = total + estimate, squares + estimate**2
     return float(((squares - total**2 / num_keys) / (num_keys - 1)).mean())
 
 
 def weighted_means(drawn: Subgraph, values: np.ndarray) -> np.ndarray:
-    """Return (num_targets, num_values) sums over drawn arcs by their weights; plain means where they have none."""
+    """Return (num_targets, num_values) sums over sampled edges by their weights; plain means where they have none."""
     source, target = drawn.n_id[drawn.edge_index[0]], drawn.edge_index[1]
     weight = drawn.edge_weight
     if weight is None:
@@ -254,7 +256,7 @@ def _losses(folder: Path) -> dict[str, str]:
 
 
 def _draw_losses(path: Path, rows: list[dict]) -> None:
-    """Draw the training loss by epoch, means over seeds; a panel a graph, a line a scale."""
+    """Sample the training loss by epoch, means over seeds; a panel a graph, a line a scale."""
     figure, found = panels((row["graph"] for row in rows), beside=0)
     for (graph, scale), own in grouped(rows, "graph", "scale").items():
         curves = [[float(loss) for loss in row["losses"].split()] for row in own]
@@ -267,7 +269,7 @@ def _draw_losses(path: Path, rows: list[dict]) -> None:
 
 
 def _draw(path: Path, rows: list[dict]) -> None:
-    """Draw host rows a seed, as a share of scale 1's, against the variance ratio; a line a graph and sampler."""
+    """Sample host rows a seed, as a share of scale 1's, against the variance ratio; a line a graph and sampler."""
     figure, found = panels([""], size=(7, 5), beside=0)
     axes = found[""]
     for (graph, sampler), own in grouped(rows, "graph", "sampler").items():

@@ -1,8 +1,8 @@
 """What machines that hold parts of a graph ask of each other while they train on them, by partitioner; bytes only.
 
-Each machine trains the targets that `PartitionDataModule` deals to its rank, and holds the parts of which it trains
-most targets, as with `OwnerReads`. Its batches are drawn from the store; what would come from other machines is counted
-by their ids.
+Each machine trains the targets that `PartitionDataModule` assigns to its rank, and holds the parts of which it trains
+most targets, as with `OwnerReads`. Its batches are sampled from the store; what would come from other machines is
+counted by their ids.
 """
 
 import tempfile
@@ -66,7 +66,7 @@ class OwnershipBench:
             bytes, in [0, 1].
         link_gbit_per_s: Rate at which a machine sends, and at which it receives at the same time.
         fanouts, batch_size: Fan-outs and size of the batches.
-        num_batches: Batches that are drawn for each machine, at most; an epoch is extrapolated from them.
+        num_batches: Batches that are sampled for each machine, at most; an epoch is extrapolated from them.
         scratch: Folder for edge files and stores; None: the system's folder for temporary files.
     """
 
@@ -140,7 +140,7 @@ def count_asked(
     """Partition and store a graph, and count for each number of machines what they ask of each other.
 
     Returns:
-        machines; num_batches: batches drawn, of all machines; away_share: rows of batches that come from another
+        machines; num_batches: batches sampled, of all machines; away_share: rows of batches that come from another
         machine over all their rows; epoch_bytes: bytes of these rows and of neighbours, of all machines; link_s:
         seconds for which the busiest link sends, or receives if that is more, in an epoch; the same three with rows
         replicated; train_balance: most training nodes that a machine holds, over the mean; partition_s.

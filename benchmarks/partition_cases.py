@@ -1,4 +1,4 @@
-"""The methods that the benchmark of partitioners compares, and an expectation that is drawn beside them."""
+"""The methods that the benchmark of partitioners compares, and an expectation that is sampled beside them."""
 
 import itertools
 import warnings
@@ -82,7 +82,7 @@ def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
     if method != GREEDY_EXPECTATION:
         complete_options(method, options)
     elif "chunk_edges_share" not in options or not set(options) <= {"chunk_edges_share", "ends", "refine", "draws"}:
-        takes = "chunk_edges_share, and ends, refine and draws if wished"
+        takes = "chunk_edges_share, and ends, refine and samples if wished"
         raise ValueError(f"bench.methods: {GREEDY_EXPECTATION} takes {takes}, got {', '.join(options) or 'nothing'}")
     spread = [key for key, value in options.items() if isinstance(value, list)]
     for values in itertools.product(*(options[key] for key in spread)):
@@ -96,7 +96,7 @@ class GreedyExpectation:
 
     Args:
         graph: The edge file.
-        seed: Seed of METIS and of the draws.
+        seed: Seed of METIS and of the samples.
     """
 
     def __init__(self, graph: GraphFile, seed: int):

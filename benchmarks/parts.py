@@ -210,21 +210,21 @@ def seconds_to(curve: str, accuracy: float) -> float | None:
     return next((seconds for seconds, found in points if found >= accuracy), None)
 
 
-def arcs_of(stream) -> np.ndarray:
-    """Return (2, num_arcs) int64, the arcs that a store of an edge stream has: its chunks are as they were listed."""
-    arcs = np.concatenate([np.stack([chunk.src, chunk.dst]) for chunk in stream.chunks()], axis=1).astype(np.int64)
+def edges_of(stream) -> np.ndarray:
+    """Return (2, num_edges) int64, the edges that a store of an edge stream has: its chunks are as they were listed."""
+    edges = np.concatenate([np.stack([chunk.src, chunk.dst]) for chunk in stream.chunks()], axis=1).astype(np.int64)
     if stream.remove_self_loops:
-        arcs = arcs[:, arcs[0] != arcs[1]]
+        edges = edges[:, edges[0] != edges[1]]
     if stream.to_undirected:
-        arcs = np.concatenate([arcs, arcs[::-1]], axis=1)
-    return np.unique(arcs, axis=1)
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+    return np.unique(edges, axis=1)
 
 
 def _train(overrides: list[str]) -> dict:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     config = compose_config("train", overrides)
     dataset = instantiate(config.dataset)
-    edge_index = torch.from_numpy(arcs_of(dataset.stream))
+    edge_index = torch.from_numpy(edges_of(dataset.stream))
     labels = torch.from_numpy(np.asarray(dataset.labels)).long()
     rows = _rows_of(dataset.features)
     seed_everything(config.seed, verbose=False)
@@ -273,7 +273,7 @@ def _rows_of(features) -> Callable:
 
 
 def _loader(data, nodes, fanouts: list[int], batch_size: int, seed: int):
-    """Return PyG's loader, or where its compiled sampler is not installed this package's, which draws as it does."""
+    """Return PyG's loader, or where its compiled sampler is not installed this package's, which samples as it does."""
     given = {"num_neighbors": fanouts, "input_nodes": nodes, "batch_size": batch_size, "shuffle": True}
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         return PyGNeighborLoader(data, **given)

@@ -2,9 +2,9 @@
 
     python peer_worker.py pyg|graphbolt FOLDER OPTIONS
 
-FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy. Where it holds kinds.json, a graph with kinds,
-edges-N.npy are the (2, num_edges) edges of its relation N in place of the CSC, sorted by target; features and seeds are
-papers'. OPTIONS is JSON with fanouts, batch_size and,
+FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy. Where it holds kinds.json, a heterogeneous
+graph, edges-N.npy are the (2, num_edges) edges of its edge type N in place of the CSC, sorted by target; features and
+seeds are papers'. OPTIONS is JSON with fanouts, batch_size and,
 where features are to stay in their file, memory-mapped, map. It answers in lines of JSON: first the versions of what it
 runs, then, for each line on its standard input, a number of workers and one of threads, the seeds and the feature rows
 of one epoch. It ends where its input does.
@@ -30,9 +30,9 @@ def main(kind, folder, options):
     warnings.simplefilter("ignore")
     import torch
 
-    kinds, typed = os.path.join(folder, "kinds.json"), None
-    if os.path.exists(kinds):
-        with open(kinds) as file:
+    heterogeneous, typed = os.path.join(folder, "kinds.json"), None
+    if os.path.exists(heterogeneous):
+        with open(heterogeneous) as file:
             typed = json.load(file)
     graph = ("indptr", "indices") if typed is None else [f"edges-{n}" for n in range(len(typed["edge_types"]))]
     names = (*graph, "features", "seeds")
@@ -43,7 +43,7 @@ def main(kind, folder, options):
     }
     make, packages = {"pyg": (pyg, PYG), "graphbolt": (graphbolt, GRAPHBOLT)}[kind]
     if typed is not None:
-        make = pyg_by_kind(typed)
+        make = pyg_by_node_type(typed)
     make_epoch = make(torch, arrays, options["fanouts"], options["batch_size"])
     print(json.dumps({"versions": versions(packages)}), file=answers)
     epochs = {}
@@ -89,8 +89,8 @@ def pyg(torch, arrays, fanouts, batch_size):
     return _pyg_epochs(data, fanouts, arrays["seeds"], batch_size, lambda batch: (batch.batch_size, len(batch.x)))
 
 
-def pyg_by_kind(typed):
-    """Return what `pyg` is for a graph with kinds."""
+def pyg_by_node_type(typed):
+    """Return what `pyg` is for a heterogeneous graph."""
 
     def make(torch, arrays, fanouts, batch_size):
         from torch_geometric.data import HeteroData

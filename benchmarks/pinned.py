@@ -52,7 +52,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "datamodule=full_graph": ("datamodule.seed=${seed}",),
     "evaluation=layerwise": (  # all validation nodes choose the checkpoint, not a sample of them
         *("evaluation.mode=layerwise", "evaluation.sample=1", "evaluation.table_dtype=float32"),
-        *("evaluation.block_arcs=1048576", "evaluation.scratch=null", "evaluation.negatives=auto"),
+        *("evaluation.block_edges=1048576", "evaluation.scratch=null", "evaluation.negatives=auto"),
     ),
     "model=gcn": _model(2, 256, "activation=relu"),
     "model=gat": _model(2, 256, "activation=elu", "heads=4", "attention_dropout=null"),

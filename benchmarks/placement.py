@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_gnnscale.datamodule.placed_training import DRAWN_BATCHES
+from lightning_gnnscale.datamodule.placed_training import SAMPLED_BATCHES
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.model import GraphSAGE
 from lightning_gnnscale.partition_store.features import DenseFeatures
@@ -20,11 +20,11 @@ from lightning_gnnscale.placement import FeatureBuffer, Placement, access_probab
 from lightning_gnnscale.placement.access_probability import METHODS as PROBABILITIES
 from lightning_gnnscale.placement.access_probability import (
     count_reads,
-    drawn_probability,
     epoch_batches,
     layer_probability,
+    sampled_probability,
 )
-from lightning_gnnscale.placement.place import RULES, Room, assign_training_nodes, most_read_rows
+from lightning_gnnscale.placement.place import RULES, Capacity, assign_training_nodes, most_read_rows
 from lightning_gnnscale.placement.placement import mean_shares, read_shares
 from lightning_gnnscale.rng import batch_key, fold, permutation
 from lightning_gnnscale.triton_kernels.sample_layer import check_layer_sizes, sample_layers
@@ -41,7 +41,7 @@ METHODS += ("pagraph", "pagraph_local")
 PEERS = ("ranges", "naive", "random", "degree", "metis")
 TIERS = ("local", "peer", "host", "disk")
 LOCAL = "_local"  # each device shuffles its own training nodes only
-ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
+EDGES_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 FEATURE_DIM = 128
 _PROBES = 32
 _PROBABILITY_SEED = 1 << 20  # none of the counted epochs' seeds
@@ -73,24 +73,25 @@ class Reads:
 class PlacementBench:
     """Place rows by each method, and count from where sampled epochs would read them.
 
-    The batches of one seed are the same for all methods. Only those named `_local` draw each device's batches from the
-    training nodes of its own part. Writes `placement.csv` and `placement.png`; a graph and devices are one case, with
-    all buffers and methods.
+    The batches of one seed are the same for all methods. Only those named `_local` sample each device's batches from
+    the training nodes of its own part. Writes `placement.csv` and `placement.png`; a graph and devices are one case,
+    with all buffers and methods.
 
     Attributes:
-        graphs: Public graphs, "power_law:NODES", or "power_law:NODES:ARCS".
+        graphs: Public graphs, "power_law:NODES", or "power_law:NODES:edges".
         devices: Maps a name to the sizes of the groups of devices that read each other's buffers.
         buffer_shares: Sizes of one device's buffer, as shares of all rows, each in (0, 1].
         methods: Methods out of METHODS.
         alphas: Costs of a peer read divided by that of a host read; "rule" and "rule_by_cost" place for each of them.
         fanouts, batch_size: Fan-outs and size of the batches.
-        nodes_per_layer: Nodes that each layer draws, where batches are `LayerwiseSampler`'s; None: they draw fan-outs.
+        nodes_per_layer: Nodes that each layer samples, where batches are `LayerwiseSampler`'s; None: they sample
+        fan-outs.
         seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
         timed_batches: Number of batches of the first device whose loading and computing is timed, for seconds an epoch;
             0: none. Rows are 128 float32; those on no device come from pinned memory on a GPU, without one from a file
             that is not in memory. Computing is a training step of GraphSAGE of 128 channels.
-        probability: "auto", "draws", or a method of `access_probability`, as in `PlacementSettings`.
+        probability: "auto", "samples", or a method of `access_probability`, as in `PlacementSettings`.
     """
 
     graphs: Sequence[str]
@@ -121,7 +122,7 @@ class PlacementBench:
         check_fanouts(self.fanouts)
         if self.nodes_per_layer is not None:
             check_layer_sizes(self.nodes_per_layer, None)
-        check_names("probability", [self.probability], ("auto", "draws", *PROBABILITIES))
+        check_names("probability", [self.probability], ("auto", "samples", *PROBABILITIES))
         for name, sizes in self.devices.items():
             if isinstance(sizes, int) or not sizes or any(int(size) != size or size < 1 for size in sizes):
                 raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
@@ -145,7 +146,7 @@ class PlacementBench:
             rows += runner.rows(cases, "placement.csv")
         if rows:
             _print_tables(rows)
-            _draw(runner.folder / "placement.png", rows)
+            _sample(runner.folder / "placement.png", rows)
         return rows
 
 
@@ -159,14 +160,14 @@ class _Graph:
         self.bench, self.methods, self.fanouts, self.folder = bench, methods, check_fanouts(bench.fanouts), folder
         self.workload = load_workload(name, public_root(bench.data_root))
         self.csc, self.nodes = self.workload.csc, self.workload.train_nodes
-        tell(f"{name}: {self.csc.num_rows:,} nodes, {self.csc.num_arcs:,} arcs, {len(self.nodes):,} training nodes")
+        tell(f"{name}: {self.csc.num_rows:,} nodes, {self.csc.num_edges:,} edges, {len(self.nodes):,} training nodes")
         space = Workspace(self.csc.num_rows, self.csc.indices.dtype)
         if bench.nodes_per_layer is None:
             self.sample = lambda seeds, key: sample_neighbors(self.csc, seeds, self.fanouts, key, workspace=space)
         else:
             sizes = tuple(bench.nodes_per_layer)
             self.sample = lambda seeds, key: sample_layers(self.csc, seeds, sizes, key, workspace=space)
-        self.draw = lambda seeds, key: self.sample(seeds, key).n_id
+        self.sample_nodes = lambda seeds, key: self.sample(seeds, key).n_id
         start = time.perf_counter()
         self.prob = self._probability()
         self.prob_s = time.perf_counter() - start
@@ -175,16 +176,16 @@ class _Graph:
         bench, method = self.bench, self.bench.probability
         given, layers = (self.workload, self.nodes), bench.nodes_per_layer
         if method == "auto":
-            method = "vip_sampled" if layers is None else "draws"
+            method = "vip_sampled" if layers is None else "samples"
         options = {"fanouts": self.fanouts if layers is None else (-1,) * len(layers), "batch_size": bench.batch_size}
-        if method != "draws":
+        if method != "samples":
             return access_probability(*given, method=method, seed=_PROBABILITY_SEED, **options)
         if layers is None:
             prior = access_probability(*given, method="vip", **options)
         else:
             prior = layer_probability(*given, layers, bench.batch_size)
-        batches = epoch_batches(self.nodes, bench.batch_size, DRAWN_BATCHES, _PROBABILITY_SEED)
-        return drawn_probability(prior, (self.draw(*batch) for batch in batches))
+        batches = epoch_batches(self.nodes, bench.batch_size, SAMPLED_BATCHES, _PROBABILITY_SEED)
+        return sampled_probability(prior, (self.sample_nodes(*batch) for batch in batches))
 
     def rows(self, groups: tuple[tuple[int, ...], ...]) -> Iterator[dict]:
         """Yield the rows of one set of devices."""
@@ -198,7 +199,7 @@ class _Graph:
         if any(method.startswith("pagraph") for method in self.methods):
             hops, most = self.pagraph_hops, self._buffer_rows(max(self.bench.buffer_shares))
             owner = apart["pagraph"] = assign_training_nodes(self.csc, nodes, num, hops)
-            made["own_rows"] = most_read_rows(self.csc, nodes, owner, num, hops, Room(most))
+            made["own_rows"] = most_read_rows(self.csc, nodes, owner, num, hops, Capacity(most))
             searched["pagraph"] = time.perf_counter() - start
         reads = {"": self._count([nodes] * num)}  # by the parts whose devices shuffle their own nodes only
         if "metis_local" in self.methods:
@@ -239,7 +240,8 @@ class _Graph:
         batches = sum(-(-len(nodes) // size) for nodes in {id(nodes): nodes for nodes in train_nodes}.values())
         num_epochs = max(1, -(-self.bench.batches_per_device * len(train_nodes) // max(1, batches)))
         return [
-            count_epochs(self.draw, self.csc.num_rows, train_nodes, size, seed, num_epochs) for seed in self.bench.seeds
+            count_epochs(self.sample_nodes, self.csc.num_rows, train_nodes, size, seed, num_epochs)
+            for seed in self.bench.seeds
         ]
 
     def _seconds(self, placement: Placement) -> dict[str, float]:
@@ -249,7 +251,7 @@ class _Graph:
         buffer = FeatureBuffer(placement, DenseFeatures(table), 0, on=on)
         table._mmap.madvise(mmap.MADV_DONTNEED)
         evict(file)
-        nodes = [drawn.n_id for drawn in self._timed]
+        nodes = [sampled.n_id for sampled in self._timed]
         begun = time.perf_counter()
         for own in nodes:
             rows = buffer.gather(own)
@@ -263,7 +265,7 @@ class _Graph:
 
     @cached_property
     def _timed(self) -> list:
-        """Batches of the first epochs, drawn."""
+        """Batches of the first epochs, sampled."""
         bench = self.bench
         return [self.sample(*batch) for batch in epoch_batches(self.nodes, bench.batch_size, bench.timed_batches, 0)]
 
@@ -281,8 +283,11 @@ class _Graph:
         model = GraphSAGE(FEATURE_DIM, FEATURE_DIM, FEATURE_DIM, num_layers=len(hops)).to(device)
         optimizer = torch.optim.Adam(model.parameters())
         given = [
-            (torch.randn(len(drawn.n_id), FEATURE_DIM, device=device), torch.from_numpy(drawn.edge_index).to(device))
-            for drawn in self._timed
+            (
+                torch.randn(len(sampled.n_id), FEATURE_DIM, device=device),
+                torch.from_numpy(sampled.edge_index).to(device),
+            )
+            for sampled in self._timed
         ]
 
         def train(batches: list) -> float:
@@ -308,15 +313,15 @@ class _Graph:
 
 
 def affordable_hops(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> int:
-    """Return the most hops, at least 1, whose searches from all training nodes read at most ARCS_OF_SEARCH arcs."""
+    """Return the most hops, at least 1, whose searches from all training nodes read at most EDGES_OF_SEARCH edges."""
     probes = train_nodes[:: max(1, len(train_nodes) // _PROBES)]
     for hops in range(num_layers, 1, -1):
-        arcs = 0
+        edges = 0
         for node in probes:
             degree = np.zeros(csc.num_rows, np.int64)
             count_reads(csc.indptr, csc.indices, np.array([node]), hops, degree)
-            arcs += int(degree.sum())
-        if arcs / len(probes) * len(train_nodes) <= ARCS_OF_SEARCH:
+            edges += int(degree.sum())
+        if edges / len(probes) * len(train_nodes) <= EDGES_OF_SEARCH:
             return hops
     return 1
 
@@ -334,7 +339,7 @@ def _measured(placement: Placement, seeds: list[Reads]) -> dict:
 
 
 def count_epochs(
-    draw: Callable[[np.ndarray, int], np.ndarray],
+    sample: Callable[[np.ndarray, int], np.ndarray],
     num_nodes: int,
     train_nodes: list[np.ndarray],
     batch_size: int,
@@ -344,7 +349,7 @@ def count_epochs(
     """Sample epochs and count the rows that each device reads.
 
     Args:
-        draw: Returns the nodes of a batch of seeds, drawn by a key.
+        sample: Returns the nodes of a batch of seeds, sampled by a key.
         num_nodes, batch_size, seed, num_epochs: What is sampled.
         train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
             devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
@@ -361,7 +366,7 @@ def count_epochs(
             order = nodes[permutation(len(nodes), fold(seed, epoch, devices[0]))]
             for batch, start in enumerate(range(0, len(order), batch_size)):
                 key = batch_key(seed, epoch, devices[0], batch)
-                counts[devices[turn % len(devices)], draw(order[start : start + batch_size], key)] += 1
+                counts[devices[turn % len(devices)], sample(order[start : start + batch_size], key)] += 1
                 turn += 1
     return Reads(counts)
 
@@ -461,8 +466,8 @@ def cost(row: Mapping, alpha: float, what: str, prefix: str = "") -> float:
     return {"host": host, "peer": peer + host, "cost": host + alpha * peer}[what]
 
 
-def _draw(path: Path, rows: list[dict]) -> None:
-    """Draw one panel a graph: host reads of each method at the smallest alpha, bars grouped by devices and buffer."""
+def _sample(path: Path, rows: list[dict]) -> None:
+    """Sample one panel a graph: host reads of each method at the smallest alpha, bars grouped by devices and buffer."""
     alpha = min(row["alpha"] for row in rows if row["alpha"] is not None)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure, found = panels((row["graph"] for row in rows), across=1, size=(12, 2.6), beside=0)

@@ -1,4 +1,7 @@
-"""How long placing takes: rows of a graph of papers100M's size, dealt to devices by their chances to be read."""
+"""How long placing takes:
+
+rows of a graph of papers100M's size, assigned to devices by their probabilities to be read.
+"""
 
 import time
 from dataclasses import dataclass
@@ -18,16 +21,17 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class PlacingBench:
-    """Place the rows of a graph by its nodes' chances to be read, in a process of its own, and say what that takes.
+    """Place the rows of a graph by its nodes' probabilities to be read, in a process of its own, and say what that
+    takes.
 
     Writes `placing.csv`. Seconds of the processor (`cpu_s`) are those of all threads: other work on the machine does
     not count.
 
     Attributes:
         num_nodes: Nodes; papers100M has 111,059,956.
-        num_arcs: Arcs of the generated graph (20 bytes each while it is made) of which the chances are computed
-            (`method="vip"`, a hundredth of the nodes trained); None: no graph is made, and chances are drawn from a
-            power law.
+        num_edges: Edges of the generated graph (20 bytes each while it is made) of which the probabilities are computed
+            (`method="vip"`, a hundredth of the nodes trained); None: no graph is made, and probabilities are sampled
+            from a power law.
         methods: Methods that place: the rules.
         num_devices, buffer_share, alpha: See `place`; the share is of all rows, for each device.
 
@@ -35,7 +39,7 @@ class PlacingBench:
     """
 
     num_nodes: int = 111_059_956
-    num_arcs: int | None = None
+    num_edges: int | None = None
     methods: list[str] = RULES
     num_devices: int = 4
     buffer_share: float = 0.1
@@ -50,11 +54,14 @@ class PlacingBench:
             raise ValueError(f"bench.buffer_share must be in (0, 1], got {self.buffer_share}")
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return one row a method: seconds and CPU seconds of the chances and of placing, and the peak of memory."""
+        """Return one row a method:
+
+        seconds and CPU seconds of the probabilities and of placing, and the peak of memory.
+        """
         facts = digest(self.num_devices, self.buffer_share, self.alpha, self.seed)
         cases = [
             Case(
-                {"nodes": self.num_nodes, "arcs": self.num_arcs, "method": method, "settings": facts},
+                {"nodes": self.num_nodes, "edges": self.num_edges, "method": method, "settings": facts},
                 lambda method=method: in_fresh_process(measured, self, method),
             )
             for method in self.methods
@@ -71,29 +78,29 @@ run = benchmark(PlacingBench)
 def measured(bench: PlacingBench, method: str) -> dict:
     """Return the row of a method; compiled loops are loaded before the clock starts."""
     warm_up(bench, method)
-    chances = {}
-    if bench.num_arcs is None:
-        draw = np.random.default_rng(bench.seed)
-        prob = draw.pareto(1.8, bench.num_nodes).astype(np.float32)
+    probabilities = {}
+    if bench.num_edges is None:
+        sample = np.random.default_rng(bench.seed)
+        prob = sample.pareto(1.8, bench.num_nodes).astype(np.float32)
         prob /= prob.max()
     else:
-        workload = load_workload(f"power_law:{bench.num_nodes}:{bench.num_arcs}", None)
+        workload = load_workload(f"power_law:{bench.num_nodes}:{bench.num_edges}", None)
         clock = _Clock()
         prob = access_probability(workload, workload.train_nodes, method="vip")
-        chances = {"probability_s": clock.seconds, "probability_cpu_s": clock.cpu_seconds}
+        probabilities = {"probability_s": clock.seconds, "probability_cpu_s": clock.cpu_seconds}
         del workload
     with MemoryPeak() as peak:
         clock = _Clock()
         placement = place(prob, bench.num_devices, _buffer_rows(bench), alpha=bench.alpha, method=method)
         spent = {"place_s": clock.seconds, "place_cpu_s": clock.cpu_seconds}
     shares = {name: round(share, 4) for name, share in placement.shares.items() if name != "disk"}
-    return {**chances, **spent, "peak_gib": round(peak.peak_bytes / _GIB, 2), **shares}
+    return {**probabilities, **spent, "peak_gib": round(peak.peak_bytes / _GIB, 2), **shares}
 
 
 def warm_up(bench: PlacingBench, method: str) -> None:
     """Compile what a method runs."""
     place(np.ones(64, np.float32), bench.num_devices, 8, alpha=bench.alpha, method=method)
-    if bench.num_arcs is not None:
+    if bench.num_edges is not None:
         workload = load_workload("power_law:1000:5000", None)
         access_probability(workload, workload.train_nodes, method="vip")
 

@@ -51,8 +51,8 @@ class PrepareBench:
             there.
         hidden_channels: Width of the model on the CPU.
         num_batches: Number of batches in one measurement.
-        draw_ms: Time for which each draw of neighbours sleeps in addition, milliseconds: so more workers than cores can
-            be seen side by side.
+        sample_ms: Time for which each sample of neighbours sleeps in addition, milliseconds: so more workers than
+            cores can be seen side by side.
         reply_ms: Time after which the owner of every other part answers, milliseconds: neighbours and rows of these
             parts are then asked for, of threads that sleep; None: the store is read.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
@@ -80,7 +80,7 @@ class PrepareBench:
     num_negatives: int = 5
     num_batches: int = 24
     repeats: int = 3
-    draw_ms: float = 0.0
+    sample_ms: float = 0.0
     reply_ms: float | None = None
     num_parts: int = 4
     scope: str = "graph"
@@ -96,8 +96,8 @@ class PrepareBench:
 
     def __post_init__(self):
         check_names("workloads", self.workloads, WORKLOADS)
-        if not self.draw_ms >= 0:
-            raise ValueError(f"bench.draw_ms must be >= 0, got {self.draw_ms}")
+        if not self.sample_ms >= 0:
+            raise ValueError(f"bench.sample_ms must be >= 0, got {self.sample_ms}")
         if self.reply_ms is not None and (self.reply_ms < 0 or self.scope != "graph" or self.num_ranks > 1):
             raise ValueError(
                 f"bench.reply_ms must be >= 0, with bench.scope=graph and bench.num_ranks=1, got {self.reply_ms}, "
@@ -129,7 +129,7 @@ class PrepareBench:
     @property
     def shape(self) -> Shape:
         model = (self.hidden_channels, self.num_negatives, self.num_batches, self.scope, self.seed)
-        return Shape(tuple(self.fanouts), self.batch_size, *model, self.draw_ms, self.reply_ms)
+        return Shape(tuple(self.fanouts), self.batch_size, *model, self.sample_ms, self.reply_ms)
 
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"rows": medians of the measurements, "replay": rows}."""
@@ -147,7 +147,7 @@ class PrepareBench:
             write_csv(runner.folder / "prepare.csv", rows)
             write_csv(runner.folder / "replay.csv", replays)
         _print_tables(rows, replays, machine_line())
-        _draw(runner.folder / "prepare.png", rows, replays)
+        _sample(runner.folder / "prepare.png", rows, replays)
         return {"rows": rows, "replay": replays}
 
 
@@ -228,19 +228,19 @@ class _Work:
         return took | measured
 
     def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
-        """Return the traces by cores and pieces of a hop, each recorded once by `trace_threads` or fewer."""
+        """Return the traces by cores and chunks of a hop, each recorded once by `trace_threads` or fewer."""
         folder = self.runner.folder / "traces" / f"{self.graph.replace(':', '-')}-{self.workload}"
         shape = replace(self.bench.shape, reply_ms=None)  # what replies take is no work of these cores
         traces: dict[tuple[int, int], TaskTrace] = {}
         by_cores: dict[int, dict[int, TaskTrace]] = {}
         for number in sorted({*self.bench.replay_cores, 1}):
             threads = min(number, self.bench.trace_threads)
-            for pieces in sorted({1, TaskGraphs(number).num_pieces}):
-                case = (threads, pieces)
+            for chunks in sorted({1, TaskGraphs(number).num_chunks}):
+                case = (threads, chunks)
                 if case not in traces:
                     path = folder / f"{_tag(shape, *case)}-{take}.json"
                     traces[case] = record(self.store(), self.workload, shape, *case, path)
-                by_cores.setdefault(number, {})[pieces] = traces[case]
+                by_cores.setdefault(number, {})[chunks] = traces[case]
         return by_cores
 
 
@@ -252,11 +252,11 @@ def _say(row: dict) -> None:
 def _middle(takes: Sequence[dict[int, dict[int, TaskTrace]]]) -> dict[int, dict[int, TaskTrace]]:
     """Return of each trace the take whose tasks took the median of the time: a machine is not always as fast."""
 
-    def middle(cores: int, pieces: int) -> TaskTrace:
-        own = [take[cores][pieces] for take in takes]
+    def middle(cores: int, chunks: int) -> TaskTrace:
+        own = [take[cores][chunks] for take in takes]
         return sorted(own, key=lambda trace: sum(t.seconds for b in trace.batches for t in b.tasks))[len(own) // 2]
 
-    return {cores: {pieces: middle(cores, pieces) for pieces in found} for cores, found in takes[0].items()}
+    return {cores: {chunks: middle(cores, chunks) for chunks in found} for cores, found in takes[0].items()}
 
 
 def capacity(rows: list[dict], source: str, cores: int, memory_batches: int) -> float | None:
@@ -427,8 +427,8 @@ def _replay_title(graph: str, workload: str, rows: list[dict]) -> str:
     )
 
 
-def _draw(path: Path, rows: list[dict], replays: list[dict]) -> None:
-    """Draw, for each graph and workload, what each source can prepare, and the replays against cores."""
+def _sample(path: Path, rows: list[dict], replays: list[dict]) -> None:
+    """Sample, for each graph and workload, what each source can prepare, and the replays against cores."""
     cases = grouped(replays, "graph", "workload")
     if not cases:
         return

@@ -50,7 +50,7 @@ class Shape:
         num_negatives: Negatives per link in the unsupervised workload.
         num_batches: Number of batches in one measurement.
         scope, seed: See `PartitionDataModule`.
-        draw_ms: See `PacedSampler`.
+        sample_ms: See `PacedSampler`.
         reply_ms: Milliseconds after which an owner of every other part answers; None: the store is read.
     """
 
@@ -61,7 +61,7 @@ class Shape:
     num_batches: int
     scope: str
     seed: int = 0
-    draw_ms: float = 0.0
+    sample_ms: float = 0.0
     reply_ms: float | None = None
 
 
@@ -89,8 +89,8 @@ class SlowOwners:
         return DistributedFeatures.of(self._table, self._held[0], self._owners, ask)
 
     def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
-        """Return a sampler that draws the same."""
-        ask = partial(self._later, [rows.draw for rows in self._rows])
+        """Return a sampler that samples the same."""
+        ask = partial(self._later, [rows.sample for rows in self._rows])
         return DistributedNeighborSampler(sampler, self._rows[0], self._owners, ask)
 
     def close(self, waiting_share: float) -> None:
@@ -133,8 +133,8 @@ def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def make_data(store: PartitionStore, workload: str, shape: Shape, source: SourceSettings) -> PartitionDataModule:
     """Return the data module of a workload, as a Trainer would be given it; ready for `train_dataloader`."""
     sampler, links = NeighborSampler(shape.fanouts), shape.batch_size
-    if shape.draw_ms:
-        sampler = PacedSampler(shape.fanouts, draw_ms=shape.draw_ms)
+    if shape.sample_ms:
+        sampler = PacedSampler(shape.fanouts, sample_ms=shape.sample_ms)
     if workload == "unsupervised":
         sampler = LinkSampler(sampler, "walk", walk_length=2, num_negatives=shape.num_negatives)
         links //= 2 + shape.num_negatives
@@ -195,7 +195,7 @@ def measure(
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
         [0, 1]; `cpu_share`: share of all cores used by this process and those it started; `peak_queue_mib`: largest
         size of the batches that were ready when the trainer asked, None if the source does not report it; `held_mib`:
-        what this machine held for all workers and ranks, None where it is not held apart.
+        what this machine held for all workers and ranks, None where it is not held separately.
     """
     held = []
     for batch in epochs(loader, warm_up):

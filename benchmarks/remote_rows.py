@@ -1,8 +1,8 @@
 """Rows of batches that come from other machines, by partitioner, under the recipes armada and distdgl; counts only.
 
-distdgl: each machine trains the targets that are dealt to its rank, and owns the parts of which it has most targets.
-armada: machines that prepare hold the parts, and make pieces of batches whose seeds are of one part each. `Dealing`
-says who makes which, as it does in a run; here a piece takes a worker the same time whoever makes it, and the trainer
+distdgl: each machine trains the targets that are assigned to its rank, and owns the parts of which it has most targets.
+armada: machines that prepare hold the parts, and make chunks of batches whose seeds are of one part each. `Assignment`
+says who makes which, as it does in a run; here a chunk takes a worker the same time whoever makes it, and the trainer
 none.
 
 What the cut of the parts alone implies is counted beside: every batch is made by the machine that owns its seeds,
@@ -33,7 +33,7 @@ from lightning_gnnscale.loader import (
 )
 from lightning_gnnscale.loader.work_queue import WorkQueue
 from lightning_gnnscale.partition_store import PartitionStore, WholeGraph
-from lightning_gnnscale.remote.dealing import Dealing, Rank
+from lightning_gnnscale.remote.assignment import Assignment, Rank
 from lightning_gnnscale.remote.held_rows import part_of
 from lightning_gnnscale.remote.holder import deal_in_order
 from lightning_gnnscale.remote.messages import GROUPS_AT_WORKER, Setup
@@ -75,9 +75,9 @@ class RemoteRowsBench:
         parts: Number of parts.
         machines: Numbers of machines, from 2 to the number of parts.
         fanouts, batch_size: Fan-outs and size of the batches.
-        pieces: Parts that a batch mixes under armada.
-        batches_per_group: Pieces of a request there.
-        num_batches: Batches that are drawn for each machine, at most; a share of an epoch is extrapolated from them.
+        chunks: Parts that a batch mixes under armada.
+        batches_per_group: Chunks of a request there.
+        num_batches: Batches that are sampled for each machine, at most; a share of an epoch is extrapolated from them.
         scratch: Folder for edge files and stores; None: the system's folder for temporary files.
     """
 
@@ -87,7 +87,7 @@ class RemoteRowsBench:
     machines: Sequence[int] = (2, 4)
     fanouts: Sequence[int] = (25, 10)
     batch_size: int = 512
-    pieces: int = 4
+    chunks: int = 4
     batches_per_group: int = 2
     num_batches: int = 64
     seed: int = 0
@@ -118,7 +118,7 @@ class RemoteRowsBench:
 
     def _case(self, graph: GraphSpec, made: Callable[[], GraphFile], folder: Path, spec: MethodSpec) -> Case:
         facts = (spec.method, spec.options, spec.balance, graph.source, self.parts, list(self.fanouts), self.batch_size)
-        facts += (self.pieces, self.batches_per_group, self.num_batches, self.seed)
+        facts += (self.chunks, self.batches_per_group, self.num_batches, self.seed)
         key = {"graph": graph.name, "method": spec.name, "settings": digest(*facts)}
 
         def measured() -> list[dict]:
@@ -136,72 +136,72 @@ def count_remote(bench: RemoteRowsBench, graph: GraphFile, folder: str, spec: Me
 
     Returns:
         machines; for both systems the share of rows that come from other machines (away), what the cut implies (cut),
-        and their ratio; armada_by_any: the share where any machine makes a piece; armada_busy: share of the time in
+        and their ratio; armada_by_any: the share where any machine makes a chunk; armada_busy: share of the time in
         which the workers are busy, on the mean.
 
     Raises:
         ValueError: the graph has no training nodes.
     """
     store, _ = partitioned_store(graph, folder, spec, bench.parts, bench.seed)
-    pieces, rows = list(_pieces(bench, store)), []
+    chunks, rows = list(_chunks(bench, store)), []
     for number in bench.machines:
-        told = {f"armada_{name}": value for name, value in _armada(bench, store, number, pieces).items()}
+        told = {f"armada_{name}": value for name, value in _armada(bench, store, number, chunks).items()}
         told |= {f"distdgl_{name}": value for name, value in _distdgl(bench, store, number).items()}
         rows.append({"machines": number, **{name: round(value, 5) for name, value in told.items()}})
     return rows
 
 
-class Piece(NamedTuple):
-    """A piece of a batch: the part of its seeds, and (num_parts,) rows by the part that they are of."""
+class Chunk(NamedTuple):
+    """A chunk of a batch: the part of its seeds, and (num_parts,) rows by the part that they are of."""
 
     part: int
     rows: np.ndarray
 
 
-def _pieces(bench: RemoteRowsBench, store: PartitionStore) -> Iterator[Piece]:
-    """Yield the pieces that a trainer takes, in order."""
+def _chunks(bench: RemoteRowsBench, store: PartitionStore) -> Iterator[Chunk]:
+    """Yield the chunks that a trainer takes, in order."""
     options, sampler = LoaderOptions(bench.batch_size, bench.seed), NeighborSampler(bench.fanouts)
     most = bench.num_batches * max(bench.machines)
-    loader = make_interleaved_loader(store, sampler, None, bench.pieces, options, None, Threads(), RankPlace())
+    loader = make_interleaved_loader(store, sampler, None, bench.chunks, options, None, Threads(), RankPlace())
     with closing(loader):
-        for piece in islice(loader.drawn_pieces(), most * loader.pieces):
-            yield Piece(piece.part, _rows_by_part(store, piece))
+        for chunk in islice(loader.sampled_chunks(), most * loader.chunks):
+            yield Chunk(chunk.part, _rows_by_part(store, chunk))
 
 
 def _rows_by_part(store: PartitionStore, batch) -> np.ndarray:
     return np.bincount(part_of(batch.n_id.numpy(), store.part_offsets), minlength=store.num_parts)
 
 
-def _armada(bench: RemoteRowsBench, store: PartitionStore, number: int, pieces: list[Piece]) -> dict[str, float]:
+def _armada(bench: RemoteRowsBench, store: PartitionStore, number: int, chunks: list[Chunk]) -> dict[str, float]:
     """Return the shares of rows that come from other machines where so many prepare; see `count_remote`."""
     counts = [len(nodes) for nodes in part_targets(store).values()]
     owner = deal_in_order(counts, np.diff(store.part_offsets), range(number))
-    held = np.stack([np.bincount(owner, piece.rows, number) for piece in pieces])
-    homes = owner[[piece.part for piece in pieces]]
-    makers, busy = makers_of([piece.part for piece in pieces], owner, number, bench.batches_per_group, bench.pieces)
-    every, total = np.arange(len(pieces)), held.sum()
+    held = np.stack([np.bincount(owner, chunk.rows, number) for chunk in chunks])
+    homes = owner[[chunk.part for chunk in chunks]]
+    makers, busy = makers_of([chunk.part for chunk in chunks], owner, number, bench.batches_per_group, bench.chunks)
+    every, total = np.arange(len(chunks)), held.sum()
     away, cut = (1 - held[every, at].sum() / total for at in (makers, homes))
     return {"by_any": 1 - 1 / number, "away": away, "cut": cut, "ratio": away / max(cut, 1e-9), "busy": busy}
 
 
 def makers_of(
-    parts: Sequence[int], owner: np.ndarray, num_machines: int, batches_per_group: int, pieces: int
+    parts: Sequence[int], owner: np.ndarray, num_machines: int, batches_per_group: int, chunks: int
 ) -> tuple[np.ndarray, float]:
-    """Return (num_pieces,) the machine that makes each piece, and the share of the time in which the workers are busy.
+    """Return (num_chunks,) the machine that makes each chunk, and the share of the time in which the workers are busy.
 
     Args:
-        parts: Part of each piece's seeds, in the order in which the trainer takes the pieces.
+        parts: Part of each chunk's seeds, in the order in which the trainer takes the chunks.
         owner: (num_parts,) machine that holds each part, and has one worker.
         num_machines: Number of machines.
-        batches_per_group, pieces: See `RemoteRowsBench`.
+        batches_per_group, chunks: See `RemoteRowsBench`.
     """
     queue = WorkQueue(clock=lambda: 0.0)
-    dealing = Dealing(queue, batches_per_group)
+    assignment = Assignment(queue, batches_per_group)
     for machine in range(num_machines):
-        dealing.add(machine, machine)
+        assignment.add(machine, machine)
     homes = dict(enumerate(owner.tolist()))
-    rank = Rank(Setup("pieces", [], tuple(homes), is_whole=True, homes=homes, pieces=pieces))
-    makers, ahead = np.full(len(parts), -1), pieces * batches_per_group * GROUPS_AT_WORKER * num_machines
+    rank = Rank(Setup("chunks", [], tuple(homes), is_whole=True, homes=homes, chunks=chunks))
+    makers, ahead = np.full(len(parts), -1), chunks * batches_per_group * GROUPS_AT_WORKER * num_machines
     free, ends, now, asked = [0.0] * num_machines, [], 0.0, 0
     while asked < len(parts) or rank.order:
         while rank.order and rank.head.is_done:
@@ -209,9 +209,9 @@ def makers_of(
         while asked < len(parts) and len(rank.order) < ahead:
             queue.add(rank, BatchKey(0, 0, parts[asked], asked))
             asked += 1
-        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Hub` hands out
+        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Coordinator` hands out
             for machine in range(num_machines):
-                while len(queue.under_way(machine)) < most and (group := dealing.next_group(machine)):
+                while len(queue.under_way(machine)) < most and (group := assignment.next_group(machine)):
                     free[machine] = max(free[machine], now) + len(group.jobs)
                     heapq.heappush(ends, (free[machine], group.jobs[0].place, group))
         if ends:
@@ -227,8 +227,8 @@ def _distdgl(bench: RemoteRowsBench, store: PartitionStore, number: int) -> dict
     targets = part_targets(store)
     owner = rank_of_parts([len(nodes) for nodes in targets.values()], np.diff(store.part_offsets), number)
     own = [np.concatenate([targets[part] for part in np.flatnonzero(owner == rank)]) for rank in range(number)]
-    dealt = rank_targets(store, sampler, number)
-    away, cut = (_away_share(bench, store, owner, shares) for shares in (dealt, own))
+    assigned = rank_targets(store, sampler, number)
+    away, cut = (_away_share(bench, store, owner, shares) for shares in (assigned, own))
     return {"away": away, "cut": cut, "ratio": away / max(cut, 1e-9)}
 
 

@@ -1,6 +1,6 @@
 """What a scheduler would have done on other machines: measured task times, run again in simulated time.
 
-A replay is a prediction; where the same was measured, its error is told.
+A replay is a prediction; where the same was measured, its error is reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from .prepare_cases import Shape, epochs, make_data
 from .task_trace import BatchTimes, TaskTrace, TracedSource
 
 MAX_DEPTH = 16  # of fixed prefetch
-_ENDED_S = 1e-12  # rest of a piece of work that rounding left over
+_ENDED_S = 1e-12  # rest of a chunk of work that rounding left over
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class _Traced:
         return partial(TracedSource, **made.keywords, trace=self.trace, task_clock=thread_time)
 
 
-def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int, pieces: int, path: Path) -> TaskTrace:
+def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int, chunks: int, path: Path) -> TaskTrace:
     """Return the task times of a workload, measured side by side on so many threads; those of the path if it is there.
 
     Times are CPU seconds of the thread, which leave out what else the machine does, but not what shared caches and
@@ -267,7 +267,7 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
     if path.is_file():
         return TaskTrace.load(path)
     trace = TaskTrace()
-    settings = FixedPrefetch(num_threads, pieces=pieces)
+    settings = FixedPrefetch(num_threads, chunks=chunks)
     data = make_data(store, workload, shape, _Traced(settings, trace))
     loader = data.train_dataloader()
     warm_up = settings.batches_ahead + 4
@@ -306,14 +306,14 @@ def _best_fixed(trace: TaskTrace, cores: int, most: int, **options) -> tuple[Rep
 
 
 def _best_two_level(traces, cores: int, queue_batches: int, sigmas, **options) -> tuple[Replayed, dict]:
-    """Return the fastest two-level scheduling of several sigmas and pieces of a hop, in memory for so many batches."""
+    """Return the fastest two-level scheduling of several sigmas and chunks of a hop, in memory for so many batches."""
     largest, found = max(batch.num_bytes for batch in traces[1].batches), []
     ahead = TaskGraphs(cores).batches_ahead - 1  # one is the trainer's
-    for (pieces, trace), sigma in product(traces.items(), sigmas):
+    for (chunks, trace), sigma in product(traces.items(), sigmas):
         policy = TwoLevelPolicy(cores, sigma, queue_batches * largest)
         policy.largest_bytes = largest
         replayed = replay(trace, policy, cores, requests_ahead=ahead, overhead_s=trace.overhead_s, **options)
-        found.append((replayed, {"num_threads": cores, "pieces": pieces, "sigma": sigma}))
+        found.append((replayed, {"num_threads": cores, "chunks": chunks, "sigma": sigma}))
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
 
@@ -328,7 +328,7 @@ def replay_rows(
     """Return a row for each number of cores and cap on memory: both schedulings, each tuned, and their ratio.
 
     Args:
-        traces: Traces of a workload, by number of cores and by pieces per hop; 1, whole hops, must be among the pieces.
+        traces: Traces of a workload, by number of cores and by chunks per hop; 1, whole hops, must be among the chunks.
         cores, sigmas: Numbers of cores of the machines; values over which two-level scheduling is tuned.
         queue_batches: Sizes of memory: upper bounds on the batches that are ready or under way in either scheduling.
         train_s: Time of a training step, seconds; it runs on a device of its own.

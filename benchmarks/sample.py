@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lightning_gnnscale.dataset import TypedGraph
+from lightning_gnnscale.dataset import HeteroGraph
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
 from lightning_gnnscale.partition_store import WholeGraph, write_partition_store
@@ -46,7 +46,7 @@ from .turns import (
 )
 
 LOADER, SAMPLING, COPIES = "NeighborLoader", "sampling alone", "row copy alone (bound)"
-STORED, INT8, ONE_KIND = "PartLoader", "PartLoader, int8 rows", "sampling alone, relations unseen"
+STORED, INT8, ONE_NODE_TYPE = "PartLoader", "PartLoader, int8 rows", "sampling alone, edge types unseen"
 PEERS = {"pyg": "PyG NeighborLoader", "graphbolt": "GraphBolt"}
 INSTALL = {
     "pyg": "bench.pyg_python=VENV/bin/python of an environment with torch, torch-geometric and torch-sparse "
@@ -61,7 +61,7 @@ COLUMNS = {
     "seeds_per_s": ("seeds per\nsecond", ",.0f"),
     "rows_a_seed": ("rows\na seed", ".0f"),
     "ns_per_edge": ("CPU ns\nan edge", ".1f"),
-    "edge_rate_over_one_kind": ("edges over\none kind's", ".2f"),
+    "edge_rate_over_one_node_type": ("edges over\none node type's", ".2f"),
     "share_of_copy_bound": ("share of\ncopy bound", ".0%"),
     "times_one_thread": ("times one\nthread", ".2f"),
     "batch_time_over_uniform": ("time over\nuniform", ".2f"),
@@ -73,7 +73,7 @@ COLUMNS = {
 
 
 class Name(NamedTuple):
-    """A contender: what runs, how much of a kind its draws prefer close rows, threads, worker processes."""
+    """A contender: what runs, how much of a kind its samples prefer close rows, threads, worker processes."""
 
     what: str
     scale: float = 1.0
@@ -92,14 +92,14 @@ class SampleBench:
     all is one case, as it is measured in turns.
 
     Attributes:
-        kinds: Whether the graph has 3 kinds of nodes and 6 relations, in MAG240M's proportions; seeds are papers, which
+        kinds: Whether the graph has 3 node types and 6 edge types, in MAG240M's proportions; seeds are papers, which
             alone have features. Then a DataModule's batches from a store, those of `NeighborLoader` from the same
-            `HeteroData`, sampling alone by relation, and without a look at relations (as many neighbours a node as all
-            relations allow it together), and PyG's loader.
-        fanouts, batch_size: Fan-outs of all samplers, of each relation where there are kinds, and seeds per batch.
+            `HeteroData`, sampling alone by edge type, and without a look at edge types (as many neighbours a node as
+            all edge types allow it together), and PyG's loader.
+        fanouts, batch_size: Fan-outs of all samplers, of each edge type where there are kinds, and seeds per batch.
         threads: Numbers of threads of `NeighborLoader` and of the copies; the others are compared with the first
             number.
-        locality_scale: The factor s of the locality-biased draws, > 1.
+        locality_scale: The factor s of the locality-biased samples, > 1.
         buffer_share: Share of the nodes whose rows are preferred, in (0, 1].
         num_batches, peer_batches: Number of batches in a measurement of this package, and of a peer.
         peer_workers: Numbers of worker processes of PyG's loader; GraphBolt runs without. Without worker processes a
@@ -109,7 +109,7 @@ class SampleBench:
         graphbolt_python: Interpreter with dgl, likewise; None leaves GraphBolt out.
     """
 
-    kinds: bool = False
+    heterogeneous: bool = False
     num_nodes: int = 1_000_000
     num_edges: int = 20_000_000
     dim: int = 128
@@ -129,9 +129,17 @@ class SampleBench:
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"sample": rows}."""
         pythons = {"pyg": self.pyg_python or _this_python(), "graphbolt": self.graphbolt_python}
-        if self.kinds and pythons.pop("graphbolt"):
-            raise ValueError("bench.kinds=true is measured beside PyG alone: leave bench.graphbolt_python=null")
-        facts = (self.kinds, self.num_nodes, self.num_edges, self.dim, *self.fanouts, self.batch_size, *self.threads)
+        if self.heterogeneous and pythons.pop("graphbolt"):
+            raise ValueError("bench.heterogeneous=true is measured beside PyG alone: leave bench.graphbolt_python=null")
+        facts = (
+            self.heterogeneous,
+            self.num_nodes,
+            self.num_edges,
+            self.dim,
+            *self.fanouts,
+            self.batch_size,
+            *self.threads,
+        )
         facts += (self.locality_scale, self.buffer_share, self.num_batches, self.peer_batches, self.repeats)
         key = {"settings": digest(*facts, *self.peer_workers, *pythons.values(), self.seed)}
         rows = runner.rows([Case(key, partial(self._turns, pythons), None)], "sample.csv")
@@ -140,7 +148,7 @@ class SampleBench:
         names = {kind: f"{kind}_versions" for kind in PEERS}
         versions = {f"{PEERS[kind]}: {row[name]}" for kind, name in names.items() for row in rows if row.get(name)}
         caption = "; ".join([machine_line(), *sorted(versions)])
-        fanouts = [*self.fanouts[:-1], f"{self.fanouts[-1]} of each relation"] if self.kinds else self.fanouts
+        fanouts = [*self.fanouts[:-1], f"{self.fanouts[-1]} of each edge type"] if self.heterogeneous else self.fanouts
         show(shown, columns, batches_title(self.batch_size, fanouts), caption)
         xlabel = "seeds per CPU-second of all processes"
         draw_bars(runner.folder / "sample.png", shown, "{label}", "seeds_per_cpu_s", xlabel)
@@ -148,7 +156,7 @@ class SampleBench:
 
     def _turns(self, pythons: Mapping[str, str | None]) -> list[dict]:
         with TemporaryDirectory(prefix="gnnscale-sample-") as folder, ExitStack() as stack:
-            contenders, counts = (self._by_kind if self.kinds else self._of_one_kind)(Path(folder))
+            contenders, counts = (self._by_node_type if self.heterogeneous else self._of_one_node_type)(Path(folder))
             peers: dict[str, Peer] = {}
             for kind, python in pythons.items():
                 if python is None:
@@ -168,7 +176,7 @@ class SampleBench:
         versions = {f"{kind}_versions": ", ".join(words) for kind, words in told.items()}
         return [row | versions for row in rows_of(found, counts, self.threads[0])]
 
-    def _of_one_kind(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
+    def _of_one_node_type(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
         """Return what `_ours` does, and the copies beside it; write the peers' graph."""
         csc, features = power_law_input(self.num_nodes, self.num_edges, self.dim, self.seed)
         seeds = some_seeds(self.num_nodes, self.num_batches * self.batch_size, self.seed)
@@ -180,12 +188,12 @@ class SampleBench:
         write_graph(folder, csc, features, seeds[: self.peer_batches * self.batch_size])
         return contenders, counts
 
-    def _by_kind(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
-        """Return our contenders on a graph with kinds, and their counts; write PyG's graph."""
+    def _by_node_type(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
+        """Return our contenders on a heterogeneous graph, and their counts; write PyG's graph."""
         data = typed_power_law(self.num_nodes, self.num_edges, self.dim, self.seed)
         papers = data["paper"].num_nodes
         seeds = some_seeds(papers, min(papers, self.num_batches * self.batch_size), self.seed)
-        dataset = TypedGraph.of_hetero(data).dataset()
+        dataset = HeteroGraph.of_hetero(data).dataset()
         store = write_partition_store(
             folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset
         )
@@ -203,8 +211,8 @@ class SampleBench:
         loader = NeighborLoader(data, list(self.fanouts), ("paper", torch.from_numpy(seeds)), **shared)
         contenders[Name(LOADER)] = in_this_process(lambda: sum(batch["paper"].batch_size for batch in loader))
         together = [-1 if fanout < 0 else fanout * len(data.edge_types) for fanout in self.fanouts]
-        for what, sampler in ((SAMPLING, NeighborSampler(fanouts)), (ONE_KIND, NeighborSampler(together))):
-            contenders[Name(what)] = in_this_process(self._draws(sampler, part, targets))
+        for what, sampler in ((SAMPLING, NeighborSampler(fanouts)), (ONE_NODE_TYPE, NeighborSampler(together))):
+            contenders[Name(what)] = in_this_process(self._samples(sampler, part, targets))
             seen = PartLoader(
                 [0], PartData(lambda part_id: part), {0: targets}, sampler, LoaderOptions(self.batch_size)
             )
@@ -233,8 +241,8 @@ class SampleBench:
                 loader = NeighborLoader(data, self.fanouts, torch.from_numpy(seeds), **given)
                 contenders[name] = in_this_process(partial(_epoch, loader))
                 counts[name] = counts.get(Name(LOADER, scale, first)) or _rows_and_edges(loader, len(seeds))
-            draws = self._draws(NeighborSampler(self.fanouts, **options), WholeGraph.of(csc, 0), seeds)
-            contenders[Name(SAMPLING, scale)] = in_this_process(draws)
+            samples = self._samples(NeighborSampler(self.fanouts, **options), WholeGraph.of(csc, 0), seeds)
+            contenders[Name(SAMPLING, scale)] = in_this_process(samples)
             counts[Name(SAMPLING, scale)] = (None, counts[Name(LOADER, scale, first)][1])
         table = DenseFeatures(to_stored(features, "int8"), row_code("int8", features.shape[1]))
         for count in self.threads:
@@ -243,19 +251,19 @@ class SampleBench:
             contenders[name], counts[name] = in_this_process(epochs_of(loader)), counts[Name(LOADER, threads=first)]
         return contenders, counts
 
-    def _draws(self, sampler: NeighborSampler, graph: WholeGraph, seeds: np.ndarray) -> Callable[[], int]:
-        """Draw n_id and edges of every batch, in one thread, and gather nothing."""
+    def _samples(self, sampler: NeighborSampler, graph: WholeGraph, seeds: np.ndarray) -> Callable[[], int]:
+        """Sample n_id and edges of every batch, in one thread, and gather nothing."""
         pool, epochs, seed = BufferPool(), itertools.count(), self.seed
         state = sampler.prepare(graph, seeds, seed)
         space = Workspace(graph.num_local, graph.csc.indices.dtype)
 
-        def draws() -> int:
+        def samples() -> int:
             epoch = next(epochs)
             for number, items in enumerate(sampler.items(state, self.batch_size, False, batch_key(seed, epoch, 0, 0))):
-                sampler.draw(state, items, batch_key(seed, epoch, 0, number), space, pool.take, False)
+                sampler.sample(state, items, batch_key(seed, epoch, 0, number), space, pool.take, False)
             return len(seeds)
 
-        return draws
+        return samples
 
 
 run = benchmark(SampleBench)
@@ -268,7 +276,7 @@ def _best_connected(csc: CSC, share: float) -> Placement:
 
 
 def _write_typed(folder: Path, data, seeds: np.ndarray) -> None:
-    """Write what `peer_worker.py` reads of a graph with kinds; `seeds` are papers."""
+    """Write what `peer_worker.py` reads of a heterogeneous graph; `seeds` are papers."""
     np.save(folder / "seeds.npy", seeds)
     np.save(folder / "features.npy", data["paper"].x.numpy())
     for number, edge_type in enumerate(data.edge_types):
@@ -317,7 +325,7 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
             "edges_a_seed": edges,
             "ns_per_edge": 1e9 / speed["seeds_per_cpu_s"] / edges if edges and name.what == SAMPLING else None,
             "share_of_copy_bound": ratio(runs, _runs(found, COPIES, name.threads)),
-            "edge_rate_over_one_kind": None,
+            "edge_rate_over_one_node_type": None,
             "times_one_thread": None,
             "batch_time_over_uniform": None,
             "edge_time_over_uniform": None,
@@ -327,8 +335,8 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
         }
         if name.threads != threads and (one := found.get(name._replace(threads=threads))):
             row["times_one_thread"] = ratio(runs, one, "wall_s")
-        if name.what == SAMPLING and (one := _runs(found, ONE_KIND)):
-            row["edge_rate_over_one_kind"] = ratio(runs, one) * edges / counts[Name(ONE_KIND)][1]
+        if name.what == SAMPLING and (one := _runs(found, ONE_NODE_TYPE)):
+            row["edge_rate_over_one_node_type"] = ratio(runs, one) * edges / counts[Name(ONE_NODE_TYPE)][1]
         if name != plain:
             row["batch_time_over_uniform"] = 1 / ratio(runs, found[plain])
             row["edge_time_over_uniform"] = row["batch_time_over_uniform"] * counts[plain][1] / edges

@@ -103,7 +103,7 @@ class SpringBench:
         _show_cuts(cuts)
         if any(row["method"] == "spring" for row in cuts):
             tell(f"cut / published, geometric mean: {cut_ratio_mean(cuts):.3f}")
-        _draw(runner.folder / "spring.png", speed, cuts)
+        _sample(runner.folder / "spring.png", speed, cuts)
         return {"speed": speed, "cuts": cuts}
 
     def _write(self, path: Path) -> Path:
@@ -151,7 +151,7 @@ def symmetric_edges(edge_index: np.ndarray) -> np.ndarray:
     """List every undirected edge in both directions, sorted by source, without repeats and self-loops.
 
     Args:
-        edge_index: (2, num_arcs) integers.
+        edge_index: (2, num_edges) integers.
 
     Returns:
         (2, 2 * num_edges) int32.
@@ -201,7 +201,7 @@ def _show_cuts(rows: list[dict]) -> None:
     show(shown, columns, title, machine_line())
 
 
-def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
+def _sample(path: Path, speed: list[dict], cuts: list[dict]) -> None:
     sides = [rows for rows in (speed, cuts) if rows]
     if not sides:
         return

@@ -26,17 +26,17 @@ Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 
 @dataclass(frozen=True)
 class PacedSampler(NeighborSampler):
-    """Draws what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
+    """Samples what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
 
     Args:
-        draw_ms: Time that each draw sleeps, milliseconds.
+        sample_ms: Time that each sample sleeps, milliseconds.
     """
 
-    draw_ms: float = 0.0
+    sample_ms: float = 0.0
 
     def finish(self, *arguments):
-        """Sleep, whoever owns the rows that were drawn."""
-        time.sleep(self.draw_ms / 1000)
+        """Sleep, whoever owns the rows that were sampled."""
+        time.sleep(self.sample_ms / 1000)
         return super().finish(*arguments)
 
 

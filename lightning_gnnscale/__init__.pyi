@@ -18,7 +18,7 @@ from .datamodule import (
     PartitionDataModule,
     PredictionWriter,
 )
-from .dataset import GraphDataset, LinkSet, TypedGraph, hold_out_edges
+from .dataset import GraphDataset, HeteroGraph, LinkSet, hold_out_edges
 from .edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from .embedding import DistributedEmbedding, SparseAdam, SparseSGD
 from .errors import (
@@ -46,9 +46,9 @@ from .partitioner import (
 from .placement import (
     FeatureBuffer,
     FeatureCache,
-    KindBuffers,
     Placement,
     PlacementSettings,
+    TypedBuffers,
     access_probability,
     place,
 )
@@ -100,7 +100,7 @@ __all__ = [
     "GraphDataset",
     "GraphSchema",
     "HaloExchange",
-    "KindBuffers",
+    "HeteroGraph",
     "LayerwiseSampler",
     "LinkNeighborLoader",
     "LinkPredictor",
@@ -139,7 +139,7 @@ __all__ = [
     "SyntheticGraph",
     "TaskGraphs",
     "Threads",
-    "TypedGraph",
+    "TypedBuffers",
     "VariationGap",
     "WorkerEmbedding",
     "access_probability",

@@ -12,7 +12,7 @@ from .jit import kernel
 MASK_NAMES = ("train", "val", "test")
 # What samplers and models may require of a graph, by the names of their `requires`.
 COLUMNS = ("edge_types", "node_time", "edge_time", "edge_weight", "edge_features", "edge_label", "reverse_edges")
-MOST_RELATIONS = 1 << 16  # stores keep the relation of an arc in two bytes at most
+MOST_EDGE_TYPES = 1 << 16  # stores keep the edge type of an edge in two bytes at most
 
 
 class Batch:
@@ -22,7 +22,7 @@ class Batch:
     `edge_label_index` is PyG's name for `pairs`.
     """
 
-    x = x_dense = x_csr = x_by_kind = y = train_mask = val_mask = test_mask = None
+    x = x_dense = x_csr = x_by_node_type = y = train_mask = val_mask = test_mask = None
     num_sampled_nodes = num_sampled_edges = node_type = edge_type = schema = None
     edge_weight = self_weight = edge_attr = edge_time = seed_time = seed_of = None
     pairs = negatives = source_negatives = pair_type = pair_attr = edge_label = edge_label_index = None
@@ -55,11 +55,11 @@ def batch_of(batch: Any) -> Any:
 
 
 class CSC(NamedTuple):
-    """In-neighbours by destination: row v of the CSC lists the sources of the arcs into v.
+    """In-neighbours by destination: row v of the CSC lists the sources of the edges into v.
 
     Attributes:
         indptr: (num_rows + 1,) int64, row v is indices[indptr[v]:indptr[v + 1]].
-        indices: (num_arcs,) int32 or int64, source ids, ascending within a row.
+        indices: (num_edges,) int32 or int64, source ids, ascending within a row.
     """
 
     indptr: np.ndarray
@@ -70,7 +70,7 @@ class CSC(NamedTuple):
         return len(self.indptr) - 1
 
     @property
-    def num_arcs(self) -> int:
+    def num_edges(self) -> int:
         return len(self.indices)
 
     @property
@@ -81,20 +81,21 @@ class CSC(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphSchema:
-    """The kinds of nodes of a graph, and the relations between them.
+    """The node types of a graph, and the edge types between them.
 
-    A kind and a relation are known by their numbers, which are their places here.
+    A node type and an edge type are known by their numbers, which are their places here.
 
     Attributes:
-        node_types: Names of the kinds.
-        edge_types: (kind of the sources, name, kind of the targets) of the relations.
-        reverse: (num_relations,) relation that the reverse of an edge belongs to, where reverses were added; the
-            relation itself where both directions are one. Empty: reverses were not added.
+        node_types: Names of the node types.
+        edge_types: (kind of the sources, name, kind of the targets) of the edge types.
+        reverse: (num_edge_types,) edge type that the reverse of an edge belongs to, where reverses were added; the
+            edge type itself where both directions are one. Empty: reverses were not added.
 
     Raises:
-        ValueError: a name stands twice, a relation names a kind that is not there, or there are more than 65,536.
+        ValueError: a name stands twice, an edge type names a node type that is not there, or there are more than
+            65,536.
 
-    Cost: linear in kinds and relations.
+    Cost: linear in node types and edge types.
     """
 
     node_types: tuple[str, ...]
@@ -107,66 +108,66 @@ class GraphSchema:
             twice = next((name for name in names if name in seen or seen.add(name)), None)
             if twice is not None or not names:
                 raise ValueError(f"{what} must be at least one name, each once, got {twice or 'none'}")
-        check_num_relations(len(self.edge_types))
-        kinds = set(self.node_types)
+        check_num_edge_types(len(self.edge_types))
+        node_types = set(self.node_types)
         for edge_type in self.edge_types:
-            if len(edge_type) != 3 or not {edge_type[0], edge_type[2]} <= kinds:
+            if len(edge_type) != 3 or not {edge_type[0], edge_type[2]} <= node_types:
                 raise ValueError(
-                    f"an edge type must be (source kind, name, target kind) with kinds of "
+                    f"an edge type must be (source type, name, target type) with node types of "
                     f"{', '.join(self.node_types)}, got {edge_type}"
                 )
 
     @property
-    def num_kinds(self) -> int:
-        """Number of kinds of nodes."""
+    def num_node_types(self) -> int:
+        """Number of node types."""
         return len(self.node_types)
 
     @property
-    def num_relations(self) -> int:
-        """Number of relations."""
+    def num_edge_types(self) -> int:
+        """Number of edge types."""
         return len(self.edge_types)
 
     @property
     def listed(self) -> np.ndarray:
-        """(num_relations,) bool: whether edges of a relation were listed, and not added as the reverse of others."""
-        there = np.arange(self.num_relations)
-        return there <= np.array(self.reverse) if self.reverse else np.ones(self.num_relations, np.bool_)
+        """(num_edge_types,) bool: whether edges of an edge type were listed, and not added as the reverse of others."""
+        there = np.arange(self.num_edge_types)
+        return there <= np.array(self.reverse) if self.reverse else np.ones(self.num_edge_types, np.bool_)
 
     @cached_property
     def sources(self) -> np.ndarray:
-        """(num_relations,) int64 kind of each relation's sources."""
-        return self._kinds_at(0)
+        """(num_edge_types,) int64 kind of each edge type's sources."""
+        return self._node_types_at(0)
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """(num_relations,) int64 kind of each relation's targets."""
-        return self._kinds_at(2)
+        """(num_edge_types,) int64 kind of each edge type's targets."""
+        return self._node_types_at(2)
 
-    def _kinds_at(self, end: int) -> np.ndarray:
-        number = {kind: at for at, kind in enumerate(self.node_types)}
+    def _node_types_at(self, end: int) -> np.ndarray:
+        number = {node_type: at for at, node_type in enumerate(self.node_types)}
         return np.array([number[edge_type[end]] for edge_type in self.edge_types])
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, ...], list[int]]:
-        """Numbers of the relations by their three names, and by the one in the middle."""
+        """Numbers of the edge types by their three names, and by the one in the middle."""
         found: dict[tuple[str, ...], list[int]] = {}
         for at, edge_type in enumerate(self.edge_types):
             for name in (edge_type, edge_type[1:2]):
                 found.setdefault(name, []).append(at)
         return found
 
-    def relation(self, name) -> int:
-        """Return the number of a relation, by its three names, "source,name,target", or its name where that is one's.
+    def edge_type_number(self, name) -> int:
+        """Return the number of an edge type, by its three names, "source,name,target", or its name where that is one's.
 
         Raises:
-            ValueError: no relation, or several, are called so.
+            ValueError: no edge type, or several, are called so.
         """
         wanted = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
         found = self._numbers.get(wanted, [])
         if len(found) != 1:
             listed = [",".join(one) for one in self.edge_types[:_MOST_TOLD]]
-            if self.num_relations > _MOST_TOLD:
-                listed.append(f"... {self.num_relations} in all")
+            if self.num_edge_types > _MOST_TOLD:
+                listed.append(f"... {self.num_edge_types} in all")
             raise ValueError(f"edge type {','.join(map(str, wanted))!r} must be one of: {'; '.join(listed)}")
         return found[0]
 
@@ -204,27 +205,28 @@ def check_requires(requires: Mapping[str, str], has: Mapping[str, bool]) -> None
 _MOST_TOLD = 50  # names in a message
 
 
-def check_num_relations(num_relations: int, what: str = "edge_types") -> None:
-    """Raise ValueError for more relations than a store can tell apart."""
-    if num_relations > MOST_RELATIONS:
+def check_num_edge_types(num_edge_types: int, what: str = "edge_types") -> None:
+    """Raise ValueError for more edge types than a store can distinguish."""
+    if num_edge_types > MOST_EDGE_TYPES:
         raise ValueError(
-            f"{what}: at most {MOST_RELATIONS} edge types, reverses included, got {num_relations}: number them from 0, "
+            f"{what}: at most {MOST_EDGE_TYPES} edge types, reverses included, got {num_edge_types}: number them "
+            f"from 0, "
             "or leave rare ones out"
         )
 
 
-def numbered_schema(num_relations: int, what: str) -> GraphSchema:
-    """Return the schema of one kind of nodes whose relations have no names but their numbers.
+def numbered_schema(num_edge_types: int, what: str) -> GraphSchema:
+    """Return the schema of one node type whose edge types have no names but their numbers.
 
     Args:
-        num_relations: As the largest number says.
+        num_edge_types: As the largest number says.
         what: Has the numbers, for messages.
 
     Raises:
         ValueError: too many, before any name is made.
     """
-    check_num_relations(num_relations, what)
-    return GraphSchema(("node",), tuple(("node", str(number), "node") for number in range(num_relations)))
+    check_num_edge_types(num_edge_types, what)
+    return GraphSchema(("node",), tuple(("node", str(number), "node") for number in range(num_edge_types)))
 
 
 def id_dtype(num_nodes: int) -> np.dtype:
@@ -233,16 +235,16 @@ def id_dtype(num_nodes: int) -> np.dtype:
 
 
 def build_csc(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> CSC:
-    """Sort arcs by destination, then by source; repeats are kept.
+    """Sort edges by destination, then by source; repeats are kept.
 
     Args:
-        src, dst: (num_arcs,) integers in [0, num_nodes).
+        src, dst: (num_edges,) integers in [0, num_nodes).
         num_nodes: number of rows.
 
     Returns:
         CSC with indices of `id_dtype(num_nodes)`.
 
-    Cost: O(num_nodes + num_arcs) time (two counting sorts); a second copy of the arcs while it runs.
+    Cost: O(num_nodes + num_edges) time (two counting sorts); a second copy of the edges while it runs.
     """
     dtype = id_dtype(num_nodes)
     by_src_indptr, by_src_dst = _count_sort(src, np.ascontiguousarray(dst).astype(dtype, copy=False), num_nodes)

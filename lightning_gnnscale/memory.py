@@ -72,7 +72,7 @@ def resident_bytes(pid: int | None = None) -> int:
     """Return the anonymous plus shared resident bytes of a process and its descendants; 0 for one that has ended.
 
     What a forked process still shares with its parent counts once. File-backed pages are left out: the page cache
-    gives them back when memory is short. Where the kernel does not tell them apart, whole resident sizes are summed.
+    gives them back when memory is short. Where the kernel does not distinguishes them, whole resident sizes are summed.
     """
     pid = pid or os.getpid()
     processes = [pid, *descendants(pid)]
@@ -181,11 +181,11 @@ class Counters(NamedTuple):
     """What the kernel counts of a process; reading it takes the same time at any size.
 
     Attributes:
-        held: anonymous and shared resident bytes; all resident bytes where they are not told apart.
+        held: anonymous and shared resident bytes; all resident bytes where they are not distinguished.
         file_backed: resident bytes of mapped files.
         highest: the most bytes that were resident at a time, file-backed ones among them; 0 where it is not told.
         cpu_s: seconds of all its threads so far.
-        stack_start: the address at which its stack begins, drawn anew at each `exec`; 0 where it is not told.
+        stack_start: the address at which its stack begins, sampled again at each `exec`; 0 where it is not told.
     """
 
     held: int

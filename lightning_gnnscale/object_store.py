@@ -178,7 +178,7 @@ class ObjectStore:
 
         Args:
             num_bytes: its size.
-            chunks: begins anew to give its bytes; called again where an upload failed.
+            chunks: begins again to give its bytes; called again where an upload failed.
         """
         path, part_bytes = self._path(name), max(_LEAST_PART_BYTES, -(-num_bytes // _MOST_PARTS))
 
@@ -309,7 +309,7 @@ def _is_final(error: BaseException) -> bool:
 
 def _remedy(error: BaseException) -> str:
     if getattr(error, "errno", None) in _FULL:
-        return "make room there, and run the same command again: it goes on from what stands"
+        return "make space there, and run the same command again: it goes on from what stands"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"
 
 
@@ -325,7 +325,7 @@ def local_copy(
     """Return a copy of an object on this machine, fetched in order and in bounded memory; a cut fetch goes on.
 
     Readers take several passes over a file, so that a copy asks for each byte once. It lies below `fetched_folder`,
-    under a name of its content's state: an object that has changed is fetched anew.
+    under a name of its content's state: an object that has changed is fetched again.
 
     Args:
         url: An object; a folder or a glob of objects is copied with those that end in `suffix`.
@@ -372,7 +372,7 @@ def _copy(store: ObjectStore, name: str, facts: dict, folder: Path) -> Path:
     if facts.get("size") is None:
         raise ObjectStoreError(f"{store.url}/{name}: the server does not tell its size; copy it to this machine")
     path, size = folder / name, int(facts["size"])
-    part, remedy = path.with_name(path.name + ".part"), "make room, or set GNNSCALE_FETCHED to a larger disk"
+    part, remedy = path.with_name(path.name + ".part"), "make space, or set GNNSCALE_FETCHED to a larger disk"
     with disk_errors(path, "written", remedy, ObjectStoreError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with held_lock(f"{path}.lock", f"is fetching {store.url}/{name}"):

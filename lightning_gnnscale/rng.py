@@ -1,8 +1,8 @@
 """The counter-based generator: every random choice is a hash of what it decides, never of what came before.
 
 `mix64` is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). A key is folded left to right,
-`combine(key, value) = mix64(key ^ mix64(value + GOLDEN))`, in the order seed, epoch, part, batch, then hop, node, draw.
-The numpy form below works on whole arrays; the compiled form is for kernels. Both give the same bits.
+`combine(key, value) = mix64(key ^ mix64(value + GOLDEN))`, in the order seed, epoch, part, batch, then hop, node,
+sample. The numpy form below works on whole arrays; the compiled form is for kernels. Both give the same bits.
 """
 
 import numba
@@ -99,7 +99,7 @@ def permutation(num_items: int, key: int) -> np.ndarray:
 
 
 def distinct_positions(num_items: int, count: int, key: int) -> np.ndarray:
-    """Draw positions from [0, num_items) without replacement, in a random order: a function of the arguments alone.
+    """Sample positions from [0, num_items) without replacement, in a random order: a function of the arguments alone.
 
     Args:
         num_items: at most 2**62.
@@ -115,13 +115,13 @@ def distinct_positions(num_items: int, count: int, key: int) -> np.ndarray:
     if num_items <= max(_SHORT, 4 * count):
         return permutation(num_items, key)[:count].copy()
     half = np.uint64(((num_items - 1).bit_length() + 1) // 2)
-    drawn = _feistel(np.arange(count, dtype=np.uint64), half, key)
-    outside = np.flatnonzero(drawn >= num_items)
+    sampled = _feistel(np.arange(count, dtype=np.uint64), half, key)
+    outside = np.flatnonzero(sampled >= num_items)
     while len(outside):  # at most three of four are outside each time
-        walked = _feistel(drawn[outside], half, key)
-        drawn[outside] = walked
+        walked = _feistel(sampled[outside], half, key)
+        sampled[outside] = walked
         outside = outside[walked >= num_items]
-    return drawn.astype(np.int64)
+    return sampled.astype(np.int64)
 
 
 def _feistel(values: np.ndarray, half: np.uint64, key: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from .apart import first_in_folder
+from .across_ranks import first_in_folder
 from .errors import GNNScaleError
 from .events import SYSTEM_TEMPORARY
 
@@ -59,7 +59,8 @@ class Scratch:
         path, num_bytes = self.path(table), np.dtype(dtype).itemsize * num_rows * width
         try:
             self.open()
-            # The old file is not written over, as another rank may still have it mapped, and gives its room back first.
+            # The old file is not written over, as another rank may still have it mapped, and gives its space back
+            # first.
             path.unlink(missing_ok=True)
             np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(num_rows, width))
             _set_aside(path)
@@ -138,7 +139,7 @@ def keep_sockets() -> None:
 
 
 def _set_aside(path: Path) -> None:
-    # A page of a sparse file that finds no room when it is written ends the process by a signal, without a word.
+    # A page of a sparse file that finds no space when it is written ends the process by a signal, without a word.
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

@@ -55,8 +55,8 @@ FORKED = (
 def pytest_collection_finish(session):
     """Start the one server that forks processes: who starts it decides what its children find imported."""
     if any(item.nodeid.removeprefix("tests/").startswith(FORKED) for item in session.items):
-        rooms = "strategy", "model", "datamodule", "cli.train"
-        set_forkserver_preload([f"lightning_gnnscale.{room}" for room in rooms])
+        spaces = "strategy", "model", "datamodule", "cli.train"
+        set_forkserver_preload([f"lightning_gnnscale.{space}" for space in spaces])
         forkserver.ensure_running()
 
 
@@ -114,7 +114,7 @@ def _nothing_left_behind():
     os.environ.pop("GNNSCALE_EVENTS", None)
     os.environ.pop("GNNSCALE_HIDDEN", None)
     yield
-    events._recent.clear()  # only the latest are kept: a test that counts from len(recent()) needs room
+    events._recent.clear()  # only the latest are kept: a test that counts from len(recent()) needs space
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     for name in set(os.environ) - set(before):

@@ -1,4 +1,7 @@
-"""What `settings.json` holds, made anew from the configs and by importing what they name: `make settings` writes it."""
+"""What `settings.json` holds, made again from the configs and by importing what they name:
+
+`make settings` writes it.
+"""
 
 import inspect
 import json

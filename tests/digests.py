@@ -41,7 +41,7 @@ RUNS = {
     "bytegnn": ["recipe=bytegnn", "dataset.name=cora", *ONE],
     "cagnet": ["recipe=cagnet", "dataset.name=cora", *ONE],
     "cluster_gcn": ["recipe=cluster_gcn", "dataset.name=cora", "sampler.num_clusters=20", *ONE],
-    "coded_deltas": ["recipe=coded_deltas", "dataset.name=cora", *ONE],
+    "coded_deltas": ["recipe=quantised_deltas", "dataset.name=cora", *ONE],
     "complex_wn18rr": ["recipe=complex_wn18rr", *ONE],
     "control_variates": ["recipe=control_variates", "dataset.name=cora", *ONE],
     "cora": ["recipe=cora", *ONE],

@@ -1,7 +1,7 @@
 """`make kernels` writes `lightning_gnnscale/kernels.json`: the kernels that commands need, found by running commands.
 
 A row is [name, types of the arguments, CPU seconds, sets]. A set's kernels are those that its run calls, and those that
-they call, without the ones that a set which goes before it has anyway. `NAME ...` records these sets anew and leaves
+they call, without the ones that a set which goes before it has anyway. `NAME ...` records these sets again and leaves
 the others as they are.
 """
 
@@ -20,7 +20,7 @@ from lightning_gnnscale.kernel_sets import LIST, recorded
 METHODS = ("spring", "streaming_multilevel", "ldg", "fennel", "hdrf", "two_phase")
 SMALL = ["dataset.num_nodes=5000", "dataset.num_edges=50000", "dataset.num_communities=50"]
 DEMO = ["train", "recipe=demo", "trainer.enable_progress_bar=false", "trainer.max_epochs=1"]
-KINDS = ["recipe=hgt_mag_shape", "dataset.num_nodes=5000", "dataset.num_edges=40000", "datamodule.batch_size=64"]
+NODE_TYPES = ["recipe=hgt_mag_shape", "dataset.num_nodes=5000", "dataset.num_edges=40000", "datamodule.batch_size=64"]
 LINKS = ["dataset=synthetic", "dataset.hold_out={val: 0.05, test: 0.1}", *SMALL]
 FULL = ["recipe=cagnet", "dataset=synthetic", "trainer.devices=1", *SMALL]
 # What is run, and the sets that go before it. The demo in its own size: types of ids follow from sizes.
@@ -30,7 +30,7 @@ SETS: dict[str, tuple[list[str], list[str]]] = {
     "store": (["partition", "recipe=demo", "partitioner=random"], ["synthetic"]),
     "train": ([*DEMO, "predict=true"], ["synthetic", "partition:streaming_multilevel", "store"]),
     "links": (["train", "recipe=link_prediction", *LINKS, *DEMO[2:]], ["synthetic", "partition:spring", "store"]),
-    "kinds": (["train", *KINDS, *DEMO[2:]], ["partition:spring", "store"]),
+    "hetero": (["train", *NODE_TYPES, *DEMO[2:]], ["partition:spring", "store"]),
     "full_graph": (["train", *FULL, *DEMO[2:]], ["synthetic", "partition:spring", "store"]),
 }
 LOG = "GNNSCALE_KERNEL_LOG"
@@ -107,7 +107,7 @@ def used_by(words: list[str], folder: Path, cache: Path | None) -> list[dict]:
 
 
 def record(names: list[str]) -> list[list]:
-    """Return the rows of the list, the given sets recorded anew."""
+    """Return the rows of the list, the given sets recorded again."""
     seconds, callees, order = {}, defaultdict(set), {}
     members = {name: set() for name in SETS}
     for kernel in recorded() if LIST.exists() else ():

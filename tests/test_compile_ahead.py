@@ -67,7 +67,7 @@ def test_a_run_compiles_nothing_beside_the_list(tmp_path):
         ("train", "demo", ["store=stores/some"], ["train"]),
         ("test", "cora", [], ["store", "partition:streaming_multilevel", "train"]),
         ("train", "link_prediction", [], ["store", "partition:spring", "links"]),
-        ("train", "hgt_mag_shape", [], ["store", "partition:spring", "kinds"]),
+        ("train", "hgt_mag_shape", [], ["store", "partition:spring", "hetero"]),
         ("train", "cagnet", [], ["store", "partition:spring", "full_graph"]),
         ("inspect", "demo", [], []),
         ("prepare", "demo", [], ["train"]),
@@ -99,7 +99,7 @@ def test_compiled_ahead_once_and_known_from_then_on(fresh, monkeypatch, capfd):
     monkeypatch.setenv(kernel_sets.SWITCH, "1")
     monkeypatch.setattr(kernel_sets, "Ahead", None)  # a process would be an error
     assert kernel_sets.compile_ahead(["partition:spring"]) is None
-    # An entry that is gone is missing again; one that stands and is not in the list of compiled ones is found.
+    # An entry that is gone is missing again; one that exists and is not in the list of compiled ones is found.
     entry = compile_ahead.entry_of(kernel)
     content = entry.read_bytes()
     entry.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHARED = {"apart", "graph", "errors", "rng", "events", "memory", "memory_peak"}
+SHARED = {"across_ranks", "graph", "errors", "rng", "events", "memory", "memory_peak"}
 SHARED |= {"jit", "kernel_sets", "keywords", "object_store", "scratch", "values"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]

@@ -137,7 +137,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
 
 @pytest.fixture
 def doubled(tmp_path, monkeypatch):
-    """A function that makes a kernel of one and the same function anew, with a cache of its own."""
+    """A function that makes a kernel of one and the same function again, with a cache of its own."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
 
     def double(value):
@@ -151,7 +151,7 @@ def misses(compiled) -> int:
     return sum(compiled.stats.cache_misses.values())
 
 
-def test_a_damaged_entry_is_compiled_anew(doubled, tmp_path):
+def test_a_damaged_entry_is_compiled_again(doubled, tmp_path):
     assert misses(doubled()) == 1
     assert misses(doubled()) == 0
     (entry,) = tmp_path.rglob("*.kernel")

@@ -71,20 +71,20 @@ def test_the_network_permutes(half):
     ("num_items", "count"), [(1, 1), (7, 7), (4096, 3), (4097, 100), (5000, 1250), (5000, 1249), (2**40, 20_000)]
 )
 def test_distinct_positions_are_distinct_and_depend_on_the_key(num_items, count):
-    drawn = rng.distinct_positions(num_items, count, 3)
-    assert drawn.dtype == np.int64
-    assert len(np.unique(drawn)) == len(drawn) == count
-    assert drawn.min() >= 0
-    assert drawn.max() < num_items
-    assert np.array_equal(drawn, rng.distinct_positions(num_items, count, 3))
-    assert count < 10 or not np.array_equal(drawn, rng.distinct_positions(num_items, count, 4))
+    sampled = rng.distinct_positions(num_items, count, 3)
+    assert sampled.dtype == np.int64
+    assert len(np.unique(sampled)) == len(sampled) == count
+    assert sampled.min() >= 0
+    assert sampled.max() < num_items
+    assert np.array_equal(sampled, rng.distinct_positions(num_items, count, 3))
+    assert count < 10 or not np.array_equal(sampled, rng.distinct_positions(num_items, count, 4))
 
 
 def test_distinct_positions_are_uniform_each_and_in_pairs():
     """Chi-square at the 1 - 1e-6 quantile, over cells of the first position, and of the first with the second."""
-    num_items, cells, draws = 5001, 5, 8_000
-    drawn = np.array([rng.distinct_positions(num_items, 2, key) for key in range(draws)]) * cells // num_items
-    for found, size, bound in ((drawn[:, 0], cells, 33.4), (drawn[:, 0] * cells + drawn[:, 1], cells**2, 72.3)):
-        expected = draws / size
+    num_items, cells, samples = 5001, 5, 8_000
+    sampled = np.array([rng.distinct_positions(num_items, 2, key) for key in range(samples)]) * cells // num_items
+    for found, size, bound in ((sampled[:, 0], cells, 33.4), (sampled[:, 0] * cells + sampled[:, 1], cells**2, 72.3)):
+        expected = samples / size
         statistic = ((np.bincount(found, minlength=size) - expected) ** 2 / expected).sum()
         assert statistic < bound

@@ -24,9 +24,12 @@ def combine(key, value):
 
 
 @triton.jit
-def draw_below(key, draw, bound):
-    """Return draw number `draw` of a key, a uint64 in [0, bound): two 32-bit draws a word, the upper half first."""
-    draw += tl.zeros((), tl.int64)  # the interpreter counts loops in Python's integers
-    word = mix64(key + ((draw >> 1) + 1).to(tl.uint64) * GOLDEN)
-    bits = tl.where((draw & 1) == 0, word >> 32, word & _LOW_32)
+def sample_below(key, sample, bound):
+    """Return sample number `sample` of a key, a uint64 in [0, bound):
+
+    two 32-bit samples a word, the upper half first.
+    """
+    sample += tl.zeros((), tl.int64)  # the interpreter counts loops in Python's integers
+    word = mix64(key + ((sample >> 1) + 1).to(tl.uint64) * GOLDEN)
+    bits = tl.where((sample & 1) == 0, word >> 32, word & _LOW_32)
     return (bits * bound.to(tl.uint64)) >> 32

@@ -12,7 +12,7 @@ _AXES = (
     *("parts", "seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas"),
 )
 _MAY_BE_ZERO = (
-    "draw_ms",
+    "sample_ms",
     "minutes",
     "seed",
     "patience",

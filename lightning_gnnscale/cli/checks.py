@@ -107,19 +107,19 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     """
     if num_layers is None or config.datamodule.get("mode") != "mini_batch":
         return
-    draws = config.sampler.get("neighborhoods", True)
-    if bool(num_layers) != draws:
-        if draws:
-            told = "sampler draws neighbourhoods, and the model has no layers: say sampler.neighborhoods=false"
+    samples = config.sampler.get("neighborhoods", True)
+    if bool(num_layers) != samples:
+        if samples:
+            told = "sampler samples neighbourhoods, and the model has no layers: say sampler.neighborhoods=false"
         else:
-            told = f"sampler.neighborhoods=false draws none, and the model has {num_layers} layers: leave it true"
+            told = f"sampler.neighborhoods=false samples none, and the model has {num_layers} layers: leave it true"
         raise UsageError(told)
     sampler = config.sampler.get("sampler") or config.sampler
-    if not draws:
+    if not samples:
         return
     for key in ("fanouts", "nodes_per_layer", "num_layers"):
         value = sampler.get(key)
-        if OmegaConf.is_dict(value):  # by relation
+        if OmegaConf.is_dict(value):  # by edge type
             value = next(iter(value.values()), None)
         hops = len(value) if OmegaConf.is_list(value) else value if key == "num_layers" else None
         if hops and hops != num_layers:
@@ -176,16 +176,18 @@ def trains_on_links(config: DictConfig) -> bool:
         getattr(get_object(node._target_), "trains_on_links", False) for node in (config.model, config.sampler)
     )
     if model and not sampler:
-        raise UsageError("model trains on links, the sampler draws none: say sampler=links, or another model")
+        raise UsageError("model trains on links, the sampler samples none: say sampler=links, or another model")
     if sampler and not model:
-        raise UsageError("sampler draws links, the model is not for them: say model=link_predictor, or another sampler")
+        raise UsageError(
+            "sampler samples links, the model is not for them: say model=link_predictor, or another sampler"
+        )
     if model and classifies_edges(config) != bool(config.sampler.get("labelled")):
         if classifies_edges(config):
             raise UsageError(
-                "model classifies edges, the sampler draws no classes: say sampler=edges, or another model"
+                "model classifies edges, the sampler samples no classes: say sampler=edges, or another model"
             )
         raise UsageError(
-            "sampler.labelled=true draws edges with classes, the model reads none: say model=edge_classifier"
+            "sampler.labelled=true samples edges with classes, the model reads none: say model=edge_classifier"
         )
     return bool(model)
 

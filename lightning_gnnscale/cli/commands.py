@@ -26,7 +26,7 @@ COMMANDS = {
     "inspect": "say what a run folder, a checkpoint, a partition store or a data set holds",
     "stores": "list the partition stores here, their sizes, or clean them up",
     "doctor": "say what this machine offers: versions, GPUs and links, memory limits, disk speed, ports",
-    "report": "make the report of a run anew, or put several runs or a sweep side by side on one page",
+    "report": "make the report of a run again, or put several runs or a sweep side by side on one page",
     "bench": "run one benchmark of the source tree, side by side with its peer",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
     "completion": "print what lets bash, zsh or fish complete these words",

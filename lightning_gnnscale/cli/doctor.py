@@ -124,15 +124,15 @@ def gpus(advice: list[str]) -> dict[str, str]:
 
 
 def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
-    """Return room and speed of the disk of a folder, or of the nearest folder above that is there."""
+    """Return space and speed of the disk of a folder, or of the nearest folder above that is there."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.absolute().parent
-    room = shutil.disk_usage(folder)
-    found = {"folder": str(folder), "free": f"{format_bytes(room.free)} of {format_bytes(room.total)}"}
+    space = shutil.disk_usage(folder)
+    found = {"folder": str(folder), "free": f"{format_bytes(space.free)} of {format_bytes(space.total)}"}
     if not os.access(folder, os.W_OK):
         advice.append(f"{folder} cannot be written to: say paths.stores=")
         return found
-    num_bytes = min(num_bytes, room.free // 4) // _BLOCK * _BLOCK
+    num_bytes = min(num_bytes, space.free // 4) // _BLOCK * _BLOCK
     if num_bytes == 0:
         return found
     path = folder / f".gnnscale-doctor.{os.getpid()}"

@@ -67,10 +67,10 @@ def _show_facts(title: str, facts: dict) -> None:
 def _show_store(store: PartitionStore) -> None:
     manifest, features, labels = store.manifest, store.features, store.labels
     told = None
-    if features is not None and features.by_kind:
+    if features is not None and features.by_node_type:
         told = ", ".join(
-            f"{kind} {table.dim} columns, {'sparse' if table.is_sparse else table.dtype}"
-            for kind, table in zip(store.schema.node_types, features.tables, strict=True)
+            f"{node_type} {table.dim} columns, {'sparse' if table.is_sparse else table.dtype}"
+            for node_type, table in zip(store.schema.node_types, features.tables, strict=True)
             if table is not None
         )
     elif features is not None:
@@ -79,17 +79,19 @@ def _show_store(store: PartitionStore) -> None:
     sizes = size_by_kind(manifest)
     facts = {
         "nodes": f"{store.num_nodes:,}",
-        "arcs": f"{store.num_arcs:,} ({'in both directions' if store.symmetric else 'as given'})",
+        "edges": f"{store.num_edges:,} ({'in both directions' if store.symmetric else 'as given'})",
         "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
-        "kinds": _kinds(store),
-        "relations": None if store.schema is None else f"{store.schema.num_relations:,}",
+        "node_types": _node_types(store),
+        "relations": None if store.schema is None else f"{store.schema.num_edge_types:,}",
         "features": told,
         "labels": None if labels is None else _targets(labels) if store.regression else _labels(labels),
         "masks": ", ".join(f"{name} {int(mask.sum()):,}" for name, mask in store.masks.items()) or None,
         "node ids": "the user's own" if {"user_ids", "user_id_bytes"} & set(manifest["files"]) else "0, 1, ...",
         "halo rows packed": "yes" if manifest["pack_halo"] else "no",
         "size": f"{format_bytes(sum(sizes.values()))} ("
-        + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(sizes.items(), key=lambda one: -one[1]))
+        + ", ".join(
+            f"{node_type} {format_bytes(size)}" for node_type, size in sorted(sizes.items(), key=lambda one: -one[1])
+        )
         + ")",
         "checksums": f"gnnscale verify {store.root}",
     }
@@ -106,12 +108,12 @@ def _show_store(store: PartitionStore) -> None:
     Console().print(table)
 
 
-def _kinds(store: PartitionStore) -> str | None:
-    """Return the kinds of a graph that has several, with their numbers of nodes."""
-    if store.schema is None or store.schema.num_kinds == 1:
+def _node_types(store: PartitionStore) -> str | None:
+    """Return the node types of a graph that has several, with their numbers of nodes."""
+    if store.schema is None or store.schema.num_node_types == 1:
         return None
     sizes = zip(store.schema.node_types, store.manifest["schema"]["kind_sizes"], strict=True)
-    return ", ".join(f"{kind} {size:,}" for kind, size in sizes)
+    return ", ".join(f"{node_type} {size:,}" for node_type, size in sizes)
 
 
 def _targets(labels: np.ndarray) -> str:
@@ -160,14 +162,14 @@ def _show_checkpoint(path: Path) -> None:
 
     saved = check_is_lightnings(read_checkpoint(path, mmap=True), path)
     backbone = dict((saved.get(MODEL_KEY) or {}).get("backbone") or {})
-    kind = str(backbone.pop("_target_", "")).rpartition(".")[2]
+    node_type = str(backbone.pop("_target_", "")).rpartition(".")[2]
     settings = ", ".join(f"{name}={value}" for name, value in backbone.items())
     weights = saved["state_dict"]
     watched = [one for one in (saved.get("callbacks") or {}).values() if isinstance(one, dict) and one.get("monitor")]
     facts = {
         "epoch": saved.get("epoch"),
         "step": saved.get("global_step"),
-        "model": f"{kind}({settings})" if kind else "not told: load_from_checkpoint needs backbone=",
+        "model": f"{node_type}({settings})" if node_type else "not told: load_from_checkpoint needs backbone=",
         "module": ", ".join(f"{name}={value}" for name, value in (saved.get("hyper_parameters") or {}).items()) or None,
         "weights": f"{sum(w.numel() for w in weights.values()):,} numbers in {len(weights)} tensors",
         "learned rows beside it": (saved.get(ROWS_KEY) or {}).get("folder"),

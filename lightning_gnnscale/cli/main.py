@@ -263,7 +263,7 @@ def _run(command: Command) -> None:
         allowed = list(described()["commands"][command.primary])
         if command.config_name == "config" and key[1] in allowed:
             raise UsageError(
-                f"{key[1]}= chooses anew what the run has settled: say {command.name} resume=RUN with all settings"
+                f"{key[1]}= chooses again what the run has settled: say {command.name} resume=RUN with all settings"
             ) from None
         raise UsageError(not_a_setting(key[1], [*allowed, "recipe"], "the top level")) from None
     finally:
@@ -291,8 +291,8 @@ def kernel_sets_of(command: str, config) -> list[str]:
         return [*names, "full_graph"]
     of_links = config.model.get("_target_", "").endswith(("LinkPredictor", "EdgeClassifier"))
     backbone = (config.model.get("backbone") or {}).get("_target_", "")
-    of_kinds = backbone.rpartition(".")[2] in ("RGCN", "RGAT", "HGT", "Hetero")
-    return [*names, "links" if of_links else "kinds" if of_kinds else "train"]
+    of_node_types = backbone.rpartition(".")[2] in ("RGCN", "RGAT", "HGT", "Hetero")
+    return [*names, "links" if of_links else "hetero" if of_node_types else "train"]
 
 
 def _checked_run(command: Command, config):
@@ -339,7 +339,7 @@ def _temporary_files(command: str) -> AbstractContextManager:
 
 
 def _stage_lines(command: str, config) -> AbstractContextManager:
-    """Return the block in which each stage is a line: where no bars are drawn, though they are not switched off."""
+    """Return the block in which each stage is a line: where no bars are sampled, though they are not switched off."""
     from ..report.terminal import is_terminal, stage_lines
 
     wanted = command in ("train", "test", "predict", "partition") and "trainer" in config

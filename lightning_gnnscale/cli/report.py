@@ -1,4 +1,4 @@
-"""`gnnscale report RUN [RUN ...]`: the page of a run made anew, or of several side by side."""
+"""`gnnscale report RUN [RUN ...]`: the page of a run made again, or of several side by side."""
 
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from .. import events
-from ..apart import failing_together, first_in_folder, rank, send_file
+from ..across_ranks import failing_together, first_in_folder, rank, send_file
 from ..errors import CheckpointError, GNNScaleError, disk_errors
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
@@ -413,7 +413,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         predicted["validate"] = predicted["predict"] = predicted["evaluate"]  # a pass over the same layers
     log = events.last_run(events.read_log(folder / "events.jsonl"))
     shown = {
-        "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",
+        "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_edges:,} edges",
         "parts": f"{datamodule.store.num_parts} ({datamodule.partitioning_facts.get('method', 'given')})",
     }
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
@@ -438,7 +438,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         "metrics": {key.replace(" ", "_"): value for key, value in facts.items() if isinstance(value, float)},
         "epochs": facts.get("epochs"),
         "num_nodes": datamodule.store.num_nodes,
-        "num_arcs": datamodule.store.num_arcs,
+        "num_edges": datamodule.store.num_edges,
         "num_parts": datamodule.store.num_parts,
         "method": datamodule.partitioning_facts.get("method"),
         "training_peak_bytes": max(peaks, default=None),

@@ -16,7 +16,7 @@ from .errors import UsageError, did_you_mean
 CONFIG = "config.yaml"  # what a run leaves of its settings, all values filled in
 CHECKPOINTS = "checkpoints"
 SOURCE = "GNNSCALE_SOURCE"  # names a source tree, for its benchmarks
-_LOADERS = ("load_files", "load_typed")  # whose settings of these names are paths
+_LOADERS = ("load_files", "load_hetero")  # whose settings of these names are paths
 _ARRAYS = ("features", "labels", "nodes", "masks", "train_mask", "val_mask", "test_mask", "time", "weight")
 _FILES = ("edges", *_ARRAYS, "edge_weight", "edge_features", "edge_label")
 
@@ -116,7 +116,7 @@ def _files_of(node: dict, path: str) -> Iterator[tuple[str, str]]:
     for key, value in node.items():
         if isinstance(value, dict) and key != "reader":
             yield from _files_of(value, f"{path}.{key}")
-        elif isinstance(value, list) and key == "edges":  # of dataset=typed, "source,name,target=path"
+        elif isinstance(value, list) and key == "edges":  # of dataset=hetero, "source,name,target=path"
             for at, entry in enumerate(value):
                 if isinstance(entry, dict):
                     yield from _files_of(entry, f"{path}.{key}[{at}]")

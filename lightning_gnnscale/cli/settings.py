@@ -1,7 +1,7 @@
 """One description of every setting, from which checks, hints, help and completion follow.
 
 `settings.json` says what the configs hold, and what the functions and classes that they name take, so that a wrong word
-is answered before torch is imported; `make settings` writes it. What it does not know is told by an import.
+is answered before torch is imported; `make settings` writes it. What it does not know is reported by an import.
 """
 
 import difflib
@@ -38,7 +38,7 @@ FILLED_IN = {
     "model.multilabel": "dataset=, whose labels tell",
     "model.edge_channels": "dataset=, whose edge features tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
-    "model.backbone.schema": "dataset=, whose relations tell",
+    "model.backbone.schema": "dataset=, whose edge types tell",
     "planner.edge_row_bytes": "dataset=, whose edges are planned for",
 }
 _OF_TOP = ["dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo"]
@@ -130,7 +130,7 @@ def is_settable(path: str, name: str) -> bool:
 
 @cache
 def keys_of_choices() -> dict[str, list[str]]:
-    """Return the choices that have a setting, by its key: of "dataset.edges", ["dataset=files", "dataset=typed"]."""
+    """Return the choices that have a setting, by its key: of "dataset.edges", ["dataset=files", "dataset=hetero"]."""
     found: dict[str, list[str]] = {}
     for group, choices in described()["choices"].items():
         for name, node in choices.items():

@@ -72,7 +72,7 @@ def partition(config: DictConfig) -> dict:
         "facts": {
             "method": facts.get("method"),
             "nodes": f"{store.num_nodes:,}",
-            "arcs stored": f"{store.num_arcs:,}",
+            "edges stored": f"{store.num_edges:,}",
             "store": str(store.root),
             **({"published": config.output} if to_url else {}),
             "report": str(folder / "report.html"),
@@ -135,7 +135,7 @@ def verify(config: DictConfig) -> None:
 
 
 def found_store(config: DictConfig, dataset=None) -> PartitionStore:
-    """Return the store that stands of the data set and the partitioner of a config.
+    """Return the store that exists of the data set and the partitioner of a config.
 
     Raises:
         UsageError: there is none.
@@ -179,8 +179,8 @@ class StoredData:
         self.feature_dim = 0 if store.features is None else store.features.dim
         label = store.edge_label
         self.num_edge_classes = 0 if label is None else int(label.max(initial=-1)) + 1
-        self.schema, self.kind_sizes, self.feature_dims = store.schema, store.kind_sizes, None
-        if store.features is not None and store.features.by_kind:
+        self.schema, self.type_sizes, self.feature_dims = store.schema, store.type_sizes, None
+        if store.features is not None and store.features.by_node_type:
             self.feature_dims = dict(zip(store.schema.node_types, store.features.dims, strict=True))
         self.multilabel = store.labels is not None and store.labels.ndim == 2
         self.num_classes = None
@@ -200,7 +200,7 @@ def plan_standing(store: PartitionStore, make_plan: Callable[..., Plan]) -> Plan
     peaks = {stage: peak for stage, peak in made.host_peak_bytes.items() if not stage.startswith("partition")}
     plan = dataclasses.replace(made, host_peak_bytes=peaks).with_halo(int((rows - np.diff(store.part_offsets)).max()))
     if not plan.fits:
-        raise refusal(plan, make_plan, "with the parts of the store that stands")
+        raise refusal(plan, make_plan, "with the parts of the store that exists")
     return plan
 
 
@@ -218,7 +218,7 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     Raises:
         PlanError: nothing fits, or the parts that were made do not fit.
     """
-    source.root = _standing_root(config, source)  # a store that stands tells the plan its arcs
+    source.root = _standing_root(config, source)  # a store that exists tells the plan its edges
     plan = source.settle(make_plan, Path(config.paths.stores) / f"{_name(config, source)}.halos.json")
     source.num_parts = plan.num_parts
     source.root = _root(config, source, plan.num_parts)

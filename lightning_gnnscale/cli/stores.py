@@ -23,7 +23,7 @@ from .commands import check_action
 from .errors import UsageError, did_you_mean
 
 _DAY_S = 86_400
-_OF_KIND = re.compile(r"^kind\d+_")  # before the names of a kind's own files
+_OF_KIND = re.compile(r"^kind\d+_")  # before the names of a node type's own files
 _KINDS = {
     "features": "features",
     "halo_features": "features of halos",
@@ -121,7 +121,7 @@ def _counted(stores: list[_Store]) -> str:
 
 def _show(folder: Path, stores: list[_Store]) -> None:
     table = Table(title=f"stores in {folder}", title_justify="left", box=SIMPLE)
-    for heading in ("store", "method", "parts", "nodes", "arcs", "features", "size", "shared", "last used"):
+    for heading in ("store", "method", "parts", "nodes", "edges", "features", "size", "shared", "last used"):
         is_text = heading in ("store", "method")
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold", no_wrap=heading == "store")
     for one in stores:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import events
-from ..apart import of_first_rank
+from ..across_ranks import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights, policy_of
 from ..graph import GraphSchema
@@ -45,7 +45,7 @@ from .checks import (
 from .environment import hidden, written
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
-from .model_inputs import in_channels_of, learned_kinds, make_inputs, model_widths, stored_columns
+from .model_inputs import in_channels_of, learned_node_types, make_inputs, model_widths, stored_columns
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -170,7 +170,7 @@ class CommandRun:
     plan: Any = None
 
     def prepare(self, config: DictConfig, saved: dict | None = None) -> None:
-        """Open the data set or the store, make the store where none stands, and make the model.
+        """Open the data set or the store, make the store where none exists, and make the model.
 
         Args:
             config: Config composed from `train.yaml`.
@@ -354,9 +354,9 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     dims = getattr(datamodule, "feature_dims", None)
     schema = getattr(datamodule, "schema", None)
     stored = datamodule.num_features if dims is None else dims
-    kinds = learned_kinds(config, schema, stored)
-    inputs = make_inputs(config, datamodule, kinds)
-    in_channels = in_channels_of(stored, getattr(inputs, "dim", 0), kinds, schema)
+    node_types = learned_node_types(config, schema, stored)
+    inputs = make_inputs(config, datamodule, node_types)
+    in_channels = in_channels_of(stored, getattr(inputs, "dim", 0), node_types, schema)
     outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, in_channels)
     if trains_on_links(config):
         options = _relations(config, datamodule.store.schema)
@@ -391,8 +391,8 @@ def check_model(config: DictConfig, dataset) -> None:
         getattr(dataset, "schema", None),
         stored_columns(config, dataset),
     )
-    kinds = learned_kinds(config, schema, stored)
-    in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, kinds, schema)
+    node_types = learned_node_types(config, schema, stored)
+    in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, node_types, schema)
     if inputs and in_channels == 0:
         return  # inputs whose width only the store tells
     outputs = _schema(config, schema, in_channels)
@@ -417,7 +417,7 @@ def check_model(config: DictConfig, dataset) -> None:
 
 
 def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
-    """Return the argument of the module that tells it how many relations links may have, where there are some."""
+    """Return the argument of the module that tells it how many edge types links may have, where there are some."""
     if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
         return {}
     return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
@@ -437,12 +437,12 @@ def _edge_channels(config: DictConfig, edge_dim: int | None) -> dict:
 
 
 def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | dict[str, int]) -> dict:
-    """Return the argument of the backbone that tells it kinds and relations, where the graph has some.
+    """Return the argument of the backbone that tells it node types and edge types, where the graph has some.
 
     Args:
         config: composed from `train.yaml`.
-        schema: Kinds and relations of the graph, or None.
-        in_channels: Columns that the model reads, by kind where kinds have their own.
+        schema: Node types and edge types of the graph, or None.
+        in_channels: Columns that the model reads, by node type where node types have their own.
 
     Raises:
         UsageError: no layer of the model reads them, or it reads nothing else and there are none.
@@ -452,18 +452,18 @@ def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | d
     if schema is None:
         if takes:
             raise UsageError(
-                f"model: {backbone.__name__} reads relations, and the graph has none: say model=graphsage, gcn or gat"
+                f"model: {backbone.__name__} reads edge types, and the graph has none: say model=graphsage, gcn or gat"
             )
         return {}
     if takes:
         return {"schema": schema.as_json()}
     named = inspect.signature(getattr(backbone, "forward", backbone)).parameters
-    if (schema.num_relations > 1 and "edge_type" not in named) or (
+    if (schema.num_edge_types > 1 and "edge_type" not in named) or (
         isinstance(in_channels, dict) and "node_type" not in named
     ):
         raise UsageError(
-            f"model: {backbone.__name__} reads no relations, and the graph has {schema.num_relations} between "
-            f"{schema.num_kinds} kinds of nodes: say model=rgcn, model=rgat or model=hgt"
+            f"model: {backbone.__name__} reads no edge types, and the graph has {schema.num_edge_types} between "
+            f"{schema.num_node_types} node types: say model=rgcn, model=rgat or model=hgt"
         )
     return {}
 
@@ -556,7 +556,7 @@ def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
 
     learned = {
         "embedding_dim": model_widths(config, data).get("embedding_dim", 0),
-        "embedding_kinds": learned_kinds(config, data.schema, stored_columns(config, data)),
+        "embedding_node_types": learned_node_types(config, data.schema, stored_columns(config, data)),
     }
     training = config.trainer.get("num_nodes") or 1
     with own_settings("machines", config.machines):
@@ -567,7 +567,7 @@ def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
         print("machines: what full-graph training exchanges is not counted here; `gnnscale bench exchange` measures it")
         return
     if store is None:
-        print("machines are counted on a store that stands: make it with `gnnscale partition`, or say store=")
+        print("machines are counted on a store that exists: make it with `gnnscale partition`, or say store=")
         return
     if config.store is None:
         datamodule = make_datamodule(config, None, store=store)

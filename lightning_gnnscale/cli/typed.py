@@ -123,7 +123,7 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
 def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     if any(word.lstrip("+").startswith(f"{path}._target_=") for word in words):
-        return f"{here} is a setting of what {target} takes the place of: say {in_place(path, target)}"
+        return f"{here} is a setting of what {target} replaces: say {in_place(path, target)}"
     return not_a_setting(here, [name for name in taker.settings if is_settable(path, name)], path)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from ..apart import failing_together, first_in_folder, rank, send_file
+from ..across_ranks import failing_together, first_in_folder, rank, send_file
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
 from ..graph import Batch, batch_of
@@ -156,8 +156,8 @@ class EpochTimes(L.Callback):
 
     `seconds` go to the epoch's end, validation and saving included. `training` has the seconds of what the training
     thread did, which add up to them; `beside` those of what threads and worker processes did meanwhile; see
-    `events.ActivityClock`. `counts` tells of the epoch's batches: batches, seeds, nodes, arcs, bytes of feature rows
-    (`row_bytes`); `hop_nodes` and `hop_arcs` where they were sampled hop by hop. `disk_bytes` is what the process had
+    `events.ActivityClock`. `counts` tells of the epoch's batches: batches, seeds, nodes, edges, bytes of feature rows
+    (`row_bytes`); `hop_nodes` and `hop_edges` where they were sampled hop by hop. `disk_bytes` is what the process had
     the disk read, None where the system does not tell. `timeline` has one lane of the two by bins of `bin_s` seconds.
 
     Cost: some microseconds a batch; two events an epoch, and two of up to 50 kB a run.
@@ -169,7 +169,7 @@ class EpochTimes(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=False)
         self._epoch, self._began = trainer.current_epoch, time.time()
-        self._counts, self._hop_nodes, self._hop_arcs = Counter(), Counter(), Counter()
+        self._counts, self._hop_nodes, self._hop_edges = Counter(), Counter(), Counter()
         self._disk_bytes = disk_read_bytes()
         clock.begin()
 
@@ -179,7 +179,7 @@ class EpochTimes(L.Callback):
         batch = batch_of(batch)
         self._counts.update(_sizes(batch))
         self._hop_nodes.update(dict(enumerate(batch.num_sampled_nodes or ())))
-        self._hop_arcs.update(dict(enumerate(batch.num_sampled_edges or ())))
+        self._hop_edges.update(dict(enumerate(batch.num_sampled_edges or ())))
         clock.turn_to("forward")
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
@@ -217,7 +217,7 @@ class EpochTimes(L.Callback):
             beside=_rounded(clock.beside.seconds),
             counts=dict(self._counts),
             hop_nodes=list(self._hop_nodes.values()),
-            hop_arcs=list(self._hop_arcs.values()),
+            hop_edges=list(self._hop_edges.values()),
             disk_bytes=None if disk_bytes is None else disk_bytes - self._disk_bytes,
         )
         if self._showed_first and not is_last:
@@ -238,12 +238,12 @@ def _sizes(batch: Batch) -> dict[str, int]:
     tensors = [rows] if sparse is None else [value for value in sparse if torch.is_tensor(value)]
     if batch.full_graph:
         tensors = []  # held all the time, not brought
-    arcs = batch.indices if batch.edge_index is None else batch.edge_index[0]
+    edges = batch.indices if batch.edge_index is None else batch.edge_index[0]
     return {
         "batches": 1,
         "seeds": int(batch.batch_size or 0),
         "nodes": len(batch.n_id),
-        "arcs": 0 if arcs is None else len(arcs),
+        "edges": 0 if edges is None else len(edges),
         "row_bytes": sum(one.numel() * one.element_size() for one in tensors if one is not None),
     }
 
@@ -251,19 +251,19 @@ def _sizes(batch: Batch) -> dict[str, int]:
 class PredictionWriter(BasePredictionWriter):
     """Write one Parquet file with one row per node, in ascending order of the original ids; or with one per edge.
 
-    Pages have checksums. Columns: `kind`, its name, in a graph with several kinds of nodes; `node`, the user's id (an
-    integer, or text with `relabel=True`), of a node with a kind that of its kind; `prediction`, an
+    Pages have checksums. Columns: `node_type`, its name, in a graph with several node types; `node`, the user's id (an
+    integer, or text with `relabel=True`), of a node with a node type that of its node type; `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
     `trainer.predict(model, datamodule)` with this package's DataModule.
 
     Of `EdgeClassifier`, or another module whose `predict_step` returns `edges`, rows are the held-out edges that
     `PartitionDataModule.predict_dataloader` chooses, in the order of their `LinkSet`; see `hold_out_edges`. Columns in
-    place of `kind` and `node`: `source_kind`, `source`, `relation`, `target_kind` and `target`; the kinds and the
-    relation, by their names, in a graph with several.
+    place of `node_type` and `node`: `source_type`, `source`, `relation`, `target_type` and `target`; the node types
+    and the edge type, by their names, in a graph with several.
 
     Args:
         path: Path of the file, on rank 0's machine. Each rank writes `path.rank` first; machines that do not see rank
-            0's folder send theirs to it, a piece at a time. Rank 0 joins them, and the complete file appears at once.
+            0's folder send theirs to it, a chunk at a time. Rank 0 joins them, and the complete file appears at once.
 
     Raises:
         GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
@@ -337,21 +337,21 @@ class PredictionWriter(BasePredictionWriter):
     def _join(self, num_ranks: int, num_nodes: int) -> None:
         """Write the rows of all ranks as one table: nodes in ascending order of the original ids, edges as they come.
 
-        Nodes are dealt to files by ranges of ids that fit into memory, and each of these is sorted. Of the edges each
-        rank has written a run.
+        Nodes are assigned to files by ranges of ids that fit into memory, and each of these is sorted. Of the edges
+        each rank has written a run.
         """
         parts, temporary = [self._part(number) for number in range(num_ranks)], Path(f"{self.path}.tmp")
         filled = [pq.ParquetFile(part, page_checksum_verification=True) for part in parts if part.stat().st_size]
         num_ranges = max(1, -(-sum(map(_bytes_of, filled)) // JOINED_BYTES))
         span = max(1, -(-num_nodes // num_ranges))
-        pieces = [Path(f"{self.path}.range{number}") for number in range(num_ranges)]
+        chunks = [Path(f"{self.path}.range{number}") for number in range(num_ranges)]
         try:
             if filled and _ORDER not in filled[0].schema_arrow.names:
                 batches = (batch for file in filled for batch in file.iter_batches(_BLOCK_ROWS))
                 tables = (pa.Table.from_batches([batch]) for batch in batches)
             elif num_ranges > 1:
-                _deal(filled, pieces, span)
-                filled = [pq.ParquetFile(piece) for piece in pieces if piece.is_file()]
+                _assign(filled, chunks, span)
+                filled = [pq.ParquetFile(chunk) for chunk in chunks if chunk.is_file()]
                 tables = (file.read() for file in filled)
             else:
                 tables = iter([pa.concat_tables(file.read() for file in filled)]) if filled else iter(())
@@ -366,7 +366,7 @@ class PredictionWriter(BasePredictionWriter):
         finally:
             for file in filled:
                 file.close()
-            for path in (*parts, *pieces, temporary):
+            for path in (*parts, *chunks, temporary):
                 path.unlink(missing_ok=True)
 
     @staticmethod
@@ -382,22 +382,22 @@ class PredictionWriter(BasePredictionWriter):
             column = pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).reshape(-1), dtype))
         if "nodes" in rows:
             nodes = rows["nodes"]
-            columns = {_ORDER: pa.array(store.original_nid[nodes])} | _named(store, nodes, "kind", "node")
+            columns = {_ORDER: pa.array(store.original_nid[nodes])} | _named(store, nodes, "node_type", "node")
         else:
             source, target = rows["edges"]
-            columns = _named(store, source, "source_kind", "source")
-            if "edge_type" in rows and store.schema is not None and store.schema.num_relations > 1:
+            columns = _named(store, source, "source_type", "source")
+            if "edge_type" in rows and store.schema is not None and store.schema.num_edge_types > 1:
                 names = np.array([name for _, name, _ in store.schema.edge_types])
                 columns["relation"] = pa.array(names[rows["edge_type"]])
-            columns |= _named(store, target, "target_kind", "target")
+            columns |= _named(store, target, "target_type", "target")
         return pa.table(columns | {"prediction": column})
 
 
-def _named(store, nodes: np.ndarray, kind: str, node: str) -> dict[str, pa.Array]:
-    """Return the columns of some nodes: their kinds, where there are several, and the user's ids."""
+def _named(store, nodes: np.ndarray, node_type: str, node: str) -> dict[str, pa.Array]:
+    """Return the columns of some nodes: their node types, where there are several, and the user's ids."""
     columns, ids = {}, store.user_ids(nodes)
-    if store.schema is not None and store.schema.num_kinds > 1:
-        columns[kind] = pa.array(np.array(store.schema.node_types)[store.node_type(nodes)])
+    if store.schema is not None and store.schema.num_node_types > 1:
+        columns[node_type] = pa.array(np.array(store.schema.node_types)[store.node_type(nodes)])
     return columns | {node: pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None)}
 
 
@@ -407,8 +407,8 @@ def _bytes_of(file: pq.ParquetFile) -> int:
     return first.nbytes * file.metadata.num_rows // max(1, first.num_rows)
 
 
-def _deal(files: list[pq.ParquetFile], pieces: list[Path], span: int) -> None:
-    """Deal the rows of files to one file for each range of `span` original ids."""
+def _assign(files: list[pq.ParquetFile], chunks: list[Path], span: int) -> None:
+    """Assign the rows of files to one file for each range of `span` original ids."""
     writers: dict[int, pq.ParquetWriter] = {}
     try:
         for file in files:
@@ -418,7 +418,7 @@ def _deal(files: list[pq.ParquetFile], pieces: list[Path], span: int) -> None:
                 for at in np.unique(number):
                     chosen = rows.filter(pa.array(number == at))
                     if at not in writers:
-                        writers[at] = pq.ParquetWriter(pieces[at], rows.schema)
+                        writers[at] = pq.ParquetWriter(chunks[at], rows.schema)
                     writers[at].write_table(chosen)
     finally:
         for writer in writers.values():

@@ -1,4 +1,4 @@
-"""What is evaluated: the settings, a sample of the validation nodes that costs little, links with false ends."""
+"""What is evaluated: the settings, a sample of the validation nodes that costs little, links with negatives."""
 
 import math
 import os
@@ -16,16 +16,16 @@ from ..jit import kernel
 from ..model.inference import TABLE_DTYPES
 from ..model.layer_source import NodeSet, with_sources
 from ..partition_store import PartitionStore
-from ..partition_store.kind_features import NodeKinds
+from ..partition_store.typed_features import NodeTypes
 from ..rng import combine_array, fold
-from ..sampler.links import count_joined, count_triples, draw_false_ends
+from ..sampler.links import count_joined, count_triples, sample_link_negatives
 from ..values import exact_integers, exact_times
 
 MODES = ("layerwise", "sampled")
 EPOCH_SHARE = 0.2  # of an epoch's work, which a validation that is sampled may cost
-TRAINING_FACTOR = 3  # a row or an arc of a batch against one of evaluation: forward, and backward at about twice that
-SMALL_WORK = 1 << 22  # rows and arcs that are evaluated within a second: nothing is sampled below
-_LINKS_AT_ONCE, _ARCS_AT_ONCE = 1 << 16, 1 << 22
+TRAINING_FACTOR = 3  # a row or an edge of a batch against one of evaluation: forward, and backward at about twice that
+SMALL_WORK = 1 << 22  # rows and edges that are evaluated within a second: nothing is sampled below
+_LINKS_AT_ONCE, _EDGES_AT_ONCE = 1 << 16, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class EvaluationOptions:
             hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
         sample: share of the validation nodes, in (0, 1], that validation while training takes: a fixed sample, by a
             hash of the seed and the node, the same on any number of processes. "auto": 1, or as many as cost a fifth
-            of an epoch, by the rows and arcs that both read (those of training count three times). Test, prediction
+            of an epoch, by the rows and edges that both read (those of training count three times). Test, prediction
             and `trainer.validate` take all nodes.
         table_dtype: "float32", or "bfloat16": tables of hidden layers take half the disk and are rounded to 8 bits.
-        block_arcs: arcs a block of layer-wise inference, >= 1, where a layer is not one sum over its arcs.
+        block_edges: edges a block of layer-wise inference, >= 1, where a layer is not one sum over its edges.
         scratch: folder that layer-wise inference writes its tables to; None: beside the store. Machines that do not see
             one folder under that name have whole tables of their own there, and send each other the rows.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`. A module
             that classifies edges predicts those of test, without such ones those of val, with a class or without.
-        negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they
-            are drawn uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
+        negatives: Number of negatives that each link is ranked among, >= 1. Where the set has none of its own, they
+            are sampled uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
             node; triples are ranked so in both directions, without the other triples that are known (filtered).
-            "auto": all for links with relations, 100 for others and in mode "sampled". In a graph of several kinds
-            they are of the kind of the end that is asked for.
+            "auto": all for links with edge types, 100 for others and in mode "sampled". In a graph of several node
+            types they are of the kind of the end that is asked for.
 
     Raises:
         ValueError: a value outside what is listed here, or a sample in mode "sampled".
@@ -61,7 +61,7 @@ class EvaluationOptions:
     mode: str = "layerwise"
     sample: str | float = "auto"
     table_dtype: str = "float32"
-    block_arcs: int = 1 << 20
+    block_edges: int = 1 << 20
     scratch: str | os.PathLike | None = None
     links: Mapping[str, LinkSet] | None = None
     negatives: int | str = "auto"
@@ -80,7 +80,7 @@ class EvaluationOptions:
             raise ValueError(
                 f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {self.table_dtype!r}"
             )
-        check_count("evaluation.block_arcs", self.block_arcs)
+        check_count("evaluation.block_edges", self.block_edges)
         if self.negatives not in ("auto", "all"):
             if isinstance(self.negatives, str):
                 raise ValueError(f"evaluation.negatives must be auto, all or a number >= 1, got {self.negatives!r}")
@@ -102,8 +102,8 @@ class ValidationSample(NamedTuple):
     Attributes:
         nodes: (num,) int64 store ids, ascending.
         num_nodes: nodes of the whole split.
-        work: rows and arcs that their evaluation reads.
-        epoch_work: as predicted: rows and arcs that the batches of an epoch hold, times three, since they go forward
+        work: rows and edges that their evaluation reads.
+        epoch_work: as predicted: rows and edges that the batches of an epoch hold, times three, since they go forward
             and back; None: the share was given.
     """
 
@@ -123,7 +123,7 @@ class ValidationSample(NamedTuple):
 
 
 def evaluation_work(source, nodes: np.ndarray, num_layers: int, limit: float = math.inf) -> int:
-    """Return how many rows and arcs an exact evaluation of some nodes reads; one process counts for all.
+    """Return how many rows and edges an exact evaluation of some nodes reads; one process counts for all.
 
     Args:
         source: a `StoreLayerSource` of all parts.
@@ -131,11 +131,11 @@ def evaluation_work(source, nodes: np.ndarray, num_layers: int, limit: float = m
         num_layers: layers of the model.
         limit: counting ends above it.
 
-    Cost: the arcs counted, read once.
+    Cost: the edges counted, read once.
     """
     current, work = NodeSet.of(nodes, source.num_nodes), 0
     for _ in range(num_layers):
-        work += len(current) + source.num_arcs(current)
+        work += len(current) + source.num_edges(current)
         if work > limit:
             return work
         current = with_sources(source, current, 1.0)
@@ -159,9 +159,9 @@ def validation_sample(
         ordered: (num,) nodes of the split, see `sample_order`; a sample is the head of them.
         num_layers: layers of the model.
         share: share of the nodes in (0, 1], or "auto".
-        epoch_work: rows and arcs that the batches of an epoch hold, for "auto".
+        epoch_work: rows and edges that the batches of an epoch hold, for "auto".
 
-    Cost: for "auto" the arcs of a fifth of an epoch, read about ten times, once a fit.
+    Cost: for "auto" the edges of a fifth of an epoch, read about ten times, once a fit.
     """
     total, epoch_work = len(ordered), epoch_work and TRAINING_FACTOR * epoch_work
 
@@ -190,13 +190,14 @@ class LinkQueries(NamedTuple):
 
     Attributes:
         ends, answers: (num,) int64 store ids, the known ends and those asked for.
-        relation: (num,) int64, or None.
+        edge type: (num,) int64, or None.
         reverse: Whether first ends are asked for.
         num_nodes: Nodes of the graph.
         offsets: (num_keys + 1,) int64, where each key's run of `nodes` begins.
         nodes: (num_known,) int64 nodes that are no false answers, ascending within a key.
         places: (num,) int64, the key of each query.
-        kinds: Kinds of the nodes, where there are several: answers are looked for among those of their kind. Else None.
+        node types: Node types of the nodes, where there are several: answers are looked for among those of their node
+            type. Else None.
     """
 
     ends: np.ndarray
@@ -207,14 +208,14 @@ class LinkQueries(NamedTuple):
     offsets: np.ndarray
     nodes: np.ndarray
     places: np.ndarray
-    kinds: NodeKinds | None = None
+    node_types: NodeTypes | None = None
 
-    def of_other_kinds(self, begin: int, stop: int, first: int, last: int) -> np.ndarray | None:
+    def of_other_node_types(self, begin: int, stop: int, first: int, last: int) -> np.ndarray | None:
         """Return (num, last - first) bool: nodes that cannot answer the queries [begin, stop); None: all can."""
-        if self.kinds is None:
+        if self.node_types is None:
             return None
-        wanted = self.kinds.kind_of(self.answers[begin:stop])
-        return wanted[:, None] != self.kinds.kind_of(np.arange(first, last))[None]
+        wanted = self.node_types.type_of(self.answers[begin:stop])
+        return wanted[:, None] != self.node_types.type_of(np.arange(first, last))[None]
 
     def known(self, begin: int, stop: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what may not count as false, of the queries [begin, stop) among the nodes [first, last).
@@ -226,10 +227,10 @@ class LinkQueries(NamedTuple):
 
 
 class KnownAnswers(NamedTuple):
-    """All true answers to some queries, by (known end, relation).
+    """All true answers to some queries, by (known end, edge type).
 
     Attributes:
-        keys: (num_keys,) int64 ascending: known end * num_relations + relation.
+        keys: (num_keys,) int64 ascending: known end * num_relations + edge type.
         offsets: (num_keys + 1,) int64, where the answers of each key begin.
         nodes: (num_known,) int64 store ids, ascending within a key.
     """
@@ -239,18 +240,18 @@ class KnownAnswers(NamedTuple):
     nodes: np.ndarray
 
     @classmethod
-    def of(cls, wanted: np.ndarray, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> "KnownAnswers":
+    def of(cls, wanted: np.ndarray, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> "KnownAnswers":
         """Collect the answers to some queries.
 
         Args:
             wanted: Keys of the queries, in any order, repeated or not.
-            pieces: (keys, answers) of true links, those of other queries too.
+            chunks: (keys, answers) of true links, those of other queries too.
 
-        Cost: one pass over the pieces; 16 bytes an answer to a query (more while they are sorted).
+        Cost: one pass over the chunks; 16 bytes an answer to a query (more while they are sorted).
         """
         keys = np.unique(wanted)
         places, nodes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for key, answer in pieces:
+        for key, answer in chunks:
             place = np.searchsorted(keys, key)
             found = place < len(keys)
             found[found] = keys[place[found]] == key[found]
@@ -267,15 +268,15 @@ class EvaluationLinks(NamedTuple):
         store: training's graph.
         edges: (2, num_links) int64 store ids, this rank's.
         first: number of the first of them in the split.
-        given: (num_links, num_negatives) int64 store ids, or None: they are drawn, free of known links.
-        num_negatives: false ends a link.
+        given: (num_links, num_negatives) int64 store ids, or None: they are sampled, free of known links.
+        num_negatives: negatives a link.
         held: all held-out links in both directions, by store id.
-        key: The random key of the draws.
-        edge_type: (num_links,) int64 relation of each link, or None.
+        key: The random key of the samples.
+        edge_type: (num_links,) int64 edge type of each link, or None.
         known: True answers to the links as queries for the other end, and for the first end; None: links are ranked
-            among `num_negatives` false ends.
+            among `num_negatives` negatives.
         time, label, features: Of each link, see `LinkSet`; or None.
-        kinds: Kinds of the nodes, where there are several; else None.
+        node types: Node types of the nodes, where there are several; else None.
     """
 
     store: PartitionStore
@@ -290,7 +291,7 @@ class EvaluationLinks(NamedTuple):
     time: np.ndarray | None = None
     label: np.ndarray | None = None
     features: np.ndarray | None = None
-    kinds: NodeKinds | None = None
+    node_types: NodeTypes | None = None
 
     @property
     def among_all(self) -> bool:
@@ -304,26 +305,26 @@ class EvaluationLinks(NamedTuple):
             keys = _keys(ends, self.edge_type, _num_relations(self.store, self.edge_type))
             for start in range(0, len(ends), num_links):
                 chosen = slice(start, start + num_links)
-                kinds = None if self.edge_type is None else self.edge_type[chosen]
+                node_types = None if self.edge_type is None else self.edge_type[chosen]
                 places = np.searchsorted(known.keys, keys[chosen])
                 yield LinkQueries(
                     ends[chosen],
                     answers[chosen],
-                    kinds,
+                    node_types,
                     reverse,
                     self.store.num_nodes,
                     known.offsets,
                     known.nodes,
                     places,
-                    self.kinds,
+                    self.node_types,
                 )
 
     def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (pairs (2, num), negatives (num, num_negatives)) of at most num_links; -1 where there is none."""
         for start in range(0, self.edges.shape[1], num_links):
-            yield self.piece(start, start + num_links)
+            yield self.chunk(start, start + num_links)
 
-    def piece(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def chunk(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what `chunks` yields, of the links [start, stop)."""
         pairs = self.edges[:, start:stop]
         if self.given is not None:
@@ -331,11 +332,11 @@ class EvaluationLinks(NamedTuple):
         if not self.num_negatives:
             return pairs, np.empty((pairs.shape[1], 0), np.int64)
         among = None
-        if self.kinds is not None:  # in the numbers of the data set, kind after kind
-            sizes = np.diff(self.kinds.starts).reshape(-1, self.kinds.num_kinds).sum(axis=0)
-            wanted = self.kinds.kind_of(pairs[1])
+        if self.node_types is not None:  # in the numbers of the data set, node type after node type
+            sizes = np.diff(self.node_types.starts).reshape(-1, self.node_types.num_node_types).sum(axis=0)
+            wanted = self.node_types.type_of(pairs[1])
             among = (np.cumsum(sizes) - sizes)[wanted], sizes[wanted]
-        return pairs, draw_false_ends(
+        return pairs, sample_link_negatives(
             self.store.csc, self.held, pairs[0], self.num_negatives, self.key, self.first + start, self.store.store_nid,
             among,
         )  # fmt: skip
@@ -368,11 +369,11 @@ def evaluation_links(
         store: training's graph.
         links: The links of all splits, in original ids.
         split: "val" or "test".
-        num_negatives: False ends drawn for a link where none are given, "all" or "auto"; see `EvaluationOptions`.
-        seed: The seed of the draws; ranks, parts and epochs change none of them.
+        num_negatives: Negatives sampled for a link where none are given, "all" or "auto"; see `EvaluationOptions`.
+        seed: The seed of the samples; ranks, parts and epochs change none of them.
         rank, world_size: this process and how many there are.
         mode: See `EvaluationOptions`.
-        by_time: Whether neighbours are drawn before the links; no embedding may see an edge that is not, then.
+        by_time: Whether neighbours are sampled before the links; no embedding may see an edge that is not, then.
         is_scored: Whether an answer is known; what is only predicted may stand in the store.
 
     Raises:
@@ -383,8 +384,8 @@ def evaluation_links(
     """
     without = [name for name, given in links.items() if given.edge_type is None]
     if 0 < len(without) < len(links):
-        raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
-    known, kinds = [], {}
+        raise StrategyError(f"links must have edge types in all splits or in none, those of {without[0]} have none")
+    known, node_types = [], {}
     if not num_negatives:  # edges to classify stand alone
         links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
@@ -401,14 +402,14 @@ def evaluation_links(
                 f"links[{name!r}] must be of nodes in [0, {store.num_nodes}), got {edges.min()} to {edges.max()}"
             )
         known.append(np.asarray(store.store_nid)[edges].astype(np.int64))
-        kinds[name] = _checked_relations(name, given, edges.shape[1], store)
+        node_types[name] = _checked_relations(name, given, edges.shape[1], store)
         _check_values(name, given, edges.shape[1])
         if _are_later(name, given, store, mode, by_time) or not is_scored:
             leaked = 0  # an edge between two nodes may well come again
-        elif kinds[name] is None:
+        elif node_types[name] is None:
             leaked = count_joined(store.csc, known[-1])
-        else:  # another relation may well join the same two nodes
-            leaked = count_triples(store.csc, store.edge_type, known[-1], kinds[name])
+        else:  # another edge type may well join the same two nodes
+            leaked = count_triples(store.csc, store.edge_type, known[-1], node_types[name])
         if leaked:
             raise StrategyError(
                 f"{leaked} of {edges.shape[1]} {name} links are edges of {store.root}, where training sees them: write "
@@ -416,7 +417,7 @@ def evaluation_links(
             )
     both = np.concatenate(known, axis=1)
     held = build_csc(np.concatenate([both[0], both[1]]), np.concatenate([both[1], both[0]]), store.num_nodes)
-    edges, given, edge_type = known[list(links).index(split)], links[split].negatives, kinds[split]
+    edges, given, edge_type = known[list(links).index(split)], links[split].negatives, node_types[split]
     bounds = [edges.shape[1] * r // world_size for r in (rank, rank + 1)]
     mine = slice(*bounds)
     if given is not None:
@@ -431,8 +432,8 @@ def evaluation_links(
     edge_type = None if edge_type is None else edge_type[mine]
     more = {name: getattr(links[split], name) for name in ("time", "label", "features")}
     more = {name: None if values is None else np.asarray(values)[mine] for name, values in more.items()}
-    if store.schema is not None and store.schema.num_kinds > 1:
-        more["kinds"] = store.node_kinds
+    if store.schema is not None and store.schema.num_node_types > 1:
+        more["node_types"] = store.node_types
     if given is None and num_negatives == "auto":
         num_negatives = 100 if edge_type is None or mode == "sampled" else "all"
     if num_negatives == "all" and mode == "sampled":
@@ -444,12 +445,12 @@ def evaluation_links(
         if edge_type is None:
             both_ways, types = np.concatenate([both, both[::-1]], axis=1), None
         else:
-            both_ways, types = both, np.concatenate(list(kinds.values()))
+            both_ways, types = both, np.concatenate(list(node_types.values()))
         answers = _known_answers(store, both_ways, edges, edge_type, types)
         return EvaluationLinks(store, edges, bounds[0], None, store.num_nodes, held, key, edge_type, answers, **more)
     if given is None and edge_type is not None and num_negatives and mode == "layerwise":
         raise StrategyError(
-            f"evaluation.negatives={num_negatives}: links with relations are ranked among all nodes: say all, or give "
+            f"evaluation.negatives={num_negatives}: links with edge types are ranked among all nodes: say all, or give "
             "the LinkSet negatives"
         )
     return EvaluationLinks(store, edges, bounds[0], given, num_negatives, held, key, edge_type, **more)
@@ -464,12 +465,12 @@ def _exact(rule: Callable, name: str, *values: Any, **options: Any) -> np.ndarra
 
 def _check_values(split: str, given: LinkSet, num_links: int) -> None:
     """Refuse values of links that are not one each."""
-    for name, kind in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
+    for name, node_type in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
         values = getattr(given, name)
         if values is None:
             continue
         values, axes = np.asarray(values), 2 if name == "features" else 1
-        if values.ndim != axes or len(values) != num_links or values.dtype.kind not in kind:
+        if values.ndim != axes or len(values) != num_links or values.dtype.kind not in node_type:
             shape = f"({num_links}, dim) numbers" if axes == 2 else f"({num_links},) integers"
             raise StrategyError(
                 f"links[{split!r}].{name} must be {shape}, got {values.dtype} of the shape {values.shape}"
@@ -480,20 +481,20 @@ def _are_later(split: str, given: LinkSet, store: PartitionStore, mode: str, by_
     """Return whether no embedding that links are scored by sees an edge of their time or later, by the edges' times.
 
     Raises:
-        StrategyError: neighbours are drawn by time, and these links have none, or are not later than what is seen.
+        StrategyError: neighbours are sampled by time, and these links have none, or are not later than what is seen.
     """
     if given.time is None or store.edge_time is None:
         if by_time:
             raise StrategyError(
-                f"links[{split!r}].time is missing, and neighbours are drawn by time: hold_out_edges(by_time=True) "
+                f"links[{split!r}].time is missing, and neighbours are sampled by time: hold_out_edges(by_time=True) "
                 "gives it"
             )
         return False
     if by_time and mode == "sampled":
         return True
     first, late = int(np.asarray(given.time).min(initial=np.iinfo(np.int64).max)), 0
-    for start in range(0, len(store.edge_time), _ARCS_AT_ONCE):
-        late += int((np.asarray(store.edge_time[start : start + _ARCS_AT_ONCE]) >= first).sum())
+    for start in range(0, len(store.edge_time), _EDGES_AT_ONCE):
+        late += int((np.asarray(store.edge_time[start : start + _EDGES_AT_ONCE]) >= first).sum())
     if by_time and late:
         raise StrategyError(
             f'evaluation="layerwise" computes a node once, from edges of any time, and {late} edges of {store.root} '
@@ -503,14 +504,14 @@ def _are_later(split: str, given: LinkSet, store: PartitionStore, mode: str, by_
 
 
 def _checked_relations(split: str, given: LinkSet, num_links: int, store: PartitionStore) -> np.ndarray | None:
-    """Return the (num_links,) int64 relations of a split's links, or None."""
+    """Return the (num_links,) int64 edge types of a split's links, or None."""
     if given.edge_type is None:
         return None
     if store.edge_type is None:
         raise StrategyError(
-            f"links[{split!r}] have relations, and the edges of {store.root} none: write it with edge_type="
+            f"links[{split!r}] have edge types, and the edges of {store.root} none: write it with edge_type="
         )
-    edge_type, limit = np.asarray(given.edge_type), store.schema.num_relations
+    edge_type, limit = np.asarray(given.edge_type), store.schema.num_edge_types
     if edge_type.shape != (num_links,) or edge_type.dtype.kind not in "iu":
         raise StrategyError(
             f"links[{split!r}].edge_type must be ({num_links},) integers, got {edge_type.dtype} of {edge_type.shape}"
@@ -523,7 +524,7 @@ def _checked_relations(split: str, given: LinkSet, num_links: int, store: Partit
 
 
 def _num_relations(store: PartitionStore, edge_type: np.ndarray | None) -> int:
-    return 1 if edge_type is None else store.schema.num_relations
+    return 1 if edge_type is None else store.schema.num_edge_types
 
 
 def _keys(ends: np.ndarray, edge_type: np.ndarray | None, num_relations: int) -> np.ndarray:
@@ -532,39 +533,43 @@ def _keys(ends: np.ndarray, edge_type: np.ndarray | None, num_relations: int) ->
 
 
 def _known_answers(
-    store: PartitionStore, held: np.ndarray, edges: np.ndarray, edge_type: np.ndarray | None, kinds: np.ndarray | None
+    store: PartitionStore,
+    held: np.ndarray,
+    edges: np.ndarray,
+    edge_type: np.ndarray | None,
+    node_types: np.ndarray | None,
 ) -> tuple[KnownAnswers, KnownAnswers]:
     """Return what is true of some links as queries for their other ends, and for their first ends.
 
     Args:
-        store: Training's graph; its arcs are read once for each direction, a bounded number at a time.
-        held: (2, num_held) held-out links of all splits; without relations in both directions.
+        store: Training's graph; its edges are read once for each direction, a bounded number at a time.
+        held: (2, num_held) held-out links of all splits; without edge types in both directions.
         edges: (2, num_links) the links that are queries.
-        edge_type: (num_links,) relations of these, or None.
-        kinds: (num_held,) relations of the held-out links, or None.
+        edge_type: (num_links,) edge types of these, or None.
+        node types: (num_held,) edge types of the held-out links, or None.
     """
     num_relations = _num_relations(store, edge_type)
 
-    def pieces(reverse: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def chunks(reverse: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         ends, answers = held[::-1] if reverse else held
-        yield _keys(ends, kinds, num_relations), answers
-        if edge_type is None:  # a node is no false end of its own link
+        yield _keys(ends, node_types, num_relations), answers
+        if edge_type is None:  # a node is no negative of its own link
             yield edges[0], edges[0]
-        for src, dst, relation in _stored_arcs(store, edge_type is not None):
+        for src, dst, relation in _stored_edges(store, edge_type is not None):
             ends, answers = (dst, src) if reverse else (src, dst)
             yield _keys(ends, relation, num_relations), answers
 
-    forward = KnownAnswers.of(_keys(edges[0], edge_type, num_relations), pieces(False))
+    forward = KnownAnswers.of(_keys(edges[0], edge_type, num_relations), chunks(False))
     if edge_type is None:
         return forward, forward
-    return forward, KnownAnswers.of(_keys(edges[1], edge_type, num_relations), pieces(True))
+    return forward, KnownAnswers.of(_keys(edges[1], edge_type, num_relations), chunks(True))
 
 
-def _stored_arcs(store: PartitionStore, typed: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Yield sources, targets and relations of all arcs, `_ARCS_AT_ONCE` at a time."""
+def _stored_edges(store: PartitionStore, typed: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield sources, targets and edge types of all edges, `_EDGES_AT_ONCE` at a time."""
     indptr, indices = store.csc
-    for start in range(0, len(indices), _ARCS_AT_ONCE):
-        stop = min(start + _ARCS_AT_ONCE, len(indices))
+    for start in range(0, len(indices), _EDGES_AT_ONCE):
+        stop = min(start + _EDGES_AT_ONCE, len(indices))
         dst = np.searchsorted(indptr, np.arange(start, stop), side="right") - 1
         relation = np.asarray(store.edge_type[start:stop]).astype(np.int64) if typed else None
         yield np.asarray(indices[start:stop]).astype(np.int64), dst, relation

@@ -45,7 +45,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
 
-    Cost: a rank holds its arcs, and features of own and halo rows, on the host and on its device.
+    Cost: a rank holds its edges, and features of own and halo rows, on the host and on its device.
     """
 
     takes_inputs = False
@@ -65,7 +65,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         self._loaders: list[FullGraphLoader] = []
 
     def planned_parts(self) -> int:
-        """Return the number of parts: as given; else of a store that stands, or the planner's, one a process."""
+        """Return the number of parts: as given; else of a store that exists, or the planner's, one a process."""
         parts = super().planned_parts()
         return max(parts, self._rank_and_world()[1]) if self._chooses_parts else parts
 
@@ -103,14 +103,14 @@ class FullGraphDataModule(StoredGraphDataModule):
 
         Raises:
             PartitionStoreError: the store has no features.
-            StrategyError: the graph has several relations; to train it has no labels or no train mask; there are more
+            StrategyError: the graph has several edge types; to train it has no labels or no train mask; there are more
                 processes than parts; the strategy of several processes exchanges nothing.
         """
         super().setup(stage)
         if self.store.schema is not None:
             raise StrategyError(
-                "training on the full graph does not tell relations apart, and the store has "
-                f"{self.store.schema.num_relations}: use PartitionDataModule"
+                "training on the full graph does not distinguishes edge types, and the store has "
+                f"{self.store.schema.num_edge_types}: use PartitionDataModule"
             )
         if stage == "fit":
             self._check_trainable()

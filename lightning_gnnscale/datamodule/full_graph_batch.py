@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..graph import MASK_NAMES, Batch
 from ..partition_store import PartitionStore
-from ..partition_store.block_rows import BlockRows, edge_feature_rows, halo_in_arcs
+from ..partition_store.block_rows import BlockRows, edge_feature_rows, halo_in_edges
 from ..rng import batch_key
 from ..sampler.minibatch import SparseFeatures, sparse_rows_to_torch
 
 
 @dataclass
 class FullGraphBatch(Batch):
-    """All rows of a rank's block, with the arcs into them: one batch an epoch.
+    """All rows of a rank's block, with the edges into them: one batch an epoch.
 
     Nodes are local ids: own rows first, then the halo, grouped by the rank that owns it (`BlockRows`). The tensors
     belong to the DataModule and must not be changed in place.
@@ -27,7 +27,7 @@ class FullGraphBatch(Batch):
     Attributes:
         n_id: (num_local + num_halo,) int64 store ids.
         indptr: (num_local + 1,) int64 row offsets.
-        indices: (num_arcs,) int32 sources as local ids.
+        indices: (num_edges,) int32 sources as local ids.
         degree: (num_local + num_halo,) int64 in-degree in the full graph; where the store has weights, float32 sums of
             the weights instead.
         batch_size: num_local.
@@ -44,13 +44,13 @@ class FullGraphBatch(Batch):
         y: (num_local,) int64 labels, or (num_local, num_labels) labels or numbers to predict, or None; nodes outside
             the masks have theirs too.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
-        edge_weight: (num_arcs,) float32, or None.
+        edge_weight: (num_edges,) float32, or None.
         self_weight: (num_local + num_halo,) float32, the weight of the self-loop that GCN adds to each node; None: 1.
         memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.
         moved: Maps a device to the tensors there; all batches of a DataModule share it.
-        symmetric: Whether every arc of the graph has its reverse.
-        halo_in_arcs: Returns the `HaloInArcs` of the block, read when it is called.
-        edge_features: Returns the (num_arcs, dim) edge features as the store has them, at most as many arcs as it is
+        symmetric: Whether every edge of the graph has its reverse.
+        halo_in_edges: Returns the `HaloInEdges` of the block, read when it is called.
+        edge_features: Returns the (num_edges, dim) edge features as the store has them, at most as many edges as it is
             given; None: there are none.
         full_graph: Marks the class.
     """
@@ -77,12 +77,12 @@ class FullGraphBatch(Batch):
     edge_weight: Tensor | None = None
     self_weight: Tensor | None = None
     symmetric: bool = False
-    halo_in_arcs: Callable[[], Any] | None = field(default=None, repr=False)
+    halo_in_edges: Callable[[], Any] | None = field(default=None, repr=False)
     edge_features: Callable[[int | None], np.ndarray] | None = field(default=None, repr=False)
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     moved: dict[torch.device, dict[str, Any]] = field(default_factory=dict, repr=False)
     full_graph: ClassVar[bool] = True
-    edge_index = None  # its arcs are `indptr` and `indices`
+    edge_index = None  # its edges are `indptr` and `indices`
 
     def __post_init__(self):
         self._copies: dict[torch.device, FullGraphBatch] = {}
@@ -107,10 +107,10 @@ class FullGraphBatch(Batch):
         return self.edge_features is not None
 
     def read_edge_attr(self, most: int | None = None) -> Tensor:
-        """Return the (num_arcs, dim) features of the arcs, in their order, on the device of the batch; not kept.
+        """Return the (num_edges, dim) features of the edges, in their order, on the device of the batch; not kept.
 
         Args:
-            most: Number of arcs, from the first on, that are enough; None: all.
+            most: Number of edges, from the first on, that are enough; None: all.
         """
         return _tensor(self.edge_features(most)).to(self.n_id.device)
 
@@ -187,7 +187,7 @@ def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
         edge_weight=None if blocks.edge_weight is None else _tensor(blocks.edge_weight),
         self_weight=None if blocks.self_weight is None else _tensor(blocks.self_weight),
         symmetric=blocks.symmetric,
-        halo_in_arcs=partial(halo_in_arcs, store, blocks),
+        halo_in_edges=partial(halo_in_edges, store, blocks),
         edge_features=None if store.edge_features is None else partial(edge_feature_rows, store, blocks),
         **data,
     )
@@ -237,7 +237,7 @@ class FullGraphLoader:
         self.epoch = state["epoch"]
 
     def release(self) -> None:
-        """Forget what models kept, and the tensors on other devices; the next batch makes them anew."""
+        """Forget what models kept, and the tensors on other devices; the next batch makes them again."""
         self._batch.memo.clear()
         self._batch.moved.clear()
 

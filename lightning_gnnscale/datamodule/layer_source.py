@@ -9,14 +9,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..apart import failing_together, gather_from_ranks, group_device, rank, world_size
+from ..across_ranks import failing_together, gather_from_ranks, group_device, rank, world_size
 from ..errors import PartitionStoreError, clear_error, wait_for_others
 from ..graph import Batch
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
-from ..sampler.minibatch import rows_by_kind, sparse_rows_to_torch
+from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
 from .evaluation import EvaluationLinks
 
@@ -36,9 +36,9 @@ class StoreLayerSource:
         parts: parts whose rows this rank computes; over all ranks each part stands once.
         scratch: tables of hidden layers lie there while they are needed. Machines that see no common folder have tables
             of their own: at each barrier they send each other the rows that were written since the last one.
-        block_arcs: arcs a block, at least one row's.
+        block_edges: edges a block, at least one row's.
         stored_features: False gives none of them.
-        edge_features: False gives blocks without features of arcs.
+        edge_features: False gives blocks without features of edges.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class StoreLayerSource:
         store: PartitionStore,
         parts: list[int],
         scratch: Scratch,
-        block_arcs: int = 1 << 20,
+        block_edges: int = 1 << 20,
         stored_features: bool = True,
         edge_features: bool = True,
     ):
-        if block_arcs < 1:
-            raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
-        self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), scratch, block_arcs
+        if block_edges < 1:
+            raise ValueError(f"block_edges must be at least 1, got {block_edges}")
+        self.store, self.parts, self.scratch, self.block_edges = store, list(parts), scratch, block_edges
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
         self._edge_features = store.edge_features if edge_features else None
@@ -61,19 +61,19 @@ class StoreLayerSource:
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
-        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer).
+        """Yield this rank's rows as CSC blocks of at most `block_edges` edges (one row may be longer).
 
-        Arcs of all rows are mapped; those of some rows are read, in the order of the file.
+        Edges of all rows are mapped; those of some rows are read, in the order of the file.
         """
         if needed is not None:
             yield from self._needed_blocks(needed)
             return
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        kinds = self._edge_type
+        node_types = self._edge_type
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
             while start < end:
-                limit = csc.indptr[start] + self.block_arcs
+                limit = csc.indptr[start] + self.block_edges
                 stop = int(np.searchsorted(csc.indptr[start + 1 : end + 1], limit, side="right")) + start
                 stop = min(max(stop, start + 1), end)
                 first, last = int(csc.indptr[start]), int(csc.indptr[stop])
@@ -83,35 +83,35 @@ class StoreLayerSource:
                     indices=csc.indices[first:last],
                     edge_weight=None if weight is None else weight[first:last],
                     edge_attr=None if attr is None else attr[first:last],
-                    edge_type=None if kinds is None else kinds[first:last],
+                    edge_type=None if node_types is None else node_types[first:last],
                 )
                 start = stop
 
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        kinds = self._edge_type
-        for nodes, arcs, begins, ends in self._needed_rows(needed):
+        node_types = self._edge_type
+        for nodes, edges, begins, ends in self._needed_rows(needed):
             first = 0
             while first < len(nodes):
-                last = int(np.searchsorted(arcs, arcs[first] + self.block_arcs, side="right")) - 1
+                last = int(np.searchsorted(edges, edges[first] + self.block_edges, side="right")) - 1
                 chosen = slice(first, max(last, first + 1))
                 yield RowBlock(
                     rows=nodes[chosen],
-                    indptr=arcs[first : chosen.stop + 1] - arcs[first],
+                    indptr=edges[first : chosen.stop + 1] - edges[first],
                     indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
                     edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
                     edge_attr=None if attr is None else self._segments(attr, begins[chosen], ends[chosen]),
-                    edge_type=None if kinds is None else self._segments(kinds, begins[chosen], ends[chosen]),
+                    edge_type=None if node_types is None else self._segments(node_types, begins[chosen], ends[chosen]),
                 )
                 first = chosen.stop
 
-    def num_arcs(self, needed: NodeSet) -> int:
-        """Return how many arcs some of this rank's rows have."""
-        return sum(int(arcs[-1]) for _, arcs, _, _ in self._needed_rows(needed))
+    def num_edges(self, needed: NodeSet) -> int:
+        """Return how many edges some of this rank's rows have."""
+        return sum(int(edges[-1]) for _, edges, _, _ in self._needed_rows(needed))
 
     def _needed_rows(self, needed: NodeSet) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield (nodes, running number of arcs, first arc of each, end of each) of this rank's rows, in pieces."""
+        """Yield (nodes, running number of edges, first edge of each, end of each) of this rank's rows, in chunks."""
         for part in self.parts:
             for start in range(
                 int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1]), _NODES_AT_ONCE
@@ -125,7 +125,7 @@ class StoreLayerSource:
                 yield nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), begins, ends
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None):
-        """Return the features of some nodes: a (num, dim) tensor, sparse rows as `x_csr`, or `RowsByKind`; or None.
+        """Return the features of some nodes: a (num, dim) tensor, sparse rows as `x_csr`, or `RowsByNodeType`; or None.
 
         Args:
             nodes: (num,) integers; ascending ones are read in runs of the file.
@@ -137,8 +137,8 @@ class StoreLayerSource:
                 return None
             if type(self._features) is not DenseFeatures:
                 rows = self._features.gather(nodes)
-                if self._features.by_kind:
-                    return rows_by_kind(rows)
+                if self._features.by_node_type:
+                    return rows_by_node_type(rows)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
@@ -164,11 +164,11 @@ class StoreLayerSource:
         # Bits as bytes, of which all backends know the largest; NCCL has no bitwise operation.
         device = group_device()
         for start in range(0, len(bits), _BITS_AT_ONCE):
-            piece = bits[start : start + _BITS_AT_ONCE]
-            spread = torch.from_numpy(np.unpackbits(piece)).to(device)
+            chunk = bits[start : start + _BITS_AT_ONCE]
+            spread = torch.from_numpy(np.unpackbits(chunk)).to(device)
             with clear_error("joining the nodes that are evaluated"):
                 dist.all_reduce(spread, dist.ReduceOp.MAX)
-            piece[:] = np.packbits(spread.cpu().numpy())
+            chunk[:] = np.packbits(spread.cpu().numpy())
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
@@ -182,7 +182,7 @@ class StoreLayerSource:
         return self.store.self_weight(nodes)
 
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
-        """Return the (num,) int64 kinds of some nodes; None in a graph of one kind and one relation."""
+        """Return the (num,) int64 node types of some nodes; None in a graph of one node type and one edge type."""
         return self.store.node_type(nodes)
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
@@ -226,8 +226,8 @@ class StoreLayerSource:
         file = self._file(array)
         if file is not None:
             return file.read(begins, ends)
-        pieces = [array[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        return np.concatenate([array[:0], *pieces])
+        chunks = [array[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return np.concatenate([array[:0], *chunks])
 
     def _file(self, array: np.ndarray) -> "FileRows | None":
         """Return the file that a mapped array lies in; None: it lies in none."""
@@ -383,8 +383,8 @@ class EvaluationLoader:
 def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:
     """Add ascending rows to a list of [first, end): as one run where they are consecutive, or go on from the last."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
-    for piece in np.split(rows, cuts) if len(rows) else ():
-        first, end = int(piece[0]), int(piece[-1]) + 1
+    for chunk in np.split(rows, cuts) if len(rows) else ():
+        first, end = int(chunk[0]), int(chunk[-1]) + 1
         if runs and runs[-1][1] == first:
             runs[-1][1] = end
         else:
@@ -392,7 +392,7 @@ def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:
 
 
 def _send_rows(file: "FileRows", written: Sequence[np.ndarray], firsts: Sequence[int]) -> None:
-    """Bring rows of a table to all machines, in rounds in which each rank sends a bounded piece; every rank calls it.
+    """Bring rows of a table to all machines, in rounds in which each rank sends a bounded chunk; every rank calls it.
 
     Args:
         file: this machine's table; the rows that other machines' ranks wrote are written to it.

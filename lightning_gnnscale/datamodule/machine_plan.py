@@ -16,9 +16,9 @@ from ..errors import check_count, check_integer
 from ..loader import RankPlace
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
-from ..partition_store.kind_features import KindsWithRows
+from ..partition_store.typed_features import NodeTypesWithRows
+from ..remote.assignment import assign_parts
 from ..remote.batch_group import pack_group
-from ..remote.dealing import assign_parts
 from ..remote.held_rows import most_linked, part_of
 from ..remote.holder import deal_in_order, row_bytes_of, stored_table
 from ..sampler.minibatch import MiniBatch
@@ -58,25 +58,25 @@ class RowsAsked:
 
     def count(self, machine: int, batch: MiniBatch) -> None:
         """Count a batch of a machine."""
-        nodes, drawn = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
+        nodes, sampled = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
         owner = self.owner[part_of(nodes, self._offsets)]
         away = (owner != machine) & ~self.replicated[nodes]
-        asked = away[: len(drawn)]  # nodes of the last hop are asked for features alone
+        asked = away[: len(sampled)]  # nodes of the last hop are asked for features alone
         self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
-        np.add.at(self.neighbors[:, machine], owner[: len(drawn)][asked], drawn[asked])
+        np.add.at(self.neighbors[:, machine], owner[: len(sampled)][asked], sampled[asked])
         self.all_rows[machine] += len(nodes)
         self.num_batches[machine] += 1
 
-    def owned(self, batch: MiniBatch, kinds: KindsWithRows | None = None) -> np.ndarray:
+    def owned(self, batch: MiniBatch, node_types: NodeTypesWithRows | None = None) -> np.ndarray:
         """Return (num_machines,) int64: how many of a batch's nodes each machine owns.
 
         Args:
             batch: A batch.
-            kinds: The kinds whose nodes count; None: all.
+            node types: The node types whose nodes count; None: all.
         """
         nodes = batch.n_id.numpy()
-        if kinds is not None:
-            nodes = nodes[kinds.has_rows[kinds.nodes.kind_of(nodes)]]
+        if node_types is not None:
+            nodes = nodes[node_types.has_rows[node_types.nodes.type_of(nodes)]]
         owner = self.owner[part_of(nodes, self._offsets)]
         return np.bincount(owner, minlength=len(self.rows))
 
@@ -118,9 +118,9 @@ class Machines:
         devices: Ranks of each.
         preparing: Number of machines beside them that prepare batches, >= 0; 0: each machine makes its own.
         link_gbit: Rate at which a machine sends, and at which it receives at the same time, gigabits a second.
-        batches: Batches that are drawn for each machine that trains, at most; an epoch is extrapolated from them.
+        batches: Batches that are sampled for each machine that trains, at most; an epoch is extrapolated from them.
         embedding_dim: Width of learnable rows; 0: there are none.
-        embedding_kinds: Names of the kinds whose nodes have learnable rows; None: all nodes have.
+        embedding_node_types: Names of the node types whose nodes have learnable rows; None: all nodes have.
 
     Raises:
         ValueError: an argument outside its range.
@@ -132,7 +132,7 @@ class Machines:
     link_gbit: float = 1.0
     batches: int = 20
     embedding_dim: int = 0
-    embedding_kinds: Sequence[str] | None = None
+    embedding_node_types: Sequence[str] | None = None
 
     def __post_init__(self):
         check_count("training", self.training)
@@ -150,14 +150,14 @@ class Machines:
         """Return a row for each machine: those that train, then those that prepare.
 
         Args:
-            data: The run's DataModule over a store that stands, set up for no stage.
+            data: The run's DataModule over a store that exists, set up for no stage.
             weights: Policy of weights of the run's strategy; None: as without one.
 
         Raises:
             ValueError: machines are to prepare for a source that takes no workers of other machines.
             StrategyError: the run would be refused too.
 
-        Cost: draws `batches` batches for each machine that trains, without features.
+        Cost: samples `batches` batches for each machine that trains, without features.
         """
         if self.preparing and not hasattr(data.source, "construction"):
             raise ValueError(
@@ -183,8 +183,8 @@ class Machines:
         if crosses and data.source.construction == "distributed":
             counts = [len(nodes) for nodes in part_targets(store, data.sampler).values()]
             return deal_in_order(counts, np.diff(store.part_offsets), names)
-        dealt = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
-        return np.array([dealt[part] for part in range(store.num_parts)])
+        assigned = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
+        return np.array([assigned[part] for part in range(store.num_parts)])
 
     def _targets(self, data: PartitionDataModule, weights: Any) -> np.ndarray:
         """Return (number,) int64: the targets that each machine trains on."""
@@ -209,9 +209,9 @@ class Machines:
             place = RankPlace(trainer * self.devices, ranks, trainer, num_local=self.devices)
             with closing(data.trial_loader(place, weights)) as loader:
                 by_part = self.preparing > 0 and asks and data.seed_order == "part"
-                pieces = loader.pieces if by_part else 1  # a worker makes a piece
-                batches = list(islice(loader.drawn_pieces() if by_part else loader, self.batches * pieces))
-                scale = self.devices * len(loader) * pieces / len(batches)
+                chunks = loader.chunks if by_part else 1  # a worker makes a chunk
+                batches = list(islice(loader.sampled_chunks() if by_part else loader, self.batches * chunks))
+                scale = self.devices * len(loader) * chunks / len(batches)
             if self.preparing:
                 self._count_prepared(trainer, batches, scale, data, traffic, sent, asks)
             elif asks:
@@ -223,8 +223,8 @@ class Machines:
                 traffic.all_rows[trainer] = sum(len(batch.n_id) for batch in batches)
                 traffic.num_batches[trainer] = len(batches)
             if self.embedding_dim:
-                kinds = KindsWithRows.of(data.store, self.embedding_kinds)
-                rows = scale * sum(traffic.owned(batch, kinds) for batch in batches)
+                node_types = NodeTypesWithRows.of(data.store, self.embedding_node_types)
+                rows = scale * sum(traffic.owned(batch, node_types) for batch in batches)
                 rows[trainer] = 0
                 sent[:, trainer] += rows * self.embedding_dim * 4
                 sent[trainer] += rows * self.embedding_dim * 4  # the gradients of all that came
@@ -274,11 +274,11 @@ class Machines:
             held[offsets[part] : offsets[part + 1]] = True
         rows = int(held.sum())
         features = int(store.part_rows[parts].sum()) if halos else rows
-        arcs = int(np.diff(csc.indptr)[held].sum())
-        kinds = KindsWithRows.of(store, self.embedding_kinds)
-        learned = int(np.diff(offsets if kinds is None else kinds.part_offsets)[parts].sum())
+        edges = int(np.diff(csc.indptr)[held].sum())
+        node_types = NodeTypesWithRows.of(store, self.embedding_node_types)
+        learned = int(np.diff(offsets if node_types is None else node_types.part_offsets)[parts].sum())
         learned *= self.embedding_dim * _LEARNED_BYTES
-        return arcs * csc.indices.itemsize + 8 * rows + features * traffic.row_bytes + learned
+        return edges * csc.indices.itemsize + 8 * rows + features * traffic.row_bytes + learned
 
     def _row(
         self, one: int, owner: np.ndarray, traffic: RowsAsked, sent: np.ndarray, held: int, targets: int

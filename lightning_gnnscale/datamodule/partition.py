@@ -27,7 +27,7 @@ from ..loader import (
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
-from ..placement import FeatureBuffer, KindBuffers, Placement, PlacementSettings
+from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.minibatch import MiniBatch
@@ -81,30 +81,30 @@ class PartitionDataModule(StoredGraphDataModule):
 
     Parts go to the ranks cyclically, so there may be more parts than ranks.
 
-    Batches have `edge_attr`, the features of their arcs, where the store has edge features; so has evaluation. GAT and
+    Batches have `edge_attr`, the features of their edges, where the store has edge features; so has evaluation. GAT and
     GINE read them (`edge_dim=dm.num_edge_features`), and so does any backbone that takes `edge_attr`; others are
     refused.
 
     Args:
         store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG, from which one
-            is made (its arcs are kept as they are); None: one is made, see `making`.
+            is made (its edges are kept as they are); None: one is made, see `making`.
         mode: "mini_batch", or "full_batch": each part is one batch.
-        sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
+        sampler: Samples a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
-            follows arcs from target to source, so direction="both" needs a store with both directions.
+            follows edges from target to source, so direction="both" needs a store with both directions.
         batch_size: Seeds per batch, >= 1.
         halo_hops: Hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
-            seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an arc of the whole graph on each rank);
+            seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an edge of the whole graph on each rank);
             "auto": "part", but "graph" under gradient averaging where a batch cannot mix parts (other samplers than
             `NeighborSampler` and `LayerwiseSampler`), a placement spreads the rows of the whole graph, or workers ask
-            each other for rows. Under gradient averaging "part" makes each batch of a piece of several parts, and every
+            each other for rows. Under gradient averaging "part" makes each batch of a chunk of several parts, and every
             rank takes a share.
         interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory. Where workers of
             "ray" have a cap that holds fewer parts, as many as it holds.
         seed_order: Where the seeds of a batch come from that crosses parts. "graph": from all over its rank's share.
-            "part": a batch is `interleave_parts` pieces, the seeds of each of one part, and every rank takes a share:
-            where workers hold the rows together (`construction="distributed"`), a piece is made where its seeds lie.
+            "part": a batch is `interleave_parts` chunks, the seeds of each of one part, and every rank takes a share:
+            where workers hold the rows together (`construction="distributed"`), a chunk is made where its seeds lie.
         evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
             "sampled": for any backbone, in batches with all neighbours of each evaluated node.
         seed: Seed of the partitioning, of the order of seeds, and of sampling.
@@ -127,7 +127,7 @@ class PartitionDataModule(StoredGraphDataModule):
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
 
-    Cost: a rank holds two parts' graphs (this one and the next, 8 bytes an arc each) and the batches made ahead;
+    Cost: a rank holds two parts' graphs (this one and the next, 8 bytes an edge each) and the batches made ahead;
         features stay memory-mapped. Evaluation writes 4 x num_nodes x width bytes of scratch for each
         of the two widest layers.
     Source: SDT-GNN, training and evaluation. Differs: evaluation is exact layer-wise inference shared over ranks.
@@ -196,7 +196,7 @@ class PartitionDataModule(StoredGraphDataModule):
         self._scratch: Scratch | None = None
 
     def _check_seeds_by_part(self) -> None:
-        """Refuse what does not go with pieces whose seeds are of one part, and whose neighbours are of any.
+        """Refuse what does not go with chunks whose seeds are of one part, and whose neighbours are of any.
 
         Raises:
             ValueError: the message names the remedy.
@@ -208,7 +208,7 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         if not mixes_parts(self.sampler):
             raise ValueError(
-                f'seed_order="part" mixes pieces of NeighborSampler or LayerwiseSampler, got {self.sampler}: '
+                f'seed_order="part" mixes chunks of NeighborSampler or LayerwiseSampler, got {self.sampler}: '
                 "leave it out"
             )
         if self.asks_owners:
@@ -222,7 +222,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
         if self.sampler.trains_on_links:
             return "links"
-        return "train" if self.dataset is None or self.dataset.schema is None else "kinds"
+        return "train" if self.dataset is None or self.dataset.schema is None else "hetero"
 
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
@@ -247,19 +247,20 @@ class PartitionDataModule(StoredGraphDataModule):
             self._check_trainable()
             world_size, crosses = self._place().world_size, self.scope_under(self._weights) == "graph"
             targets = [self._targets_of(rank, world_size) for rank in range(world_size)]
-            reads = RankReads(crosses, targets, self._nodes_drawn)
+            reads = RankReads(crosses, targets, self._nodes_sampled)
             self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
         if self.sampler.locality is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
-    def _check_draws(self) -> None:
-        """Refuse a store without what is drawn by; warn where it has times that the sampler does not look at."""
+    def _check_samples(self) -> None:
+        """Refuse a store without what is sampled by; warn where it has times that the sampler does not look at."""
         check_requires(self.sampler.requires, self.store.has)
         self.sampler.check_schema(self.store.schema)
         times = [name for name in ("node_time", "edge_time") if self.store.has[name]]
-        if times and self._drawn_by.temporal_strategy is None:
+        if times and self._sampled_by.temporal_strategy is None:
             rank_zero_warn(
-                f"the store has {' and '.join(times)}, and neighbours of any time are drawn, also later ones than the "
+                f"the store has {' and '.join(times)}, and neighbours of any time are sampled, also later ones "
+                f"than the "
                 "target: say temporal_strategy=uniform or last to NeighborSampler, or write the store without times"
             )
 
@@ -269,7 +270,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return super().num_edge_features if self.loader_options.edge_features else None
 
     @property
-    def buffer(self) -> FeatureBuffer | KindBuffers | None:
+    def buffer(self) -> FeatureBuffer | TypedBuffers | None:
         """The placed features of this process while it trains; None without a placement."""
         return None if self._placed is None else self._placed.buffer
 
@@ -313,7 +314,7 @@ class PartitionDataModule(StoredGraphDataModule):
             features = self.store.features if scope == "graph" else self.store.part_features
         if self.trainer is not None and self.trainer.overfit_batches > 0:
             options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
-        if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
+        if features is not None and features is self.buffer:  # rows of this process: workers sample, its threads gather
             options = self._placed.loader_options(options, self.source.in_process)
         features = features if held is None else held.features
         loader = self._loader(self._weights, options, features, self.source, place, held)
@@ -330,7 +331,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._loader(weights, replace(self.loader_options, prefetch_batches=None), None, Threads(), place)
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
-        """Return the store ids of a rank's targets; of all where its batches mix pieces of all parts."""
+        """Return the store ids of a rank's targets; of all where its batches mix chunks of all parts."""
         weights = self._weights
         if self.scope_under(weights) == "graph" and self.seed_order == "graph":
             return rank_targets(self.store, self.sampler, world_size)[rank]
@@ -338,7 +339,7 @@ class PartitionDataModule(StoredGraphDataModule):
         parts = targets if self._mixes(weights) else parts_of_rank(self.store.num_parts, rank, world_size)
         return np.concatenate([targets[part] for part in parts])
 
-    def _nodes_drawn(self, rank: int, number: int) -> Iterator[np.ndarray]:
+    def _nodes_sampled(self, rank: int, number: int) -> Iterator[np.ndarray]:
         """Yield the nodes of so many batches of a rank, from the first epoch on."""
         with closing(self.trial_loader(self._place()._replace(rank=rank), self._weights)) as loader:
             for epoch in itertools.count():
@@ -474,7 +475,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return "graph" if crosses else "part"
 
     def _mixes(self, weights: Any) -> bool:
-        """Whether batches are pieces of several parts under a weight policy, where seeds do not come from all over."""
+        """Whether batches are chunks of several parts under a weight policy, where seeds do not come from all over."""
         equal = weights is not None and weights.equal_batches
         return (self.scope_under(weights) == "graph" or equal) and mixes_parts(self.sampler)
 
@@ -506,7 +507,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_fit(self) -> None:
         self._check_trainable()
-        self._check_draws()
+        self._check_samples()
         module = self._module
         check_model(module, self.store, self._hops)
         check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
@@ -525,8 +526,8 @@ class PartitionDataModule(StoredGraphDataModule):
     def _evaluation(self, split: str | None, is_scored: bool = True) -> EvaluationLoader | PartLoader:
         if self.sampler.direction == "both" and not self.store.symmetric:
             raise StrategyError(
-                'direction="both" trains on arcs of both directions, evaluation would follow one, and this store has '
-                'arcs without their reverse: write it with to_undirected=True, or say direction="in"'
+                'direction="both" trains on edges of both directions, evaluation would follow one, and this store has '
+                'edges without their reverse: write it with to_undirected=True, or say direction="in"'
             )
         rank, world_size = self._rank_and_world()
         links = None
@@ -554,14 +555,14 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         if self.sampler.temporal_strategy is not None:
             raise StrategyError(
-                'evaluation="layerwise" computes a node once, from neighbours of any time, the sampler draws by time: '
+                'evaluation="layerwise" computes a node once, from neighbours of any time; the sampler goes by time: '
                 'use evaluation="sampled"'
             )
         source = StoreLayerSource(
             self.store,
             self.parts_of_rank(rank, world_size),
             self._scratch,
-            self.evaluation.block_arcs,
+            self.evaluation.block_edges,
             self.stored_features,
             self.loader_options.edge_features,
         )
@@ -617,8 +618,8 @@ class PartitionDataModule(StoredGraphDataModule):
             scope, passes = self.scope_under(weights), 1 if weights is None else weights.passes_per_epoch
             options = replace(self.loader_options, passes=passes)
             if "part" in (scope, self.seed_order) and self._mixes(weights):
-                pieces = min(self.interleave_parts, self.store.num_parts)
-                options = replace(options, batch_size=-(-options.batch_size // pieces))
+                chunks = min(self.interleave_parts, self.store.num_parts)
+                options = replace(options, batch_size=-(-options.batch_size // chunks))
             work = epoch_work(self.store, self.sampler, self.halo_hops, scope, options)
         return validation_sample(whole, ordered, num_layers, self.evaluation.sample, work)
 
@@ -629,22 +630,22 @@ class PartitionDataModule(StoredGraphDataModule):
             "fanouts": self.sampler.per_hop,
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
-            **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
-            **({"grouped_weights": True} if self._drawn_by.weighted else {}),
+            **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
+            **({"grouped_weights": True} if self._sampled_by.weighted else {}),
             **({} if self._placed is None else self._placed.planned_rows),
         }
 
     @property
-    def _drawn_by(self) -> BatchSampler:
-        """The sampler that draws neighbourhoods, of links too."""
+    def _sampled_by(self) -> BatchSampler:
+        """The sampler that samples neighbourhoods, of links too."""
         return self.sampler.sampler or self.sampler
 
     @property
-    def _grouped_relations(self) -> int:
-        """Relations by which the sampler groups the arcs of a part; 0: it does not."""
-        if not self._drawn_by.by_relation:
+    def _grouped_edge_types(self) -> int:
+        """Edge types by which the sampler groups the edges of a part; 0: it does not."""
+        if not self._sampled_by.by_edge_type:
             return 0
-        return 1 if self.schema is None else self.schema.num_relations
+        return 1 if self.schema is None else self.schema.num_edge_types
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -13,15 +13,15 @@ from ..errors import PlacementError, StrategyError
 from ..events import clock, record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
-from ..placement import FeatureBuffer, FeatureCache, KindBuffers, Placement, PlacementSettings
-from ..placement.access_probability import access_probability, drawn_probability, layer_probability
+from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings, TypedBuffers
+from ..placement.access_probability import access_probability, layer_probability, sampled_probability
 from ..placement.link_cost import link_alphas
 from ..placement.place import RULES
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
-from ..sampler.minibatch import rows_by_kind
+from ..sampler.minibatch import rows_by_node_type
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
-DRAWN_BATCHES = 64  # of each rank, by which probabilities are corrected
+SAMPLED_BATCHES = 64  # of each rank, by which probabilities are corrected
 
 
 class RankReads(NamedTuple):
@@ -47,19 +47,19 @@ def read_probability(
         store, settings, sampler, batch_size, seed: See `open_buffer`.
         reads: What the ranks read.
 
-    Cost: a method of `access_probability` for each rank, or DRAWN_BATCHES sampled batches.
+    Cost: a method of `access_probability` for each rank, or SAMPLED_BATCHES sampled batches.
     """
     fanouts, method = fanouts_of(sampler), settings.probability
     closed = isinstance(sampler, NeighborSampler) and sampler.direction == "in" and reads.crosses_parts
-    closed = closed and not sampler.by_relation
+    closed = closed and not sampler.by_edge_type
     if method == "auto":
-        method = "vip_sampled" if closed else "draws"
+        method = "vip_sampled" if closed else "samples"
     found = []
     for rank, targets in enumerate(reads.targets):
         if not len(targets):
             found.append(np.zeros(store.num_nodes, np.float32))
             continue
-        if method != "draws":
+        if method != "samples":
             found.append(
                 access_probability(
                     store,
@@ -78,7 +78,7 @@ def read_probability(
             prior = access_probability(store, targets, method="vip", fanouts=fanouts, batch_size=batch_size)
         else:
             prior = np.ones(store.num_nodes, np.float32)
-        found.append(drawn_probability(prior, reads.nodes(rank, DRAWN_BATCHES)))
+        found.append(sampled_probability(prior, reads.nodes(rank, SAMPLED_BATCHES)))
     return np.stack(found)
 
 
@@ -91,11 +91,11 @@ def open_buffer(
     seed: int,
     trainer,
     reads: RankReads,
-) -> FeatureBuffer | KindBuffers:
+) -> FeatureBuffer | TypedBuffers:
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
     Args:
-        store: A store with dense features, of one table or of a table a kind.
+        store: A store with dense features, of one table or of a table a node type.
         settings: Settings to place by; a placement that they hold was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
         sampler: Sampler of the batches.
@@ -111,8 +111,8 @@ def open_buffer(
         raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
-    prob, by_kind = None, store.features.by_kind
-    if not isinstance(settings.method, Placement) or (by_kind and settings.cache_rows):
+    prob, by_node_type = None, store.features.by_node_type
+    if not isinstance(settings.method, Placement) or (by_node_type and settings.cache_rows):
         prob = read_probability(store, settings, sampler, batch_size, seed, reads)
         prob = prob[0] if world_size == 1 else prob
     alphas = rank_alphas(settings, trainer, world_size)
@@ -124,10 +124,10 @@ def open_buffer(
         )
     options = {"on": on, "fingerprint": store.layout_fingerprint}
     make = FeatureBuffer.join if world_size > 1 else FeatureBuffer
-    if by_kind:
+    if by_node_type:
         own = None if prob is None else prob if prob.ndim == 1 else prob[rank]
-        caches = settings.caches_by_kind(store.features, placement, rank, own) if settings.cache_rows else ()
-        buffer = KindBuffers(placement, store.features, rank, caches=caches, make=make, **options)
+        caches = settings.caches_by_node_type(store.features, placement, rank, own) if settings.cache_rows else ()
+        buffer = TypedBuffers(placement, store.features, rank, caches=caches, make=make, **options)
     else:
         cache = FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None
         buffer = make(placement, store.features, rank, cache=cache, **options)
@@ -143,7 +143,7 @@ def open_buffer(
     return buffer
 
 
-def close_buffer(buffer: FeatureBuffer | KindBuffers, trainer) -> None:
+def close_buffer(buffer: FeatureBuffer | TypedBuffers, trainer) -> None:
     """Record what each tier served, and let go of the rows; on GPUs once no peer reads them any more."""
     record("reads", rank=buffer.device, **buffer.hits)
     if buffer.on != "cpu" and trainer is not None and trainer.world_size > 1:
@@ -217,7 +217,7 @@ class PlacedTraining:
                 f"placement.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
                 f"LayerwiseSampler, got {type(sampler).__name__}"
             )
-        self.buffer: FeatureBuffer | KindBuffers | None = None
+        self.buffer: FeatureBuffer | TypedBuffers | None = None
         self._clock: GatherClock | None = None
         self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has told
 
@@ -246,12 +246,12 @@ class PlacedTraining:
         """Refuse a cache that nothing foretells.
 
         Raises:
-            StrategyError: "belady" goes by batches that a loader has drawn, on GPUs rows are read when they arrive.
+            StrategyError: "belady" goes by batches that a loader has sampled, on GPUs rows are read when they arrive.
         """
         settings = self.settings
         if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
-                "placement.cache_policy='belady' goes by reads of batches drawn ahead, and on GPUs rows are read as "
+                "placement.cache_policy='belady' goes by reads of batches sampled ahead, and on GPUs rows are read as "
                 "batches arrive: take 'sieve' or 'lru'"
             )
 
@@ -265,7 +265,7 @@ class PlacedTraining:
 
         Args:
             options: Its other options.
-            in_process: Whether batches are drawn in this process, so that they are filled as they are drawn.
+            in_process: Whether batches are sampled in this process, so that they are filled as they are sampled.
         """
         ahead = self.settings.lookahead_batches if self.buffer.foretold else 0
         reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
@@ -275,8 +275,8 @@ class PlacedTraining:
         """Give a batch its features out of all tiers, where it trains."""
         with clock.doing("read"), self._clock.measure():
             rows = self.buffer.gather(batch.n_id)
-            if isinstance(self.buffer, KindBuffers):
-                rows = rows_by_kind(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
+            if isinstance(self.buffer, TypedBuffers):
+                rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
             batch.x = rows
 
     def loading_share(self, seconds: float, waiting_share: float, num_threads: int) -> float:

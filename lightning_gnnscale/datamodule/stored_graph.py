@@ -1,4 +1,4 @@
-"""What the DataModules share: a partition store that stands, or what one is made from."""
+"""What the DataModules share: a partition store that exists, or what one is made from."""
 
 import inspect
 import logging
@@ -47,15 +47,15 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     Args:
         module: The LightningModule, or None.
         store: A store with features and labels if the module reads them.
-        hops: Number of hops that the sampler draws; None: not compared.
+        hops: Number of hops that the sampler samples; None: not compared.
 
     Raises:
         StrategyError: batches would not fit the model; the message names both numbers.
     """
     backbone = getattr(module, "backbone", None)
-    if store.schema is not None and hasattr(module, "check_relations"):
-        own_features = store.features is not None and store.features.by_kind
-        module.check_relations(store.schema.num_relations > 1, own_features)
+    if store.schema is not None and hasattr(module, "check_edge_types"):
+        own_features = store.features is not None and store.features.by_node_type
+        module.check_edge_types(store.schema.num_edge_types > 1, own_features)
     width = getattr(backbone, "in_channels", None)
     if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
@@ -78,7 +78,9 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     check_edge_weights(backbone, store.least_edge_weight)
     layers = num_layers_of(module)
     if layers is not None and hops and hops != layers:
-        rank_zero_warn(f"the sampler draws {hops} hops, and the backbone has {layers} layers: give it one hop a layer")
+        rank_zero_warn(
+            f"the sampler samples {hops} hops, and the backbone has {layers} layers: give it one hop a layer"
+        )
 
 
 def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
@@ -86,7 +88,7 @@ def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
 
     Args:
         module: The LightningModule, or None. One that does not say what it reads is left alone.
-        edge_features: (num_arcs, edge_dim) of the store, or None.
+        edge_features: (num_edges, edge_dim) of the store, or None.
         without: How to do without them; by default what `PartitionDataModule` takes.
     """
     reads = getattr(module, "reads_edge_features", None)
@@ -120,8 +122,8 @@ def check_edge_weights(backbone: Any, least: float | None) -> None:
 def _check_labels(module: Any, labels: Any) -> None:
     several = labels.ndim == 2
     if several != bool(module.multilabel):
-        kind = f"{labels.shape[1]} labels a node" if several else "one label a node"
-        raise StrategyError(f"the store has {kind}: say multilabel={several} to {type(module).__name__}")
+        node_type = f"{labels.shape[1]} labels a node" if several else "one label a node"
+        raise StrategyError(f"the store has {node_type}: say multilabel={several} to {type(module).__name__}")
     outputs = getattr(module, "num_classes", None)
     if not isinstance(outputs, int):
         return
@@ -144,7 +146,7 @@ _log = logging.getLogger(__name__)
 class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
-    Give either a store that stands, or what one is made from: a `Data` of PyG, or the keywords of `StoreSource.of`:
+    Give either a store that exists, or what one is made from: a `Data` of PyG, or the keywords of `StoreSource.of`:
     `dataset`, or `stream` with `features`, `labels`, `masks`; and `root`, where the store is to be written.
 
     Args:
@@ -164,7 +166,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     verify = True
     kernel_set = "train"  # that is compiled ahead, see `kernels.json`
-    loader_options: LoaderOptions | None = None  # of one whose batches are drawn
+    loader_options: LoaderOptions | None = None  # of one whose batches are sampled
     takes_inputs = True  # whether the model may bring rows in place of features
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
@@ -300,7 +302,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         if mine != first:
             raise StrategyError(
                 f"{self.store.fetched.url}: this machine has opened a store with the fingerprint {mine}, the trainer's"
-                f" first process one with {first}: start all machines anew on one store"
+                f" first process one with {first}: start all machines again on one store"
             )
 
     @property
@@ -318,19 +320,25 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def num_features(self) -> int:
-        """Width of the stored features that batches have, of the widest kind; 0 without. By kind: `feature_dims`."""
+        """Width of the stored features that batches have, of the widest node type;
+
+        0 without. By node type: `feature_dims`.
+        """
         return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
 
     @property
     def schema(self) -> GraphSchema | None:
-        """The kinds and relations of the graph; None of a graph of one kind and one relation."""
+        """The node types and edge types of the graph; None of a graph of one node type and one edge type."""
         return self.store.schema if self.dataset is None else self.dataset.schema
 
     @property
     def feature_dims(self) -> dict[str, int] | None:
-        """Width of the stored features by kind, 0 for a kind without; None where kinds have none of their own."""
+        """Width of the stored features by node type, 0 for a node type without;
+
+        None where node types have none of their own.
+        """
         table = self.store.features if self.stored_features else None
-        if table is None or not table.by_kind:
+        if table is None or not table.by_node_type:
             return None
         return dict(zip(self.store.schema.node_types, table.dims, strict=True))
 
@@ -415,7 +423,7 @@ def _sizes(store: PartitionStore) -> dict[str, Any]:
     return {
         "num_parts": store.num_parts,
         "num_nodes": store.num_nodes,
-        "num_edges": store.num_arcs,
+        "num_edges": store.num_edges,
         "feature_bytes": 0 if table is None else table.nbytes,
         "edge_row_bytes": store.edge_row_bytes,
         "feature_dim": 0 if table is None else table.dim,

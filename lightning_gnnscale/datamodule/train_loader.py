@@ -22,9 +22,9 @@ from ..loader import (
     SourceSettings,
     TaskGraphs,
     Threads,
+    assign_targets,
     choose_row_reads,
     core_targets,
-    deal_targets,
     fits_in_memory,
     longest_rank,
     parts_of_rank,
@@ -43,7 +43,7 @@ from ..sampler.protocol import BatchSampler
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
 
-_CHUNK_ARCS = 1 << 22  # neighbours that are read at once
+_CHUNK_EDGES = 1 << 22  # neighbours that are read at once
 _TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
 
 
@@ -115,7 +115,7 @@ def part_targets(store: PartitionStore, sampler: BatchSampler | None = None) -> 
 
 
 def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.ndarray]:
-    """Return the targets of each rank where batches cross parts, equally many of parts that it owns: `deal_targets`.
+    """Return the targets of each rank where batches cross parts, equally many of parts that it owns: `assign_targets`.
 
     Raises:
         StrategyError: there are fewer targets than ranks.
@@ -127,7 +127,7 @@ def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.nda
             f"{sum(counts)} training nodes cannot be shared out to {world_size} processes: use devices={sum(counts)}"
         )
     owner = rank_of_parts(counts, np.diff(store.part_offsets), world_size)
-    return deal_targets(targets, owner, world_size, partial(_neighbors_by_rank, store, owner, world_size))
+    return assign_targets(targets, owner, world_size, partial(_neighbors_by_rank, store, owner, world_size))
 
 
 def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int, nodes: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int
     csc, size = store.csc, store.csc.indices.itemsize
     counts = np.zeros((len(nodes), world_size), np.int64)
     degrees = csc.indptr[nodes + 1] - csc.indptr[nodes]
-    chunk_of = np.cumsum(degrees) // _CHUNK_ARCS
+    chunk_of = np.cumsum(degrees) // _CHUNK_EDGES
     for rows in np.split(np.arange(len(nodes)), np.flatnonzero(np.diff(chunk_of)) + 1):
         begin, end = csc.indptr[nodes[rows]] * size, csc.indptr[nodes[rows] + 1] * size
         sources = read_ranges(csc.indices, begin, end).view(csc.indices.dtype)
@@ -145,7 +145,7 @@ def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int
 
 
 def mixes_parts(sampler) -> bool:
-    """Whether a batch may be made of pieces of several parts: of samplers that start from seeds alone."""
+    """Whether a batch may be made of chunks of several parts: of samplers that start from seeds alone."""
     return isinstance(sampler, NeighborSampler | LayerwiseSampler)
 
 
@@ -184,7 +184,7 @@ def check_even_parts(targets: Mapping[int, np.ndarray], world_size: int) -> None
 
     Args:
         targets: part to its targets.
-        world_size: ranks that the parts are dealt to.
+        world_size: ranks that the parts are assigned to.
 
     Raises:
         StrategyError: the message names the remedy.
@@ -207,7 +207,7 @@ def check_edge_weights(sampler, store: PartitionStore) -> None:
     """
     if isinstance(sampler, SaintSampler) and store.edge_weight is not None:
         raise StrategyError(
-            "SaintSampler weighs arcs by its own norms and would drop the store's edge weights: use NeighborSampler, "
+            "SaintSampler weighs edges by its own norms and would drop the store's edge weights: use NeighborSampler, "
             "or write the store without edge_weight"
         )
 
@@ -257,7 +257,7 @@ def settle_row_reads(
         parts_held=parts_held,
         batches_held=batches_ahead + 2,
         visit_batches=max(len(loader) // max(len(parts), 1), 1),
-        least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.pieces))),
+        least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.chunks))),
         keeps=source.in_process and not whole,
     )
     if how not in ("auto", reads.how):
@@ -285,7 +285,7 @@ def make_part_loader(
 
     Args:
         store: The partition store.
-        sampler: Draws the contents of a batch.
+        sampler: Samples the contents of a batch.
         halo_hops: Hops of halo of each part, 0 to 3.
         options: Options of the loader.
         features: A `FeatureTable` by store id; None: batches have no features.
@@ -309,16 +309,16 @@ def make_interleaved_loader(
     store: PartitionStore,
     sampler,
     halo_hops: int | None,
-    lanes: int,
+    open_parts: int,
     options: LoaderOptions,
     features,
     source: SourceSettings,
     place: RankPlace,
 ) -> PartLoader:
-    """Return a loader over all parts, each batch of which is a piece of several: as many batches on every rank.
+    """Return a loader over all parts, each batch of which is a chunk of several: as many batches on every rank.
 
     Args:
-        halo_hops: Hops of halo of each part, 0 to 3; None: each piece of a batch has seeds of one part, and neighbours
+        halo_hops: Hops of halo of each part, 0 to 3; None: each chunk of a batch has seeds of one part, and neighbours
             of any.
         lanes: Parts that a batch mixes, >= 1; fewer where the source holds no more.
         store, sampler, options, features, source, place: See `make_part_loader`.
@@ -330,41 +330,42 @@ def make_interleaved_loader(
         data = _data(store, load, features, options)
     targets, connected = part_targets(store, sampler), source.connect(place)
     cap = getattr(connected, "machine_bytes", None)
-    if cap is not None and halo_hops is not None and lanes > 1:
+    if cap is not None and halo_hops is not None and open_parts > 1:
         stage = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
-        lanes = _lanes_that_fit(store, stage, features, cap, lanes)
+        open_parts = _lanes_that_fit(store, stage, features, cap, open_parts)
     return PartLoader(
         range(store.num_parts),
         data,
         targets,
         sampler,
         options,
-        interleave=Interleave(place.rank, place.world_size, lanes, spread=halo_hops is None),
+        interleave=Interleave(place.rank, place.world_size, open_parts, spread=halo_hops is None),
         source=connected,
     )
 
 
-def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int, lanes: int) -> int:
+def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int, open_parts: int) -> int:
     """Return how many parts a batch may mix so that each is read once an epoch; warns where the cap makes it fewer.
 
     Args:
         cap: Bytes of parts that a machine holds.
         lanes: Parts that a batch mixes where there is no cap.
 
-    Cost: reads one to three parts, the largest by arcs, by rows and by both.
+    Cost: reads one to three parts, the largest by edges, by rows and by both.
     """
     from ..remote.held_parts import part_bytes
 
-    arcs, rows = np.diff(store.csc.indptr[store.part_offsets]), np.asarray(store.part_rows)
+    edges, rows = np.diff(store.csc.indptr[store.part_offsets]), np.asarray(store.part_rows)
     trained = np.array([len(nodes) > 0 for nodes in stage.targets.values()])
-    sizes = [np.where(trained, size, -1.0) for size in (arcs, rows, arcs / max(1, arcs.max()) + rows / rows.max())]
+    sizes = [np.where(trained, size, -1.0) for size in (edges, rows, edges / max(1, edges.max()) + rows / rows.max())]
     largest = part_bytes(stage, {int(size.argmax()) for size in sizes}, features)
-    fitting = max(1, min(lanes, cap // largest))
-    if fitting < lanes:
+    fitting = max(1, min(open_parts, cap // largest))
+    if fitting < open_parts:
         rank_zero_warn(
-            f"a batch mixes {fitting} parts, not interleave_parts={lanes}: source.worker_memory_bytes caps a machine "
+            f"a batch mixes {fitting} parts, not interleave_parts={open_parts}: source.worker_memory_bytes caps a "
+            f"machine "
             f"at {cap} bytes, and a part takes up to {largest}, so that more of them would be read again and again; "
-            f"{lanes * largest} for all workers of a machine hold them"
+            f"{open_parts * largest} for all workers of a machine hold them"
         )
     return fitting
 
@@ -387,7 +388,7 @@ def make_graph_loader(
         StrategyError: there are fewer targets than ranks.
     """
     rank, world_size = place.rank, place.world_size
-    load = partial(load_whole_graph, store, arcs=held is None)
+    load = partial(load_whole_graph, store, edges=held is None)
     # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
     shares = dict(enumerate(rank_targets(store, sampler, world_size)))
     sampler = sampler if held is None else held.sampler(sampler)
@@ -404,7 +405,7 @@ def make_evaluation_loader(
     rank: int,
     world_size: int,
     held: "HeldGraph | None" = None,
-    drawn_by: Any = None,
+    sampled_by: Any = None,
 ) -> PartLoader:
     """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
 
@@ -412,8 +413,8 @@ def make_evaluation_loader(
         split: a mask of the store; None takes every node.
         features: a `FeatureTable` by store id, or None: batches come without.
         held: The graph as its owners hold it; None: the store is read.
-        drawn_by: The sampler of the training; where it looks at times, neighbours that are later than the node are left
-            out here too.
+        sampled_by: The sampler of the training; where it looks at times, neighbours that are later than the node are
+            left out here too.
 
     Raises:
         StrategyError: fewer nodes than ranks.
@@ -425,10 +426,10 @@ def make_evaluation_loader(
         raise StrategyError(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
-    whole, sampler = load_whole_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
-    if drawn_by is not None and drawn_by.temporal_strategy is not None:
+    whole, sampler = load_whole_graph(store, rank, edges=held is None), NeighborSampler([-1] * num_hops)
+    if sampled_by is not None and sampled_by.temporal_strategy is not None:
         sampler = replace(
-            sampler, temporal_strategy=drawn_by.temporal_strategy, strictly_before=drawn_by.strictly_before
+            sampler, temporal_strategy=sampled_by.temporal_strategy, strictly_before=sampled_by.strictly_before
         )
     data, mine = _data(store, lambda part: whole, features, options), np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
@@ -436,14 +437,14 @@ def make_evaluation_loader(
 
 
 def make_link_loader(
-    store: PartitionStore, num_hops: int, links: Any, options: LoaderOptions, features, rank: int, drawn_by: Any
+    store: PartitionStore, num_hops: int, links: Any, options: LoaderOptions, features, rank: int, sampled_by: Any
 ) -> PartLoader:
     """Return a loader over a rank's share of some links, with all neighbours of `num_hops` hops of their ends.
 
     Args:
-        links: `EvaluationLinks`. A batch has as many as make about `options.batch_size` ends and false ends.
+        links: `EvaluationLinks`. A batch has as many as make about `options.batch_size` ends and negatives.
         store, num_hops, options, features, rank: As for `make_evaluation_loader`.
-        drawn_by: The `LinkSampler` of the training; where it looks at times, neighbours that are not before the link
+        sampled_by: The `LinkSampler` of the training; where it looks at times, neighbours that are not before the link
             are left out.
 
     Raises:
@@ -452,8 +453,8 @@ def make_link_loader(
     if not links.edges.shape[1]:
         raise StrategyError(f"process {rank} has no link to evaluate, they are too few: use devices=1 to evaluate")
     inner = NeighborSampler([-1] * num_hops)
-    if drawn_by.by_time:
-        inner = replace(inner, temporal_strategy=drawn_by.sampler.temporal_strategy, strictly_before=True)
+    if sampled_by.by_time:
+        inner = replace(inner, temporal_strategy=sampled_by.sampler.temporal_strategy, strictly_before=True)
     whole = load_whole_graph(store, rank)
     size = max(1, options.batch_size // (2 + links.num_negatives))
     options = replace(options, batch_size=size, shuffle=False, reads=RowReads())
@@ -462,21 +463,21 @@ def make_link_loader(
 
 
 def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, options: LoaderOptions) -> int:
-    """Predict how many rows and arcs the batches of an epoch hold, over all ranks, from a few that are drawn.
+    """Predict how many rows and edges the batches of an epoch hold, over all ranks, from a few that are sampled.
 
-    It is a function of the arguments alone, the same for any number of ranks. Samplers that draw subgraphs of a part
-    (`ClusterSampler`, `SaintSampler`, `FullBatchSampler`) are taken to read each row and arc once.
+    It is a function of the arguments alone, the same for any number of ranks. Samplers that sample subgraphs of a part
+    (`ClusterSampler`, `SaintSampler`, `FullBatchSampler`) are taken to read each row and edge once.
 
     Args:
         store: the partition store.
-        sampler: what a batch draws.
+        sampler: what a batch samples.
         halo_hops, options: see `make_part_loader`.
         scope: "part" or "graph".
 
     Cost: a part's graph, and a few batches of two parts without features.
     """
     if not isinstance(sampler, NeighborSampler | LayerwiseSampler):
-        return options.passes * (store.num_nodes + store.num_arcs)
+        return options.passes * (store.num_nodes + store.num_edges)
     targets = {part: nodes for part, nodes in part_targets(store, sampler).items() if len(nodes)}
     load = partial(load_whole_graph, store) if scope == "graph" else partial(load_part_graph, store, halo_hops)
     trial = replace(options, passes=1, num_threads=1, prefetch_batches=None, reads=RowReads())

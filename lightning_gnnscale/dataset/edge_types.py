@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream.options import split_columns, table_path
-from ..graph import GraphSchema, check_num_relations
+from ..graph import GraphSchema, check_num_edge_types
 
 NODE_TYPE = "node"  # of a graph whose nodes are all alike
 
@@ -22,7 +22,7 @@ def column_of(edges: str, edge_type: str) -> str:
     if table_path(edges) is None or split_columns(edges)[1] is not None:
         raise ValueError(
             f"edge_type: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
-            "that has columns; give types.npy or types.csv:kind, one type an edge"
+            "that has columns; give types.npy or types.csv:node type, one type an edge"
         )
     return f"{edges}:{edge_type}"
 
@@ -56,5 +56,5 @@ def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema
         names, numbers = np.unique(edge_types, return_inverse=True)
     if not len(names):
         raise ValueError(f"edge_type: {path} is empty; give each edge a type")
-    check_num_relations(2 * len(names), "edge_type")
+    check_num_edge_types(2 * len(names), "edge_type")
     return numbers, GraphSchema((NODE_TYPE,), tuple((NODE_TYPE, str(name), NODE_TYPE) for name in names))

@@ -86,8 +86,9 @@ def load_files(
             "nodes.csv:split", see `GraphDataset`.
         edge_label: (num_edges,) classes of edges, -1 = unknown, by position of the edge.
         regression: Whether labels are numbers to predict, see `GraphDataset`.
-        edge_type: (num_edges,) names or integers, the type of each edge: a column of the edge file, such as "kind", or
-            a file. Edge types are numbered in sorted order; the reverse that is added to an edge has a type of its own.
+        edge_type: (num_edges,) names or integers, the type of each edge: a column of the edge file, such as "node
+            type", or a file. Edge types are numbered in sorted order; the reverse that is added to an edge has a type
+            of its own.
         stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
             edge file are any 64-bit integers or strings; None: where nodes are given), to_undirected, here true
             by default, and the others of `open_edge_stream`.
@@ -129,7 +130,7 @@ def load_files(
         num_nodes = rows if node_ids is None else len(node_ids)
     stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
     with warnings.catch_warnings():
-        if edge_type is not None:  # "kind: not read with the edges", where it is read beside them
+        if edge_type is not None:  # "node type: not read with the edges", where it is read beside them
             column = re.escape(str(split_columns(edge_type)[1]))
             warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
         stream = open_edge_stream(edges, **stream_options, **(reader or {}))

@@ -38,7 +38,7 @@ def generate(
         folder: Folder of the data; edges and features go to a sub-folder named after the parameters.
         feature_dim, feature_noise, feature_dtype: Number of columns, standard deviation of their noise, and dtype:
             float32 or float16.
-        train, val: Shares of the nodes for training and validation; the rest is for testing.
+        train, val: ShardMap of the nodes for training and validation; the rest is for testing.
         name: Name of the data set.
         progress: Called as progress(what, done, total).
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
@@ -46,8 +46,8 @@ def generate(
 
     Cost: about 0.1 us an edge and 15 ns a feature value, once; 8 bytes an edge on disk.
     """
-    drawn = {each.name: options.pop(each.name) for each in fields(SyntheticGraph) if each.name in options}
-    graph = SyntheticGraph(num_nodes, num_edges, **drawn)
+    sampled = {each.name: options.pop(each.name) for each in fields(SyntheticGraph) if each.name in options}
+    graph = SyntheticGraph(num_nodes, num_edges, **sampled)
     features = {"dim": feature_dim, "noise": feature_noise, "dtype": feature_dtype}
     classes = graph.num_communities if num_classes is None else num_classes
     if not 1 <= classes <= graph.num_communities:

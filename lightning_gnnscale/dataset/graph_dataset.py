@@ -10,8 +10,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream, NodeIds
 from ..edge_stream.options import table_path
-from ..edge_stream.relations import RelationEdges, RelationStream
-from ..graph import MASK_NAMES, GraphSchema, check_num_relations, numbered_schema
+from ..edge_stream.relations import EdgesByType, HeteroStream
+from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
@@ -136,9 +136,9 @@ class GraphDataset:
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
         feature_storage: How a store of it holds the features, see `write_partition_store`; None: as given.
-        edge_type: (num_edges,) integers, relation of each edge, in a graph of one kind of nodes; None: one relation.
-            Graphs of several kinds are described by `TypedGraph`.
-        schema: Names of the relations of `edge_type`; None: they are named by their numbers.
+        edge_type: (num_edges,) integers, edge type of each edge, in a graph of one node type; None: one edge type.
+            Graphs of several node types are described by `HeteroGraph`.
+        schema: Names of the edge types of `edge_type`; None: they are named by their numbers.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers or dates, when a node or an edge is there; or None.
             Dates of any unit become nanoseconds since 1970; floats, which would have to be rounded, are refused.
         edge_label: (num_edges,) integers, class of each edge from 0, -1 = unknown, for `EdgeClassifier`; or None.
@@ -172,7 +172,7 @@ class GraphDataset:
 
     def __post_init__(self):
         self.masks = masks_by_name(self.masks)
-        if isinstance(self.stream, RelationStream):
+        if isinstance(self.stream, HeteroStream):
             self.schema = self.stream.schema
         elif self.edge_type is not None:
             self.edge_type = np.asarray(opened(self.edge_type))
@@ -186,7 +186,7 @@ class GraphDataset:
             self.features = CSRArrays(*self.features)
         self._take_rows()
         if isinstance(self.features, Mapping):
-            self.features = {kind: rows for kind, rows in self.features.items() if rows is not None} or None
+            self.features = {node_type: rows for node_type, rows in self.features.items() if rows is not None} or None
         for rows in self._tables():
             if len(rows.shape) != 2:
                 raise ValueError(f"features must have shape (num_nodes, dim), got {rows.shape}")
@@ -214,7 +214,10 @@ class GraphDataset:
         return links._replace(edges=edges, time=exact_times(f"links[{split!r}].time", links.time, "link"))
 
     def _take_rows(self) -> None:
-        """Turn rows of all kinds into arrays; features at a .npy path stay a path, which processes open themselves."""
+        """Turn rows of all node types into arrays;
+
+        features at a .npy path stay a path, which processes open themselves.
+        """
         for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
             rows = getattr(self, name)
             if rows is None or hasattr(rows, "indptr") or isinstance(rows, Mapping):
@@ -253,23 +256,23 @@ class GraphDataset:
 
     @property
     def feature_dim(self) -> int:
-        """Features of a node, of the kind that has most; 0 without."""
+        """Features of a node, of the node type that has most; 0 without."""
         return max((int(rows.shape[1]) for rows in self._tables()), default=0)
 
     @property
     def feature_dims(self) -> dict[str, int] | None:
-        """Features of a node by kind, 0 for a kind without; None where kinds have none of their own."""
+        """Features of a node by node type, 0 for a node type without; None where node types have none of their own."""
         if not isinstance(self.features, Mapping):
             return None
         widths = dict(zip(self.features, (int(rows.shape[1]) for rows in self._tables()), strict=True))
-        return {kind: widths.get(kind, 0) for kind in self.schema.node_types}
+        return {node_type: widths.get(node_type, 0) for node_type in self.schema.node_types}
 
     @property
-    def kind_sizes(self) -> dict[str, int] | None:
-        """Number of nodes by kind; None in a graph of one kind and one relation."""
-        if not isinstance(self.stream, RelationStream):
+    def type_sizes(self) -> dict[str, int] | None:
+        """Number of nodes by node type; None in a graph of one node type and one edge type."""
+        if not isinstance(self.stream, HeteroStream):
             return None
-        return dict(zip(self.schema.node_types, np.diff(self.stream.kind_offsets).tolist(), strict=True))
+        return dict(zip(self.schema.node_types, np.diff(self.stream.type_offsets).tolist(), strict=True))
 
     @property
     def edge_dim(self) -> int | None:
@@ -290,10 +293,10 @@ class GraphDataset:
 
     @property
     def edge_row_bytes(self) -> int:
-        """Bytes that one arc of the store takes beside its source: its float32 weight, its features as given."""
+        """Bytes that one edge of the store takes beside its source: its float32 weight, its features as given."""
         weight = 0 if self.edge_weight is None else 4
         weight += (0 if self.edge_time is None else 8) + (0 if self.edge_label is None else 4)
-        weight += self.stream.relation_dtype.itemsize if isinstance(self.stream, RelationStream) else 0
+        weight += self.stream.edge_type_dtype.itemsize if isinstance(self.stream, HeteroStream) else 0
         if self.edge_features is None:
             return weight
         rows = np.asanyarray(opened(self.edge_features))
@@ -326,42 +329,43 @@ class GraphDataset:
             )
 
     def _tables(self) -> list:
-        """Return the features, of each kind that has some, as arrays with a shape."""
+        """Return the features, of each node type that has some, as arrays with a shape."""
         if self.features is None:
             return []
         tables = list(self.features.values()) if isinstance(self.features, Mapping) else [self.features]
         return [rows if hasattr(rows, "indptr") else np.asanyarray(opened(rows)) for rows in tables]
 
 
-def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchema | None) -> RelationStream:
-    """Return the edges of a graph of one kind of nodes, told apart by relation.
+def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchema | None) -> HeteroStream:
+    """Return the edges of a graph of one node type, distinguished by edge type.
 
     Args:
-        stream: Edges. With `to_undirected` the reverse of an edge is of a relation of its own, "rev_" before its name.
-        edge_type: (num_edges,) relation of each edge, from 0.
-        schema: Names of the relations, without those of reverses; None: their numbers.
+        stream: Edges. With `to_undirected` the reverse of an edge is of an edge type of its own, "rev_" before its
+        name.
+        edge_type: (num_edges,) edge type of each edge, from 0.
+        schema: Names of the edge types, without those of reverses; None: their numbers.
 
     Raises:
-        ValueError: integers of another number than the edges, or the graph has several kinds.
+        ValueError: integers of another number than the edges, or the graph has several node types.
     """
     if edge_type.ndim != 1 or edge_type.dtype.kind not in "iu":
         raise ValueError(f"edge_type must be (num_edges,) integers, got {edge_type.dtype} of shape {edge_type.shape}")
     if schema is None:
         numbers = int(edge_type.max(initial=0)) + 1
-        check_num_relations(numbers * (2 if stream.to_undirected else 1), "edge_type")
+        check_num_edge_types(numbers * (2 if stream.to_undirected else 1), "edge_type")
         schema = numbered_schema(numbers, "edge_type")
-    if schema.num_kinds > 1:
-        raise ValueError("edge_type= is for graphs of one kind of nodes: describe several kinds by a TypedGraph")
-    kind, num_relations = schema.node_types[0], schema.num_relations
+    if schema.num_node_types > 1:
+        raise ValueError("edge_type= is for graphs of one node type: describe several node types by a HeteroGraph")
+    node_type, num_relations = schema.node_types[0], schema.num_edge_types
     if stream.to_undirected and not schema.reverse:
-        back = tuple((kind, f"rev_{name}", kind) for _, name, _ in schema.edge_types)
+        back = tuple((node_type, f"rev_{name}", node_type) for _, name, _ in schema.edge_types)
         there = tuple(range(num_relations))
         reverse = tuple(number + num_relations for number in there) + there
         schema = GraphSchema(schema.node_types, schema.edge_types + back, reverse)
     num_nodes, _ = stream.count()
     options = {"chunk_edges": stream.chunk_edges, "remove_self_loops": stream.remove_self_loops}
-    found = RelationStream(
-        [RelationEdges(stream, edge_type)], schema, [num_nodes], to_undirected=stream.to_undirected, **options
+    found = HeteroStream(
+        [EdgesByType(stream, edge_type)], schema, [num_nodes], to_undirected=stream.to_undirected, **options
     )
     found.node_ids = stream.node_ids
     return found

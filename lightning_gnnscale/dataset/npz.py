@@ -52,7 +52,7 @@ def load_npz(
         name: Name of the folder, for example "cora"; or a path to a folder or an .npz file.
         root: Parent of the folders. None: `GNNSCALE_DATA`, else the nearest `shared/data` above the working directory.
         split: "public" (the published masks), "random", or "auto": public if there is one.
-        fractions, split_seed: Shares and seed of a random split; see `random_split`.
+        fractions, split_seed: ShardMap and seed of a random split; see `random_split`.
         normalize: Whether each row of sparse features is divided by its Euclidean length; False keeps counts.
         to_undirected, remove_self_loops, chunk_edges: See `open_edge_stream`.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
@@ -61,15 +61,15 @@ def load_npz(
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`; of a graph with
-    relations `edge_type` (num_edges,), and their names in `relation_names`, those of nodes in `entity_names`. Published
-    links to evaluate on, `valid_edge_index` (2, num_links) and `valid_edge_type` (num_links,), and so of test, become
-    the data set's `links`. Everything but the edges is optional; what else it holds is named in a warning. Sparse
-    features with more than a tenth of nonzeros are made dense.
+    edge types `edge_type` (num_edges,), and their names in `relation_names`, those of nodes in `entity_names`.
+    Published links to evaluate on, `valid_edge_index` (2, num_links) and `valid_edge_type` (num_links,), and so of
+    test, become the data set's `links`. Everything but the edges is optional; what else it holds is named in a
+    warning. Sparse features with more than a tenth of nonzeros are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
         ValueError: an unknown split, or "public" where there is none; a damaged file; edges to hold out where links
-            are published, or of a graph with relations.
+            are published, or of a graph with edge types.
     """
     if split not in ("auto", "public", "random"):
         raise ValueError(f"split must be auto, public or random, got {split!r}")
@@ -126,29 +126,32 @@ def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
         if len(there) > 1:
             raise ValueError(f"{path}: {there[0]}_edge_index and {there[1]}_edge_index are both there: leave one out")
         word = there[0]
-        edges, kinds = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
-        if edges.ndim != 2 or len(edges) != 2 or (kinds is not None and kinds.shape != edges.shape[1:]):
+        edges, link_types = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
+        if edges.ndim != 2 or len(edges) != 2 or (link_types is not None and link_types.shape != edges.shape[1:]):
             raise ValueError(f"{path}: {word}_edge_index must be (2, num_links), and {word}_edge_type one each")
         edges = exact_integers(f"{path}: {word}_edge_index", edges, 0, unit="link", whole_floats=True)
-        if kinds is not None:
-            kinds = exact_integers(f"{path}: {word}_edge_type", kinds, 0, unit="link", whole_floats=True)
-        if (kinds is None) != ("edge_type" not in arrays):
+        if link_types is not None:
+            link_types = exact_integers(f"{path}: {word}_edge_type", link_types, 0, unit="link", whole_floats=True)
+        if (link_types is None) != ("edge_type" not in arrays):
             raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
-        links[split] = LinkSet(edges, None, kinds)
+        links[split] = LinkSet(edges, None, link_types)
     return links
 
 
 def _relations(arrays: dict, links: dict[str, LinkSet]) -> GraphSchema | None:
-    """Return the relations by their names, or by their numbers where the file has no names; None: edges of one kind."""
+    """Return the edge types by their names, or by their numbers where the file has no names;
+
+    None: edges of one node type.
+    """
     if "edge_type" not in arrays:
         return None
     names = arrays.get("relation_names")
     if names is None:
-        kinds = [
+        link_types = [
             exact_integers("edge_type", arrays["edge_type"], 0, unit="edge"),
             *(found.edge_type for found in links.values()),
         ]
-        return numbered_schema(max(int(found.max(initial=0)) for found in kinds) + 1, "edge_type")
+        return numbered_schema(max(int(found.max(initial=0)) for found in link_types) + 1, "edge_type")
     return GraphSchema(("node",), tuple(("node", str(name), "node") for name in names))
 
 

@@ -51,7 +51,7 @@ def load_ogb(
             adds inverse edges (products, proteins), its files list each edge once.
 
     Raises:
-        ValueError: no such data set, several kinds of nodes or edges, a file that is missing, damaged or of another
+        ValueError: no such data set, several node types or edge types, a file that is missing, damaged or of another
             layout; or it is not there and cannot be downloaded.
 
     Cost: 8 bytes a node for labels, a byte for each mask. Text: a read of it a pass, and 4 bytes of disk a value.
@@ -62,7 +62,7 @@ def load_ogb(
     raw = folder / "raw"
     if any((raw / file).exists() for file in _HETERO):
         raise ValueError(
-            f"{name}: graphs with several kinds of nodes or edges are not read yet: make one of them in PyG, "
+            f"{name}: graphs with several node types or edge types are not read yet: make one of them in PyG, "
             "data.to_homogeneous(), and give PartitionDataModule that"
         )
     binary = (raw / "data.npz").is_file()
@@ -179,7 +179,7 @@ def _as_npy(path: Path, made: Path, num_rows: int, progress: Progress | None) ->
         os.fsync(file.fileno())
     if done != num_rows:
         temporary.unlink()
-        raise ValueError(f"{path}: {done} rows, where {num_rows} are told: the file is damaged or cut short")
+        raise ValueError(f"{path}: {done} rows, where {num_rows} are reported: the file is damaged or cut short")
     os.replace(temporary, target)
     return target
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
-from ..edge_stream.open import ONE_KIND
+from ..edge_stream.open import ONE_NODE_TYPE
 from ..edge_stream.options import StreamOptions
 from ..values import exact_integers, exact_times
 from .graph_dataset import CSRArrays, GraphDataset
@@ -129,7 +129,7 @@ def _events(data, name: str, options: dict) -> GraphDataset:
 def _check_data(data) -> None:
     kind = type(data).__name__
     if hasattr(data, "edge_types"):
-        raise ValueError(f"{kind}: {ONE_KIND}")
+        raise ValueError(f"{kind}: {ONE_NODE_TYPE}")
     if getattr(data, "edge_index", None) is None and getattr(data, "adj_t", None) is None:
         raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
     if data.num_nodes is None:
@@ -151,17 +151,17 @@ def _tell_unread(data) -> None:
     warnings.warn(f"data.{', data.'.join(unread)}: not read{remedy}", stacklevel=3)
 
 
-_READ_OF_KINDS = {"x", "y", "time", "edge_index", "edge_attr", "edge_weight", "num_nodes", "n_id", "e_id"}
-_READ_OF_KINDS |= {f"{part}_mask" for part in ("train", "val", "test")}
+_READ_OF_NODE_TYPES = {"x", "y", "time", "edge_index", "edge_attr", "edge_weight", "num_nodes", "n_id", "e_id"}
+_READ_OF_NODE_TYPES |= {f"{part}_mask" for part in ("train", "val", "test")}
 
 
-def tell_unread_kinds(data) -> None:
-    """Warn of what a `HeteroData` has for the nodes of a kind or the edges of a relation that is not read."""
+def tell_unread_types(data) -> None:
+    """Warn of what a `HeteroData` has for the nodes of a kind or the edges of an edge type that is not read."""
     unread = []
     for kind, store in (*data.node_items(), *data.edge_items()):
         name = ",".join(kind) if isinstance(kind, tuple) else kind
         unread += [
-            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_KINDS) if hasattr(store[key], "shape")
+            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if hasattr(store[key], "shape")
         ]
     if unread:
         warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)

@@ -1,4 +1,7 @@
-"""RelBench's databases: tables are kinds, foreign keys relations, rows come at their times, a task is a kind too."""
+"""RelBench's databases:
+
+tables are node types, foreign keys edge types, rows come at their times, a task is a node type too.
+"""
 
 import json
 import warnings
@@ -9,11 +12,11 @@ import numpy as np
 
 from ..values import ALWAYS, exact_integers
 from .graph_dataset import GraphDataset
-from .typed_graph import TypedGraph
+from .hetero_graph import HeteroGraph
 
 TASK = "task"  # the kind of the rows that are asked about
 _SPLITS = ("train", "val", "test")
-_MOST_LEVELS = 32  # of a column that is one-hot coded
+_MOST_LEVELS = 32  # of a column that is one-hot quantised
 
 
 class _Table(NamedTuple):
@@ -34,13 +37,13 @@ def load_relbench(
 ) -> GraphDataset:
     """Read a RelBench database folder with one of its node tasks.
 
-    Each table is a kind of nodes, and each foreign key a relation ("reviews", "f2p_product_id", "products"), to which
+    Each table is a node type, and each foreign key an edge type ("reviews", "f2p_product_id", "products"), to which
     reverses are added, as `relbench.modeling` makes them. A row is there from its time on. A row of the task is a node
-    of the kind "task", as late as it is asked about, with an edge (entity, "asked", "task"): one entity is asked about
-    several times. Sample with `temporal_strategy`, not `strictly_before`, and give "rev_asked" fan-outs of 0.
+    of the node type "task", as late as it is asked about, with an edge (entity, "asked", "task"): one entity is asked
+    about several times. Sample with `temporal_strategy`, not `strictly_before`, and give "rev_asked" fan-outs of 0.
 
     Columns of numbers, truth values and times are features, standardised over the rows before the first validation row;
-    of texts those of few levels, one-hot coded. Other columns are named in a warning.
+    of texts those of few levels, one-hot quantised. Other columns are named in a warning.
 
     Args:
         folder: Folder of the data set, with `db/*.parquet` and `tasks/<task>/{train,val,test}.parquet`.
@@ -70,21 +73,21 @@ def load_relbench(
     limit = int(min(_seconds(one.rows[one.time]).min() for one in later))
     nodes, edges = {}, {}
     unread: list[str] = []
-    for kind, table in tables.items():
+    for node_type, table in tables.items():
         time = None if table.time is None else _seconds(table.rows[table.time])
         features, skipped = _features(table, None if time is None else time < limit)
-        unread += [f"{kind}.{column}" for column in skipped]
-        nodes[kind] = {"num_nodes": table.rows.num_rows, "features": features, "time": time}
+        unread += [f"{node_type}.{column}" for column in skipped]
+        nodes[node_type] = {"num_nodes": table.rows.num_rows, "features": features, "time": time}
         for column, other in table.foreign.items():
-            source, found = _positions(kind, column, table.rows[column], tables[other])
+            source, found = _positions(node_type, column, table.rows[column], tables[other])
             given = {"edges": np.stack([source, found])}
             if time is not None:
                 given["time"] = time[source]
-            edges[kind, f"f2p_{column}", other] = given
+            edges[node_type, f"f2p_{column}", other] = given
     if unread:
         warnings.warn(f"{root}: {', '.join(unread)} not read: neither numbers nor of few levels", stacklevel=2)
     nodes[TASK], edges[entity, "asked", TASK] = _asked(splits, entity_key, target, tables[entity], regression)
-    return TypedGraph(nodes, edges, name=name or f"{root.name}-{task}", regression=regression).dataset()
+    return HeteroGraph(nodes, edges, name=name or f"{root.name}-{task}", regression=regression).dataset()
 
 
 def _read(path: Path) -> _Table:
@@ -130,14 +133,14 @@ def _seconds(column: Any) -> np.ndarray:
     return np.where(missing, ALWAYS, seconds)
 
 
-def _positions(kind: str, column: str, keys: Any, table: _Table) -> tuple[np.ndarray, np.ndarray]:
+def _positions(node_type: str, column: str, keys: Any, table: _Table) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows that have a foreign key, and the rows of the other table that it names."""
     import pyarrow.compute as pc
 
     source = np.flatnonzero(pc.is_valid(keys).to_numpy())
     given = keys.take(source)
     if table.key is None:
-        found = exact_integers(f"{kind}.{column}", given.to_numpy(), whole_floats=True)
+        found = exact_integers(f"{node_type}.{column}", given.to_numpy(), whole_floats=True)
         bad = (found < 0) | (found >= table.rows.num_rows)
     else:
         known = table.rows[table.key].combine_chunks()
@@ -145,7 +148,7 @@ def _positions(kind: str, column: str, keys: Any, table: _Table) -> tuple[np.nda
         bad = found < 0
     if bad.any():
         key = given[int(np.argmax(bad))].as_py()
-        raise ValueError(f"{kind}.{column}: key {key!r} names no row: write the database again")
+        raise ValueError(f"{node_type}.{column}: key {key!r} names no row: write the database again")
     return source, found
 
 

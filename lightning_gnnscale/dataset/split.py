@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..edge_stream.relations import RelationEdges, RelationStream
+from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..edge_stream.stream import FilteredStream
 from ..jit import kernel
 from ..partition_store.inputs import Columns, load_arrays
@@ -24,7 +24,7 @@ def random_split(
     Args:
         labels: (num_nodes,), (num_nodes, 1) or (num_nodes, num_labels) numbers, -1 or NaN = unknown; nodes without a
             known label are left out.
-        fractions: Shares of train, validation and test nodes; each in [0, 1], together at most 1.
+        fractions: ShardMap of train, validation and test nodes; each in [0, 1], together at most 1.
         seed: Seed of the permutation.
 
     Returns:
@@ -71,15 +71,15 @@ class KeepTraining(NamedTuple):
         return self.split(src, dst, first_edge) == KEPT
 
 
-class KeepRelations(NamedTuple):
-    """The rule of `hold_out_edges` for one source of a graph with relations, by a hash of ends and relation.
+class KeepEdgeTypes(NamedTuple):
+    """The rule of `hold_out_edges` for one source of a graph with edge types, by a hash of ends and edge type.
 
     Attributes:
         key, val, test: As those of `KeepTraining`.
         relation: Number of the relation of all edges, or (num_edges,) integers.
-        follows: (num_relations,) relation whose edge shares an edge's fate, itself unless it is the reverse of another;
-            -1: edges of the relation are kept.
-        within: (num_relations,) bool: both ends are of one kind, and their order has no effect.
+        follows: (num_relations,) edge type whose edge shares an edge's fate, itself unless it is the reverse of
+            another; -1: edges of the edge type are kept.
+        within: (num_relations,) bool: both ends are of one node type, and their order has no effect.
     """
 
     key: np.uint64
@@ -107,7 +107,7 @@ class KeepEarlier(NamedTuple):
         time: (num_edges,) times of the edges of all sources.
         first: Place of the source's first edge among them.
         val, test: Times from which on edges are held out for validation, and for test.
-        relation: As that of `KeepRelations`; None: there is one relation.
+        relation: As that of `KeepEdgeTypes`; None: there is one relation.
         chosen: (num_relations,) bool: whose edges are held out.
     """
 
@@ -143,10 +143,10 @@ class LinkSet(NamedTuple):
 
     Attributes:
         edges: (2, num_links) int64, first and other end.
-        negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are drawn.
+        negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are sampled.
         edge_type: (num_links,) integers, relation of each link, which then is a triple: `edges` are heads and tails.
-            None without relations.
-        time: (num_links,) int64, when each link is there, or None: a sampler that draws by time needs it.
+            None without edge types.
+        time: (num_links,) int64, when each link is there, or None: a sampler that samples by time needs it.
         label: (num_links,) integers, class of each link, -1 = unknown, for `EdgeClassifier`; or None.
         features: (num_links, dim) features of the links as edges; or None.
     """
@@ -170,30 +170,31 @@ def hold_out_edges(
 ) -> GraphDataset:
     """Return the data set with some edges held out of its stream, as links to validate and test on.
 
-    Whether an edge is held out depends on a hash of its two ends, regardless of their order, and of its relation where
-    there are several; between two kinds source and target are told apart. Repeats and the reverse of an edge share its
-    fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to itself stay.
+    Whether an edge is held out depends on a hash of its two ends, regardless of their order, and of its edge type where
+    there are several; between two node types source and target are distinguished. Repeats and the reverse of an edge
+    share its fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to itself
+    stay.
 
     With `by_time` the latest edges are for test, and those before them for validation; edges of one time stay together.
     Each listed edge is an event, repeats and edges from a node to itself too. Edges without a time stay.
 
     Args:
         dataset: Data set whose stream is read once; edge weights, times and features follow their edges.
-        val, test: Shares of the edges for validation and test, in [0, 1), together below 1.
+        val, test: ShardMap of the edges for validation and test, in [0, 1), together below 1.
         seed: Seed of the hash; without effect by time.
         relations: Relations whose edges are held out, by name or number, in a graph with several; None: all.
         by_time: Whether the split is by `edge_time`.
-        reverses: {relation: relation that it is the reverse of}, for reverses that the graph lists itself; they are
+        reverses: {edge type: edge type that it is the reverse of}, for reverses that the graph lists itself; they are
             held out with the edges that they reverse, and are no links. None: "b,rev_name,a" is that of "a,name,b".
 
     Returns:
         The data set with a filtered stream and `links`. Each held-out edge is in `val` or `test` once (undirected: in
         one direction, chosen by the hash), in ascending order; by time each event, in the order of the times. A split
-        of share 0 is left out. Links have relations, times, classes and features where the edges have.
+        of share 0 is left out. Links have edge types, times, classes and features where the edges have.
 
     Raises:
-        ValueError: a share out of range, or one so small that it holds no edge; edge values of another length; a
-            relation that there is not; no times.
+        ValueError: a share out of range, or one so small that it holds no edge; edge values of another length; an
+            edge type that there is not; no times.
 
     Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted) and its
         values, one byte an edge beside edge values; by time 16 bytes an edge.
@@ -205,10 +206,10 @@ def hold_out_edges(
     if not 0 < val + test < 1:
         raise ValueError(f"val + test must be above 0 and below 1, got {val + test}")
     stream, schema = dataset.stream, dataset.schema
-    typed = isinstance(stream, RelationStream)
+    typed = isinstance(stream, HeteroStream)
     if not typed and (relations is not None or reverses is not None):
         name = "relations" if relations is not None else "reverses"
-        raise ValueError(f"{name} needs a graph with relations, and this one has one: leave it out")
+        raise ValueError(f"{name} needs a graph with edge types, and this one has one: leave it out")
     of_edges = {name: getattr(dataset, name) for name in _OF_EDGES}
     edges, carries = Columns(**of_edges), typed or any(rows is not None for rows in of_edges.values())
     key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
@@ -219,7 +220,7 @@ def hold_out_edges(
         described = {"hold_out": [float(val), float(test)], "from": [rules[0].val, rules[0].test]}
     elif typed:
         within = schema.sources == schema.targets
-        rules = [KeepRelations(key, float(val), float(test), one.relation, follows, within) for one in stream.sources]
+        rules = [KeepEdgeTypes(key, float(val), float(test), one.relation, follows, within) for one in stream.sources]
     else:
         rules = [KeepTraining(key, float(val), float(test))]
     if typed:
@@ -248,14 +249,14 @@ def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
 
 
 def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> np.ndarray:
-    """Return (num_relations,) int64 `KeepRelations.follows`."""
+    """Return (num_relations,) int64 `KeepEdgeTypes.follows`."""
     if isinstance(relations, str):
-        raise ValueError(f"relations must be a list of relations, got {relations!r}: write [{relations}]")
+        raise ValueError(f"edge types must be a list of edge types, got {relations!r}: write [{relations}]")
     listed = np.flatnonzero(schema.listed)
     numbers = {schema.edge_types[number]: number for number in listed.tolist()}
     found = {}
     if reverses is not None:
-        found = {schema.relation(back): schema.relation(there) for back, there in reverses.items()}
+        found = {schema.edge_type_number(back): schema.edge_type_number(there) for back, there in reverses.items()}
     else:
         for (source, name, target), number in numbers.items():
             there = numbers.get((target, name.removeprefix("rev_"), source))
@@ -269,8 +270,8 @@ def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> n
     twice = next((number for number in chosen if number in found), None)
     if relations is not None and twice is not None:
         names = [",".join(schema.edge_types[number]) for number in (twice, found[twice])]
-        raise ValueError(f"relations: {names[0]} is the reverse of {names[1]}: name {names[1]}")
-    follows = np.full(schema.num_relations, -1, np.int64)
+        raise ValueError(f"edge types: {names[0]} is the reverse of {names[1]}: name {names[1]}")
+    follows = np.full(schema.num_edge_types, -1, np.int64)
     for number in chosen:
         if number not in found:
             follows[number] = number
@@ -280,10 +281,10 @@ def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> n
 
 
 def _relation(schema, name: str | int) -> int:
-    number = schema.relation(name) if isinstance(name, str | tuple | list) else int(name)
-    if not 0 <= number < schema.num_relations or not schema.listed[number]:
+    number = schema.edge_type_number(name) if isinstance(name, str | tuple | list) else int(name)
+    if not 0 <= number < schema.num_edge_types or not schema.listed[number]:
         known = "; ".join(",".join(schema.edge_types[at]) for at in np.flatnonzero(schema.listed))
-        raise ValueError(f"relations must be of those that are listed, {known}, got {name}")
+        raise ValueError(f"edge types must be of those that are listed, {known}, got {name}")
     return number
 
 
@@ -323,15 +324,15 @@ class _Split(NamedTuple):
 def _split_sources(sources: list, rules: list, with_places: bool) -> _Split:
     places, held = [np.empty(0, np.uint8)], []
     for stream, rule in zip(sources, rules, strict=True):
-        pieces: dict[int, list[np.ndarray]] = {VAL: [np.empty((2, 0), np.int64)], TEST: [np.empty((2, 0), np.int64)]}
+        chunks: dict[int, list[np.ndarray]] = {VAL: [np.empty((2, 0), np.int64)], TEST: [np.empty((2, 0), np.int64)]}
         for chunk in stream.chunks():
             split = rule.split(chunk.src, chunk.dst, chunk.first_edge)
-            for number, found in pieces.items():
+            for number, found in chunks.items():
                 chosen = split == number
                 found.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
             if with_places:
                 places.append(split)
-        held.append({number: np.concatenate(found, axis=1) for number, found in pieces.items()})
+        held.append({number: np.concatenate(found, axis=1) for number, found in chunks.items()})
     return _Split(held, np.concatenate(places) if with_places else None)
 
 
@@ -341,10 +342,10 @@ def _links_of(stream, split: _Split, number: int, values: dict, follows: np.ndar
     rows = None if split.places is None else np.flatnonzero(split.places == number)
     undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
     if follows is not None:
-        relation = np.asarray(stream.relation_of(rows)).astype(np.int64)
+        relation = np.asarray(stream.edge_type_of(rows)).astype(np.int64)
         links = follows[relation] == relation  # a reverse is none
         edges, relation, rows = edges[:, links], relation[links], rows[links]
-        schema, offsets = stream.schema, stream.kind_offsets
+        schema, offsets = stream.schema, stream.type_offsets
         edges = edges + np.stack([offsets[schema.sources[relation]], offsets[schema.targets[relation]]])
     if key is None:
         if stream.layout == "both_ways":
@@ -375,7 +376,7 @@ def _distinct_triples(edges: np.ndarray, relation: np.ndarray, reverse: np.ndarr
 
 def _filtered(stream, rules: list, described: dict, keep: np.ndarray | None):
     """Return the stream without what is held out."""
-    if not isinstance(stream, RelationStream):
+    if not isinstance(stream, HeteroStream):
         return FilteredStream(stream, rules[0], described)
     sources, at = [], 0
     for one, rule in zip(stream.sources, rules, strict=True):
@@ -384,9 +385,9 @@ def _filtered(stream, rules: list, described: dict, keep: np.ndarray | None):
         found = FilteredStream(one.stream, rule, described)
         found.num_edges = int(kept.sum())
         relation = one.relation if np.ndim(one.relation) == 0 else np.asarray(one.relation)[kept]
-        sources.append(RelationEdges(found, relation))
+        sources.append(EdgesByType(found, relation))
     options = {name: getattr(stream, name) for name in ("chunk_edges", "to_undirected", "remove_self_loops")}
-    found = RelationStream(sources, stream.schema, np.diff(stream.kind_offsets), **options)
+    found = HeteroStream(sources, stream.schema, np.diff(stream.type_offsets), **options)
     found.node_ids = stream.node_ids
     return found
 
@@ -406,11 +407,11 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
         raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
     unknown = sorted(set(options) - {"val", "test", "seed", "relations", "by_time", "reverses"})
     if unknown:
-        raise ValueError(f"hold_out takes val, test, seed, relations, by_time and reverses, got {', '.join(unknown)}")
+        raise ValueError(f"hold_out takes val, test, seed, edge types, by_time and reverses, got {', '.join(unknown)}")
     try:
         return hold_out_edges(dataset, **options)
     except ValueError as error:
-        told, names = str(error), "val|test|relations|by_time|reverses"
+        told, names = str(error), "val|test|edge types|by_time|reverses"
         raise ValueError(f"hold_out.{told}" if re.match(rf"({names})\b", told) else told) from error
 
 
@@ -429,8 +430,8 @@ def _split_of(src, dst, key, test, held):
     for i in range(len(src)):
         low, high = min(src[i], dst[i]), max(src[i], dst[i])
         if low != high:
-            chance = unit(combine(combine(key, low), high))
-            out[i] = 2 if chance < test else (1 if chance < held else 0)
+            probability = unit(combine(combine(key, low), high))
+            out[i] = 2 if probability < test else (1 if probability < held else 0)
     return out
 
 
@@ -444,8 +445,8 @@ def _split_typed(src, dst, relation, follows, within, key, test, held):
             continue
         if (within[name] and first > other) or (not within[name] and name != relation[i]):
             first, other = other, first
-        chance = unit(combine(combine(combine(key, name), first), other))
-        out[i] = 2 if chance < test else (1 if chance < held else 0)
+        probability = unit(combine(combine(combine(key, name), first), other))
+        out[i] = 2 if probability < test else (1 if probability < held else 0)
     return out
 
 

@@ -11,7 +11,7 @@ from .array import native_ids
 from .options import StreamOptions
 from .stream import EdgeStream
 
-_PIECE_EDGES = 1 << 17
+_SLICE_EDGES = 1 << 17
 _OTHER_FORMATS = ("bsr", "dia", "dok", "lil")
 
 
@@ -72,8 +72,8 @@ class AdjacencyStream(EdgeStream):
         return (own, others) if self._by_src else (others, own)
 
     def _blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for start in range(first_edge, self.num_edges, _PIECE_EDGES):
-            src, dst = self._ends(start, min(start + _PIECE_EDGES, self.num_edges))
+        for start in range(first_edge, self.num_edges, _SLICE_EDGES):
+            src, dst = self._ends(start, min(start + _SLICE_EDGES, self.num_edges))
             yield tuple(native_ids(self.name, np.asarray(end, np.int64), False) for end in (src, dst))
 
     def _identity(self) -> dict:

@@ -16,7 +16,7 @@ from .read_ahead import ChunkPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
 
 BIN_LAYOUTS = ("pairs", "columns")
-_PIECE_EDGES = 1 << 17  # small enough to stay in the cache between reading and splitting
+_SLICE_EDGES = 1 << 17  # small enough to stay in the cache between reading and splitting
 
 
 class ArrayStream(EdgeStream):
@@ -47,14 +47,14 @@ class ArrayStream(EdgeStream):
 
     def _identity(self) -> dict:
         digest = hashlib.sha256()
-        for start in range(0, self.num_edges, _PIECE_EDGES):
+        for start in range(0, self.num_edges, _SLICE_EDGES):
             for end in (self._src, self._dst):
-                digest.update(end[start : start + _PIECE_EDGES].astype("<i8").tobytes())
+                digest.update(end[start : start + _SLICE_EDGES].astype("<i8").tobytes())
         return {"array": digest.hexdigest(), "num_edges": self.num_edges}
 
     def _blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for start in range(first_edge, self.num_edges, _PIECE_EDGES):
-            part = slice(start, start + _PIECE_EDGES)
+        for start in range(first_edge, self.num_edges, _SLICE_EDGES):
+            part = slice(start, start + _SLICE_EDGES)
             yield self._native(self._src[part]), self._native(self._dst[part])
 
     def _native(self, values: np.ndarray) -> np.ndarray:
@@ -102,10 +102,10 @@ class ArrayFileStream(EdgeStream):
 
     def _blocks(self, first_edge: int) -> Iterator:
         width = self._id_type.itemsize
-        scratch = np.empty((2, _PIECE_EDGES), self._id_type)
+        scratch = np.empty((2, _SLICE_EDGES), self._id_type)
         with open(self._path, "rb", buffering=0) as file:
-            for start in range(first_edge, self.num_edges, _PIECE_EDGES):
-                length = min(_PIECE_EDGES, self.num_edges - start)
+            for start in range(first_edge, self.num_edges, _SLICE_EDGES):
+                length = min(_SLICE_EDGES, self.num_edges - start)
                 if self._pairs:
                     pairs = scratch.reshape(-1)[: 2 * length]
                     self._read(file, self._offset_bytes + 2 * start * width, pairs, start)

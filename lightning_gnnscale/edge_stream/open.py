@@ -26,11 +26,11 @@ def open_pyg(data, options: StreamOptions) -> EdgeStream:
     """Stream `data.edge_index` (2, num_edges), or `data.adj_t`; without num_nodes it is the data's own.
 
     Raises:
-        EdgeStreamError: the data has neither, or no integers, or has nodes or edges of several kinds.
+        EdgeStreamError: the data has neither, or no integers, or has several node types or edge types.
     """
     name = type(data).__name__
     if hasattr(data, "edge_types"):
-        raise EdgeStreamError(f"{name}: {ONE_KIND}")
+        raise EdgeStreamError(f"{name}: {ONE_NODE_TYPE}")
     edge_index, adj_t = getattr(data, "edge_index", None), getattr(data, "adj_t", None)
     if edge_index is None and adj_t is None:
         raise EdgeStreamError(f"{name}: has neither edge_index nor adj_t, so no edges: set one of them")
@@ -41,8 +41,9 @@ def open_pyg(data, options: StreamOptions) -> EdgeStream:
     return ArrayStream(f"{name}.edge_index", edge_index, options)
 
 
-ONE_KIND = (
-    "graphs with several kinds of nodes or edges are not read yet: give data.to_homogeneous(), which keeps the kinds "
+ONE_NODE_TYPE = (
+    "graphs with several node types or edge types are not read yet: give data.to_homogeneous(), which keeps the "
+    "node types "
     "as node_type and edge_type"
 )
 

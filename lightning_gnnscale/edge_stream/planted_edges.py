@@ -1,4 +1,4 @@
-"""Edges of a degree-corrected planted partition, each drawn by its own number in O(1) from alias tables."""
+"""Edges of a degree-corrected planted partition, each sampled by its own number in O(1) from alias tables."""
 
 from typing import NamedTuple
 
@@ -80,16 +80,16 @@ def settle(key, neighbors_inside, sizes, out):
         out[v] = np.searchsorted(ends[:low], below(combine(key, v), ends[low - 1]), side="right")
 
 
-DRAW_VERSION = 1  # raise it with any change that draws other edges: it is part of the fingerprint
+SAMPLE_VERSION = 1  # raise it with any change that samples other edges: it is part of the fingerprint
 _WEIGHT_ONE = 65536.0  # weights are whole multiples of 2**-16, so that a last bit of pow() changes nothing
 _MAX_TRIES = 64
 _STAGE_EDGES = 512
-_WITHIN_DRAW, _COMMUNITY_DRAW, _SRC_DRAW, _OTHER_DRAW, _DST_DRAW = 0, 1, 2, 100, 200  # one number a draw
+_WITHIN_SAMPLE, _COMMUNITY_SAMPLE, _SRC_SAMPLE, _OTHER_SAMPLE, _DST_SAMPLE = 0, 1, 2, 100, 200  # one number a sample
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
-class DrawTables(NamedTuple):
-    """What an edge is drawn from.
+class SampleTables(NamedTuple):
+    """What an edge is sampled from.
 
     Attributes:
         offsets: (num_communities + 1,) int64, where each community's nodes begin in `nodes`.
@@ -106,7 +106,7 @@ class DrawTables(NamedTuple):
     homophily: float
 
 
-def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray, homophily: float) -> DrawTables:
+def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray, homophily: float) -> SampleTables:
     """Return the tables for nodes with these communities and expected degrees (up to a factor).
 
     Args:
@@ -127,12 +127,12 @@ def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray
     inside, anywhere = (np.empty((num_communities, 3), np.uint32) for _ in range(2))
     _alias(everyone, np.where(sizes >= 2, sums, 0.0), inside)
     _alias(everyone, sums, anywhere)
-    return DrawTables(offsets, nodes, inside, anywhere, 1.0 if (sizes > 0).sum() == 1 else float(homophily))
+    return SampleTables(offsets, nodes, inside, anywhere, 1.0 if (sizes > 0).sum() == 1 else float(homophily))
 
 
 @kernel
-def draw_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out_src, out_dst):
-    """Draw the edges first_edge, first_edge + 1, ... into two int32 arrays of one length.
+def sample_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out_src, out_dst):
+    """Sample the edges first_edge, first_edge + 1, ... into two int32 arrays of one length.
 
     In stages, so that the reads of one stage do not wait for each other: where to look, looking, redrawing of
     self-loops.
@@ -144,8 +144,8 @@ def draw_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out
         for i in range(start, stop):
             edge = combine(key, first_edge + i)
             c, other = _communities(edge, offsets, inside, anywhere, homophily)
-            randoms[0, i - start] = combine(edge, _SRC_DRAW)
-            randoms[1, i - start] = combine(edge, _DST_DRAW)
+            randoms[0, i - start] = combine(edge, _SRC_SAMPLE)
+            randoms[1, i - start] = combine(edge, _DST_SAMPLE)
             slots[0, i - start] = offsets[c] + below(randoms[0, i - start], offsets[c + 1] - offsets[c])
             slots[1, i - start] = offsets[other] + below(randoms[1, i - start], offsets[other + 1] - offsets[other])
         for i in range(start, stop):
@@ -162,16 +162,16 @@ def draw_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out
 def _communities(edge, offsets, inside, anywhere, homophily):
     """Return the communities of an edge's two ends."""
     num_communities = len(offsets) - 1
-    if unit(combine(edge, _WITHIN_DRAW)) < homophily:
-        random = combine(edge, _COMMUNITY_DRAW)
+    if unit(combine(edge, _WITHIN_SAMPLE)) < homophily:
+        random = combine(edge, _COMMUNITY_SAMPLE)
         c = _item(inside, below(random, num_communities), random)
         return c, c
-    random = combine(edge, _COMMUNITY_DRAW)
+    random = combine(edge, _COMMUNITY_SAMPLE)
     c = _item(anywhere, below(random, num_communities), random)
     other = c
     attempt = 0
     while other == c and attempt < _MAX_TRIES:
-        random = combine(edge, _OTHER_DRAW + attempt)
+        random = combine(edge, _OTHER_SAMPLE + attempt)
         other = _item(anywhere, below(random, num_communities), random)
         attempt += 1
     while other == c or offsets[other] == offsets[other + 1]:
@@ -181,9 +181,9 @@ def _communities(edge, offsets, inside, anywhere, homophily):
 
 @kernel
 def _other_than(src, edge, first, last, nodes):
-    """Draw the second end again until it is not the first; its community has two nodes or more."""
+    """Sample the second end again until it is not the first; its community has two nodes or more."""
     for attempt in range(1, _MAX_TRIES):
-        random = combine(edge, _DST_DRAW + attempt)
+        random = combine(edge, _DST_SAMPLE + attempt)
         dst = _item(nodes, first + below(random, last - first), random)
         if dst != src:
             return dst

@@ -156,7 +156,7 @@ class NodeIds:
         path = Path(path)
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         try:
-            with disk_errors(path, "written", "make room, or give another path"):
+            with disk_errors(path, "written", "make space, or give another path"):
                 with open(temporary, "wb") as file:
                     np.save(file, np.asarray(self))
                     file.flush()

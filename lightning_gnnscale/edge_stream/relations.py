@@ -1,4 +1,7 @@
-"""The edges of several relations as one stream: nodes of all kinds in one space, and the relation of each edge."""
+"""The edges of several edge types as one stream:
+
+nodes of all node types in one space, and the edge type of each edge.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,11 +22,11 @@ from .stream import EdgeStream, backing_file
 _HASH_BLOCK = 1 << 22
 
 
-class RelationEdges(NamedTuple):
-    """Edges of one relation, or of several that a number beside each edge tells apart.
+class EdgesByType(NamedTuple):
+    """Edges of one edge type, or of several that a number beside each edge tells apart.
 
     Attributes:
-        stream: Edges; ids count the nodes of a kind from 0.
+        stream: Edges; ids count the nodes of a node type from 0.
         relation: Number of the relation; or (num_edges,) integers, the relation of each edge.
     """
 
@@ -31,49 +34,51 @@ class RelationEdges(NamedTuple):
     relation: int | np.ndarray
 
 
-class RelationStream(EdgeStream):
-    """The edges of several relations, one source behind the other, over the nodes of all kinds.
+class HeteroStream(EdgeStream):
+    """The edges of several edge types, one source behind the other, over the nodes of all node types.
 
-    Node i of kind k is node `kind_offsets[k] + i` of the stream. With `to_undirected`, the reverse of an edge belongs
-    to the relation that `schema.reverse` names.
+    Node i of node type k is node `type_offsets[k] + i` of the stream. With `to_undirected`, the reverse of an edge
+    belongs to the edge type that `schema.reverse` names.
 
     Args:
         sources: Edges, in this order.
-        schema: Kinds and relations, those of reverses included.
-        num_nodes: By kind, number of nodes.
+        schema: Node types and edge types, those of reverses included.
+        num_nodes: By node type, number of nodes.
         chunk_edges, to_undirected, remove_self_loops: See `open_edge_stream`.
 
     Attributes:
-        kind_offsets: (num_kinds + 1,) int64.
+        type_offsets: (num_node_types + 1,) int64.
 
     Raises:
-        ValueError: counts or relations do not fit the schema, or reverses are asked for that it does not name.
+        ValueError: counts or edge types do not fit the schema, or reverses are asked for that it does not name.
 
     Cost: that of the sources, and a copy of each chunk.
     """
 
     def __init__(
         self,
-        sources: Sequence[RelationEdges],
+        sources: Sequence[EdgesByType],
         schema: GraphSchema,
         num_nodes: Sequence[int],
         chunk_edges: int = 1 << 22,
         to_undirected: bool = False,
         remove_self_loops: bool = False,
     ):
-        if len(num_nodes) != schema.num_kinds:
-            raise ValueError(f"num_nodes must have {schema.num_kinds} counts, one a kind, got {len(num_nodes)}")
-        if to_undirected and len(schema.reverse) != schema.num_relations:
-            raise ValueError("to_undirected needs a schema with the reverse of each relation, which this one has not")
+        if len(num_nodes) != schema.num_node_types:
+            raise ValueError(
+                f"num_nodes must have {schema.num_node_types} counts, one a node type, got {len(num_nodes)}"
+            )
+        if to_undirected and len(schema.reverse) != schema.num_edge_types:
+            raise ValueError("to_undirected needs a schema with the reverse of each edge type, which this one has not")
         self.schema, self.sources = schema, list(sources)
-        self.kind_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_nodes, dtype=np.int64)])
-        total = int(self.kind_offsets[-1])
+        self.type_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_nodes, dtype=np.int64)])
+        total = int(self.type_offsets[-1])
         options = StreamOptions(total, chunk_edges, "auto", to_undirected, remove_self_loops)
         counts = [source.stream.num_edges for source in self.sources]
         name = ", ".join(dict.fromkeys(source.stream.name for source in self.sources)) or "no edges"
         super().__init__(name, id_dtype(total), options, None if None in counts else sum(counts))
         for number, source in enumerate(self.sources):
-            self._check_relation(number, source)
+            self._check_edge_type(number, source)
 
     @property
     def seekable(self) -> bool:
@@ -81,21 +86,21 @@ class RelationStream(EdgeStream):
         return all(source.stream.num_edges is not None for source in self.sources)
 
     @property
-    def num_kinds(self) -> int:
-        """Number of kinds of nodes."""
-        return self.schema.num_kinds
+    def num_node_types(self) -> int:
+        """Number of node types."""
+        return self.schema.num_node_types
 
     @property
-    def relation_dtype(self) -> np.dtype:
-        """The smallest unsigned integers that hold a relation's number."""
-        return np.dtype(np.uint8 if self.schema.num_relations <= 256 else np.uint16)
+    def edge_type_dtype(self) -> np.dtype:
+        """The smallest unsigned integers that hold an edge type's number."""
+        return np.dtype(np.uint8 if self.schema.num_edge_types <= 256 else np.uint16)
 
-    def kind_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the (num,) int64 kinds of nodes of the stream."""
-        return np.searchsorted(self.kind_offsets, nodes, side="right") - 1
+    def type_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 node types of the stream."""
+        return np.searchsorted(self.type_offsets, nodes, side="right") - 1
 
-    def relation_of(self, edges: np.ndarray) -> np.ndarray:
-        """Return the relations of edges, (num,) of `relation_dtype`.
+    def edge_type_of(self, edges: np.ndarray) -> np.ndarray:
+        """Return the edge types of edges, (num,) of `edge_type_dtype`.
 
         Args:
             edges: (num,) int64 positions in the stream; the complement of one, below 0, stands for its reverse. All
@@ -112,7 +117,7 @@ class RelationStream(EdgeStream):
             relation[chosen] = given if np.ndim(given) == 0 else given[listed[chosen] - first[number]]
         if reverse.any():
             relation[reverse] = np.array(self.schema.reverse)[relation[reverse]]
-        return relation.astype(self.relation_dtype)
+        return relation.astype(self.edge_type_dtype)
 
     def count(self, progress=None) -> tuple[int, int]:
         """Return (num_nodes, num_edges), reading sources whose edges are not counted yet."""
@@ -120,11 +125,11 @@ class RelationStream(EdgeStream):
             source.stream.count(progress)
         self.num_edges = sum(source.stream.num_edges for source in self.sources)
         for number, source in enumerate(self.sources):
-            self._check_relation(number, source)
+            self._check_edge_type(number, source)
         return self.num_nodes, self.num_edges
 
     def source_files(self) -> list[Path]:
-        """Return the files of all sources, and those of the relations of edges."""
+        """Return the files of all sources, and those of the edge types of edges."""
         files = [path for source in self.sources for path in source.stream.source_files()]
         relations = (backing_file(source.relation) for source in self.sources if np.ndim(source.relation))
         return files + [path for path in relations if path is not None]
@@ -143,7 +148,7 @@ class RelationStream(EdgeStream):
             "relations": [source.stream.fingerprint() for source in self.sources],
             "numbers": named,
             "schema": self.schema.as_json(),
-            "kind_offsets": self.kind_offsets.tolist(),
+            "type_offsets": self.type_offsets.tolist(),
         }
 
     def _first_edges(self) -> np.ndarray:
@@ -171,9 +176,9 @@ class RelationStream(EdgeStream):
         if np.ndim(relation):
             relation = np.asarray(relation[first : first + len(src)])
         ends = []
-        for what, nodes, kinds in (("source", src, schema.sources), ("target", dst, schema.targets)):
-            kind = kinds[relation]
-            count = (self.kind_offsets[1:] - self.kind_offsets[:-1])[kind]
+        for what, nodes, node_types in (("source", src, schema.sources), ("target", dst, schema.targets)):
+            node_type = node_types[relation]
+            count = (self.type_offsets[1:] - self.type_offsets[:-1])[node_type]
             bad = nodes >= count
             if len(nodes) and bool(np.any(bad)):
                 at = int(np.argmax(bad))
@@ -182,19 +187,19 @@ class RelationStream(EdgeStream):
                 raise EdgeStreamError(
                     f"{self.sources[number].stream.name}: edge {first + at}: {what} {int(nodes[at])} of "
                     f"{','.join(edge_type)} is not below the {int(np.broadcast_to(count, len(nodes))[at])} nodes of "
-                    f"kind {edge_type[0 if what == 'source' else 2]}"
+                    f"node type {edge_type[0 if what == 'source' else 2]}"
                 )
-            ends.append((nodes + self.kind_offsets[kind]).astype(self.dtype, copy=False))
+            ends.append((nodes + self.type_offsets[node_type]).astype(self.dtype, copy=False))
         return ends[0], ends[1]
 
-    def _check_relation(self, number: int, source: RelationEdges) -> None:
-        limit, given = self.schema.num_relations, source.relation
+    def _check_edge_type(self, number: int, source: EdgesByType) -> None:
+        limit, given = self.schema.num_edge_types, source.relation
         low, high = (given, given) if np.ndim(given) == 0 else (given.min(initial=0), given.max(initial=0))
         if not 0 <= low <= high < limit:
-            raise ValueError(f"relations of {source.stream.name} must be in [0, {limit}), got {low} to {high}")
+            raise ValueError(f"edge types of {source.stream.name} must be in [0, {limit}), got {low} to {high}")
         if np.ndim(given) and source.stream.num_edges not in (None, len(given)):
             raise ValueError(
-                f"{source.stream.name}: {source.stream.num_edges} edges, but {len(given)} relations: give one an edge"
+                f"{source.stream.name}: {source.stream.num_edges} edges, but {len(given)} edge types: give one an edge"
             )
 
 
@@ -207,10 +212,12 @@ def _digest(relation: np.ndarray) -> str:
 
 
 class PairIds:
-    """The ids of edges between two kinds: each end is numbered by the ids of its own kind; in place of `NodeIds`.
+    """The ids of edges between two node types:
+
+    each end is numbered by the ids of its own node type; in place of `NodeIds`.
 
     Args:
-        source, target: `NodeIds` of all nodes of either kind; None: its ids are numbers of rows.
+        source, target: `NodeIds` of all nodes of either node type; None: its ids are numbers of rows.
     """
 
     complete, are_strings = True, False
@@ -232,19 +239,23 @@ class PairIds:
 
 def _rows(values) -> np.ndarray:
     if not isinstance(values, np.ndarray):
-        raise EdgeStreamError("ids of a kind without nodes= must be row numbers, got strings: give the ids of its rows")
+        raise EdgeStreamError(
+            "ids of a node type without nodes= must be row numbers, got strings: give the ids of its rows"
+        )
     try:
-        return exact_integers("ids of a kind without nodes=, which are row numbers", values, 0, unit="edge")
+        return exact_integers("ids of a node type without nodes=, which are row numbers", values, 0, unit="edge")
     except ValueError as error:
         raise EdgeStreamError(str(error)) from None
 
 
-class IdsByKind:
-    """The user's ids of the nodes of all kinds, kind after kind; the same id may stand in several kinds.
+class IdsByNodeType:
+    """The user's ids of the nodes of all node types, node type after node type;
+
+    the same id may stand in several node types.
 
     Args:
-        ids: By kind, `NodeIds`; None: row numbers.
-        counts: By kind, number of nodes.
+        ids: By node type, `NodeIds`; None: row numbers.
+        counts: By node type, number of nodes.
     """
 
     complete, listed = True, None
@@ -266,10 +277,10 @@ class IdsByKind:
 
     def strings(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of (num,) nodes as texts: (num + 1,) int64 offsets and (num_bytes,) uint8."""
-        kind = np.searchsorted(self.offsets, numbers, side="right") - 1
+        node_type = np.searchsorted(self.offsets, numbers, side="right") - 1
         lengths, texts = np.zeros(len(numbers), np.int64), []
         for number, ids in enumerate(self.ids):
-            rows = numbers[kind == number] - self.offsets[number]
+            rows = numbers[node_type == number] - self.offsets[number]
             if ids is None or not ids.are_strings:
                 named = rows if ids is None else np.asarray(ids)[rows]
                 encoded = [str(name).encode() for name in named.tolist()]
@@ -277,20 +288,20 @@ class IdsByKind:
                 data = np.frombuffer(b"".join(encoded), np.uint8)
             else:
                 offsets, data = ids.strings(rows)
-            lengths[kind == number] = np.diff(offsets)
+            lengths[node_type == number] = np.diff(offsets)
             texts.append(data)
         out_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         out = np.empty(int(out_offsets[-1]), np.uint8)
         for number, data in enumerate(texts):
-            _place_texts(kind, number, out_offsets, np.asarray(data), out)
+            _place_texts(node_type, number, out_offsets, np.asarray(data), out)
         return out_offsets, out
 
 
 @kernel
-def _place_texts(kind, number, offsets, data, out):
+def _place_texts(node_type, number, offsets, data, out):
     at = 0
-    for i in range(len(kind)):
-        if kind[i] == number:
+    for i in range(len(node_type)):
+        if node_type[i] == number:
             for place in range(offsets[i], offsets[i + 1]):
                 out[place] = data[at]
                 at += 1

@@ -338,7 +338,7 @@ Keep = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 class FilteredStream(EdgeStream):
-    """The edges of another stream that a rule keeps, numbered anew from 0, over the same nodes.
+    """The edges of another stream that a rule keeps, numbered again from 0, over the same nodes.
 
     Args:
         stream: what is filtered; its nodes have been counted.

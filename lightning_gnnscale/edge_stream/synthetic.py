@@ -18,13 +18,13 @@ from ..jit import kernel
 from ..rng import below, combine, fold, unit
 from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
 from .planted_edges import (
-    DRAW_VERSION,
-    DrawTables,
+    SAMPLE_VERSION,
+    SampleTables,
     build_tables,
     community_sizes,
-    draw_edges,
     largest_weight,
     mean_size,
+    sample_edges,
     settle,
 )
 from .read_ahead import ChunkPool
@@ -77,7 +77,7 @@ def _add_centres(centres, community, rows):
 
 
 _EDGES, _COMMUNITY, _WEIGHT, _LABEL, _LABEL_NOISE, _SPLIT, _CENTRE, _FEATURE = range(8)
-_PIECE_EDGES = 1 << 17
+_SLICE_EDGES = 1 << 17
 _FEATURE_BYTES = 1 << 24
 _WHOLE = 65536.0
 FEATURE_DTYPES = ("float32", "float16")
@@ -88,7 +88,7 @@ class SyntheticGraph:
     """Degree-corrected planted partition with power-law degrees.
 
     Communities are assigned to nodes by hash, so node ids reveal nothing about them. Their sizes are equal, or follow a
-    power law. An edge lies inside a community with probability `homophily`; its ends are drawn in proportion to their
+    power law. An edge lies inside a community with probability `homophily`; its ends are sampled in proportion to their
     expected degrees. There are no self-loops. An edge may repeat, because hubs of one community meet more than once.
     `lfr_graph` takes the parameters of the LFR benchmark.
 
@@ -104,14 +104,14 @@ class SyntheticGraph:
         seed: Any 64-bit integer.
         community_exponent: Exponent of the distribution of community sizes, density(s) ~ s ** -community_exponent, in
             [1, 100]. A node then lives in a community that is larger than its expected number of neighbours inside.
-            None: all communities have one size, and nodes are drawn evenly.
+            None: all communities have one size, and nodes are sampled evenly.
         max_community: Number of nodes in the largest community, in [num_nodes / num_communities, num_nodes]. None: a
             tenth of the nodes, but at least twice the mean. Needs `community_exponent`.
 
     Raises:
         ValueError: a parameter is outside of its range.
 
-    Cost: 12 bytes a node once edges are drawn, about 40 bytes a node while the tables are built.
+    Cost: 12 bytes a node once edges are sampled, about 40 bytes a node while the tables are built.
     Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011. Differs: a fixed
     number of independent edges instead of a Poisson count for every pair of nodes.
     """
@@ -170,12 +170,12 @@ class SyntheticGraph:
         return out
 
     def labels(self) -> np.ndarray:
-        """Return the (num_nodes,) int64 labels: the communities, with `label_noise` of them drawn anew."""
+        """Return the (num_nodes,) int64 labels: the communities, with `label_noise` of them sampled again."""
         labels = self.communities().astype(np.int64)
         if self.label_noise > 0:
-            drawn = np.empty_like(labels)
-            _nodes_below(self._key(_LABEL), self.num_communities, drawn)
-            labels = np.where(self._units(_LABEL_NOISE) < self.label_noise, drawn, labels)
+            sampled = np.empty_like(labels)
+            _nodes_below(self._key(_LABEL), self.num_communities, sampled)
+            labels = np.where(self._units(_LABEL_NOISE) < self.label_noise, sampled, labels)
         return labels
 
     def masks(self, train: float = 0.6, val: float = 0.2, test: float | None = None) -> dict[str, np.ndarray]:
@@ -235,7 +235,7 @@ class SyntheticGraph:
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         header = {"descr": dtype.str, "fortran_order": False, "shape": (self.num_nodes, dim)}
         try:
-            with disk_errors(path, "written", "make room, or give another folder"):
+            with disk_errors(path, "written", "make space, or give another folder"):
                 with open(temporary, "wb") as file:
                     np.lib.format.write_array_header_1_0(file, header)
                     for _, rows in self._feature_ranges(dim, dtype, noise, progress):
@@ -264,7 +264,7 @@ class SyntheticGraph:
         return out
 
     @cached_property
-    def _tables(self) -> DrawTables:
+    def _tables(self) -> SampleTables:
         return build_tables(self.communities(), self.num_communities, self._weights(), self.homophily)
 
     def _weights(self) -> np.ndarray:
@@ -294,7 +294,7 @@ class SyntheticGraph:
 
 
 class SyntheticStream(EdgeStream):
-    """The edges of a `SyntheticGraph`, drawn into the chunks themselves."""
+    """The edges of a `SyntheticGraph`, sampled into the chunks themselves."""
 
     seekable = True
 
@@ -305,13 +305,13 @@ class SyntheticStream(EdgeStream):
         self.graph = graph
 
     def _identity(self) -> dict:
-        return {"synthetic": self.graph.parameters(), "version": DRAW_VERSION}
+        return {"synthetic": self.graph.parameters(), "version": SAMPLE_VERSION}
 
     def _blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for start in range(first_edge, self.num_edges, _PIECE_EDGES):
-            length = min(_PIECE_EDGES, self.num_edges - start)
+        for start in range(first_edge, self.num_edges, _SLICE_EDGES):
+            length = min(_SLICE_EDGES, self.num_edges - start)
             src, dst = np.empty(length, np.int32), np.empty(length, np.int32)
-            self._draw(start, src, dst)
+            self._sample(start, src, dst)
             yield src, dst
 
     def _ready_chunks(self, first_edge: int, buffers: ChunkPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
@@ -323,12 +323,12 @@ class SyntheticStream(EdgeStream):
             buffer = buffers.take()
             ready = [(buffer[0, :length], buffer[1, :length], self.graph.num_nodes - 1)]
             del buffer
-            self._draw(start, *ready[0][:2])
+            self._sample(start, *ready[0][:2])
             yield ready.pop()
 
-    def _draw(self, first_edge: int, out_src: np.ndarray, out_dst: np.ndarray) -> None:
+    def _sample(self, first_edge: int, out_src: np.ndarray, out_dst: np.ndarray) -> None:
         tables = self.graph._tables
-        draw_edges(self.graph._key(_EDGES), first_edge, *tables, out_src, out_dst)
+        sample_edges(self.graph._key(_EDGES), first_edge, *tables, out_src, out_dst)
 
 
 @kernel
@@ -367,7 +367,7 @@ def lfr_graph(
         ValueError: a parameter is outside of its range.
 
     Source: Lancichinetti, Fortunato and Radicchi, Benchmark graphs for testing community detection algorithms, Phys.
-        Rev. E 78, 2008. Differs: edges are drawn independently, so mixing, degrees and sizes spread around what is
+        Rev. E 78, 2008. Differs: edges are sampled independently, so mixing, degrees and sizes spread around what is
         asked for, and a few percent of the edges repeat; repeats left out, the share that leaves is a little higher.
     """
     checked_integer("lfr.num_nodes", num_nodes, 4, 2**31 - 1)

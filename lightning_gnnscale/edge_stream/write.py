@@ -9,7 +9,7 @@ from ..errors import EdgeStreamError, disk_errors
 from .stream import EdgeStream, Progress
 
 WRITE_SUFFIXES = (".bin", ".npy", ".parquet", ".csv", ".tsv", ".txt")
-_PIECE_EDGES = 1 << 17
+_SLICE_EDGES = 1 << 17
 
 
 def write_edges(
@@ -41,7 +41,7 @@ def write_edges(
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     write = {".bin": _write_bin, ".npy": _write_npy, ".parquet": _write_parquet}.get(path.suffix, _write_text)
     try:
-        with disk_errors(path, "written", "make room, or give another path"):
+        with disk_errors(path, "written", "make space, or give another path"):
             write(stream, temporary, id_type, path.suffix, progress or _silent)
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
@@ -62,8 +62,8 @@ def _pieces(stream: EdgeStream, id_type: np.dtype, progress: Progress):
             largest = max(int(chunk.src.max()), int(chunk.dst.max()))
             if largest > np.iinfo(id_type).max:
                 raise EdgeStreamError(f"{stream.name}: node {largest} does not fit {id_type.name}: write int64")
-        for start in range(0, len(chunk.src), _PIECE_EDGES):
-            part = slice(start, start + _PIECE_EDGES)
+        for start in range(0, len(chunk.src), _SLICE_EDGES):
+            part = slice(start, start + _SLICE_EDGES)
             yield chunk.src[part], chunk.dst[part]
         progress("write edges", chunk.first_edge + len(chunk.src), stream.num_edges)
 

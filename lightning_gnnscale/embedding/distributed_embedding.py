@@ -12,8 +12,8 @@ from torch import Tensor
 from ..errors import CheckpointError, PartitionStoreError
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
-from ..partition_store.kind_features import KindsWithRows, said_kinds
 from ..partition_store.manifest import sync_folder
+from ..partition_store.typed_features import NodeTypesWithRows, said_node_types
 from ..rng import fold
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
@@ -128,7 +128,8 @@ def _open(path: Path, entry: dict[str, Any], values: np.ndarray) -> np.ndarray:
 class DistributedEmbedding(OwnedRows):
     """Learnable node embeddings, a row of dim numbers a node, sharded by part, with a sparse optimizer of their own.
 
-    In a graph with kinds of nodes `for_store(store, dim, kinds=["author"])` has rows of these kinds' nodes alone.
+    In a heterogeneous graph of nodes `for_store(store, dim, node_types=["author"])` has rows of these node types'
+    nodes alone.
 
     `pull` reads rows; `push` updates the rows of a batch by their gradients. The processes of a host write to one table
     without locks (Hogwild): simultaneous steps of the same row may overwrite each other, but rows that no other process
@@ -150,7 +151,7 @@ class DistributedEmbedding(OwnedRows):
             they do not depend on the partitioning; None: the ids.
         dtype: "float32" or "float64".
         hosts: See `OwnedRows`.
-        kinds: The kinds of nodes that have rows, which `for_store` finds by their names; None: every node has one.
+        node types: The node types that have rows, which `for_store` finds by their names; None: every node has one.
 
     Attributes:
         num_rows: Number of rows, of all hosts together.
@@ -160,7 +161,7 @@ class DistributedEmbedding(OwnedRows):
     Raises:
         ValueError: an argument outside its range.
 
-    Cost: dim * 4 bytes a row, of which nodes of other kinds have none; with Adam three times as much and 4 bytes.
+    Cost: dim * 4 bytes a row, of which nodes of other node types have none; with Adam three times as much and 4 bytes.
     Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: bias correction by row is an option, and values
         that were pulled together from another host are pushed together.
     """
@@ -179,7 +180,7 @@ class DistributedEmbedding(OwnedRows):
         node_keys: np.ndarray | None = None,
         dtype: str = "float32",
         hosts: Sequence[int] | None = None,
-        kinds: KindsWithRows | None = None,
+        node_types: NodeTypesWithRows | None = None,
     ):
         if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or an optimizer, got {optimizer!r}")
@@ -190,29 +191,29 @@ class DistributedEmbedding(OwnedRows):
         if node_keys is not None and len(node_keys) != num_nodes:
             raise ValueError(f"node_keys must have {num_nodes} entries, got {len(node_keys)}")
         self.optimizer = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
-        super().__init__(num_nodes, dim, dtype, part_offsets, hosts, kinds)
+        super().__init__(num_nodes, dim, dtype, part_offsets, hosts, node_types)
         self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
         self.loaded = False
         self._traced: list[tuple[np.ndarray, Tensor]] = []
 
     @classmethod
     def for_store(
-        cls, store: PartitionStore, dim: int, kinds: Sequence[str] | None = None, **options
+        cls, store: PartitionStore, dim: int, node_types: Sequence[str] | None = None, **options
     ) -> "DistributedEmbedding":
         """Return embeddings of a store's nodes, sharded by its parts; initial values go by original ids.
 
         Args:
             store: An open `PartitionStore`.
             dim: Length of a row, >= 1.
-            kinds: Names of the kinds whose nodes have rows, for example those without features; a model must read the
-                rows of exactly these. None: every node has one.
+            node types: Names of the node types whose nodes have rows, for example those without features; a model must
+                read the rows of exactly these. None: every node has one.
             options: Further arguments of the class.
 
         Raises:
-            ValueError: the store has no kinds of these names, or an argument is outside its range.
+            ValueError: the store has no node types of these names, or an argument is outside its range.
         """
         given = {"part_offsets": store.part_offsets, "node_keys": store.original_nid}
-        return cls(store.num_nodes, dim, **given, kinds=KindsWithRows.of(store, kinds), **options)
+        return cls(store.num_nodes, dim, **given, node_types=NodeTypesWithRows.of(store, node_types), **options)
 
     @property
     def num_pushes(self) -> int:
@@ -223,12 +224,12 @@ class DistributedEmbedding(OwnedRows):
         """Step the rows of some nodes; with several hosts a collective.
 
         Args:
-            nodes: (num,) integers in [0, num_nodes), of kinds with rows; gradients of a node that comes twice are
+            nodes: (num,) integers in [0, num_nodes), of node types with rows; gradients of a node that comes twice are
                 added up first.
             gradients: (num, dim), of the loss by the rows.
 
         Raises:
-            ValueError: a node is out of range or of a kind without rows, or gradients are of another shape.
+            ValueError: a node is out of range or of a node type without rows, or gradients are of another shape.
             StrategyError: another rank was lost.
         """
         ids = self.row_ids(nodes)
@@ -288,8 +289,8 @@ class DistributedEmbedding(OwnedRows):
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
         facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}
-        if self.kinds is not None:
-            facts |= {"num_rows": self.num_rows, "kinds": self.kinds.names}
+        if self.node_types is not None:
+            facts |= {"num_rows": self.num_rows, "node_types": self.node_types.names}
         return facts | {"files": save_rows(Path(folder), chosen, self._share())}
 
     def load(self, folder: str | Path, saved: list[dict[str, Any]]) -> None:
@@ -300,20 +301,20 @@ class DistributedEmbedding(OwnedRows):
             saved: what `save` returned on every rank then.
 
         Raises:
-            PartitionStoreError: a file is missing or damaged, or the rows are of other shape or other kinds.
+            PartitionStoreError: a file is missing or damaged, or the rows are of other shape or other node types.
         """
-        self._check_kinds(Path(folder), saved)
+        self._check_node_types(Path(folder), saved)
         load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_rows, self.dim, self.dtype.str))
         self._table.counter[0] = max(one["pushes"] for one in saved)
         self.loaded = True
         self._barrier()
 
-    def _check_kinds(self, folder: Path, saved: list[dict[str, Any]]) -> None:
-        mine = None if self.kinds is None else self.kinds.names
-        given = next((one.get("kinds") for one in saved if one.get("kinds") != mine), mine)
+    def _check_node_types(self, folder: Path, saved: list[dict[str, Any]]) -> None:
+        mine = None if self.node_types is None else self.node_types.names
+        given = next((one.get("node_types") for one in saved if one.get("node_types") != mine), mine)
         if given != mine:
             told = ["every node" if names is None else f"nodes of {', '.join(names)}" for names in (given, mine)]
-            remedy = said_kinds(self.kinds.node_types if given is None else given)
+            remedy = said_node_types(self.node_types.node_types if given is None else given)
             raise PartitionStoreError(
                 f"{folder}: holds rows for {told[0]}, the embedding has them for {told[1]}: make it as it was then, "
                 f"with {remedy}"
@@ -349,7 +350,7 @@ class DistributedEmbedding(OwnedRows):
             return
         key = np.uint64(fold(self.seed, self.dim))
         for ids, rows in share:
-            for nodes, own in [(ids, ids)] if self.kinds is None else self.kinds.runs(ids):
+            for nodes, own in [(ids, ids)] if self.node_types is None else self.node_types.runs(ids):
                 shift = rows.start - ids.start
                 place = slice(own.start + shift, own.stop + shift)
                 fill_initial(self._arrays()["rows"][place], self._keys(nodes), key, self.scale)

@@ -9,9 +9,9 @@ from torch import Tensor
 from ..errors import PlacementError, wait_for_others
 from ..events import record
 from ..loader import BufferPool
-from ..partition_store.kind_features import KindsWithRows
+from ..partition_store.typed_features import NodeTypesWithRows
 from ..placement.shared_rows import gather_objects
-from ..sampler.minibatch import RowsByKind
+from ..sampler.minibatch import RowsByNodeType
 from ..triton_kernels.gather_rows import gather_rows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes
@@ -29,7 +29,7 @@ class OwnedRows:
         part_offsets: (num_parts + 1,) offsets of the parts. A part is a range of ids and belongs to the host of the
             rank that trains it. None: each host owns an equal range.
         hosts: Host of each rank; None: found from the machines that the ranks run on.
-        kinds: The kinds of nodes that have rows; None: every node has one.
+        node types: The node types that have rows; None: every node has one.
 
     Attributes:
         num_rows: Number of rows, of all hosts together; `row_ids` tells which is whose, ids where every node has one.
@@ -48,7 +48,7 @@ class OwnedRows:
         dtype,
         part_offsets: np.ndarray | None = None,
         hosts: Sequence[int] | None = None,
-        kinds: KindsWithRows | None = None,
+        node_types: NodeTypesWithRows | None = None,
     ):
         for name, value in {"num_nodes": num_nodes, "dim": dim}.items():
             if not isinstance(value, int | np.integer) or value < 1:
@@ -57,12 +57,15 @@ class OwnedRows:
         self.part_offsets = None if part_offsets is None else checked_offsets(part_offsets)
         if part_offsets is not None and self.part_offsets[-1] != num_nodes:
             raise ValueError(f"part_offsets must end at num_nodes {num_nodes}, got {self.part_offsets[-1]}")
-        if kinds is not None and (not isinstance(kinds, KindsWithRows) or kinds.num_nodes != num_nodes):
+        if node_types is not None and (
+            not isinstance(node_types, NodeTypesWithRows) or node_types.num_nodes != num_nodes
+        ):
             raise ValueError(
-                f"kinds must be those of a store of {num_nodes} nodes: use {type(self).__name__}.for_store(store, dim, "
-                "kinds=[...])"
+                f"node types must be those of a store of {num_nodes} nodes: use "
+                f"{type(self).__name__}.for_store(store, dim, "
+                "node_types=[...])"
             )
-        self.kinds, self.num_rows = kinds, self.num_nodes if kinds is None else kinds.num_rows
+        self.node_types, self.num_rows = node_types, self.num_nodes if node_types is None else node_types.num_rows
         self.hosts_given = None if hosts is None else list(hosts)
         self._hosts, self._rank_of_part = Hosts.alone(), None
         self._ownership = self._owners(self._hosts)
@@ -109,15 +112,15 @@ class OwnedRows:
         if len(hosts.host_of_rank) == 1:
             return self.open()
         if self._table is not None and not self.is_local and hosts.host_of_rank != self._hosts.host_of_rank:
-            raise PlacementError(f"{self.what}: the hosts of the run have changed: save the rows and load them anew")
+            raise PlacementError(f"{self.what}: the hosts of the run have changed: save the rows and load them again")
         kept = self._table is not None and (hosts.num_hosts == 1 or not self.is_local)
         before, self._hosts, self._ownership = self._table, hosts, self._owners(hosts)
         leads = hosts.place[0] == 0
         if leads and not kept:
             self._table = self._create()
-        kept, ticket = gather_objects((kept, self._table.ticket) if leads else None)[hosts.ranks(hosts.host)[0]]
-        if not leads and (before is None or before.token != ticket[0]):
-            self._table = SharedTable.attach(ticket)
+        kept, handle = gather_objects((kept, self._table.handle) if leads else None)[hosts.ranks(hosts.host)[0]]
+        if not leads and (before is None or before.token != handle[0]):
+            self._table = SharedTable.attach(handle)
         if not kept:
             self._fill(self._share(), None if before is None else (before, owned_before))
         gather_objects(None)  # all have mapped and filled
@@ -141,20 +144,22 @@ class OwnedRows:
             (num, dim) tensor on the CPU, of memory that is used again when it is gone.
 
         Raises:
-            ValueError: a node is out of range, or of a kind without rows.
+            ValueError: a node is out of range, or of a node type without rows.
             StrategyError: another rank was lost.
         """
         ids = self.row_ids(nodes)
         return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
 
-    def without_features(self, nodes: np.ndarray) -> RowsByKind:
-        """Return the features of (num,) int64 nodes of a graph whose kinds have none, and of which some have rows."""
-        return RowsByKind(torch.from_numpy(self.kinds.nodes.kind_of(nodes)), [None] * len(self.kinds.node_types))
+    def without_features(self, nodes: np.ndarray) -> RowsByNodeType:
+        """Return the features of (num,) int64 nodes where node types have none, and some have rows."""
+        return RowsByNodeType(
+            torch.from_numpy(self.node_types.nodes.type_of(nodes)), [None] * len(self.node_types.node_types)
+        )
 
     def row_ids(self, nodes: np.ndarray | Tensor) -> np.ndarray:
         """Return the (num,) int64 rows of some nodes, in [0, num_rows); raises ValueError as `pull` does."""
         ids = checked_nodes(_as_array(nodes), self.num_nodes)
-        return ids if self.kinds is None else self.kinds.row_ids(ids)
+        return ids if self.node_types is None else self.node_types.row_ids(ids)
 
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (row ids, rows) of this rank's share of its host's rows; over all ranks each row comes once."""
@@ -193,17 +198,17 @@ class OwnedRows:
         position, ranks = self._hosts.place
         num_rows = self._ownership.num_rows(self._hosts.host)
         first, last = num_rows * position // ranks, num_rows * (position + 1) // ranks
-        pieces = []
+        chunks = []
         for _, ids, rows in self._ownership.parts(self._hosts.host):
             start, stop = max(rows.start, first), min(rows.stop, last)
             if start < stop:
                 shift = ids.start - rows.start
-                pieces.append((slice(start + shift, stop + shift), slice(start, stop)))
-        return pieces
+                chunks.append((slice(start + shift, stop + shift), slice(start, stop)))
+        return chunks
 
     def _owners(self, hosts: Hosts) -> Ownership:
         if self.part_offsets is not None:
-            offsets = self.part_offsets if self.kinds is None else self.kinds.part_offsets
+            offsets = self.part_offsets if self.node_types is None else self.node_types.part_offsets
             given = self._rank_of_part
             known = given is not None and len(hosts.host_of_rank) > max(given)
             return Ownership.by_rank(offsets, hosts.host_of_rank, given if known else None)
@@ -220,19 +225,19 @@ class OwnedRows:
         wait_for_others()
 
     def __getstate__(self) -> dict:
-        """Send the rows to a process that this one starts as a ticket: both map the same rows."""
+        """Send the rows to a process that this one starts as a handle: both map the same rows."""
         state = self.__dict__ | {"_pool": None, "_hosts": Hosts.alone(), "_table": None}
         if self._table is not None and not self.is_local:
             raise PlacementError(f"{self.what}: rows that several hosts own cannot be sent to another process")
         state["_ownership"] = self._owners(Hosts.alone())
-        state["_ticket"] = None if self._table is None else self._table.ticket
+        state["_ticket"] = None if self._table is None else self._table.handle
         return state
 
     def __setstate__(self, state: dict) -> None:
-        ticket = state.pop("_ticket")
+        handle = state.pop("_ticket")
         self.__dict__.update(state, _pool=BufferPool(1 << 30))
-        if ticket is not None:
-            self._table = SharedTable.attach(ticket)
+        if handle is not None:
+            self._table = SharedTable.attach(handle)
 
 
 def _as_array(values: np.ndarray | Tensor) -> np.ndarray:

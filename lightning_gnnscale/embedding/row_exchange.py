@@ -186,7 +186,7 @@ class Requests:
 
 
 def _rank_of_rows(host: np.ndarray, row: np.ndarray, hosts: Hosts) -> np.ndarray:
-    """Return the rank that serves each row: a host deals its rows out to its ranks, so that none is served by two."""
+    """Return the rank that serves each row: a host assigns its rows out to its ranks, so that none is served by two."""
     sizes = np.array([len(hosts.ranks(number)) for number in range(hosts.num_hosts)])
     table = np.zeros((hosts.num_hosts, sizes.max()), np.int64)
     for number in range(hosts.num_hosts):

@@ -9,7 +9,7 @@ import psutil
 from ..errors import PlacementError
 from ..jit import kernel
 from ..memory import format_bytes
-from ..placement.shared_rows import RowTicket, SharedRows
+from ..placement.shared_rows import RowHandle, SharedRows
 from ..rng import GOLDEN, combine, mix64
 
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -89,19 +89,19 @@ class SharedTable:
         return cls(uuid.uuid4().hex, rows)
 
     @property
-    def ticket(self) -> tuple[str, dict[str, RowTicket]]:
+    def handle(self) -> tuple[str, dict[str, RowHandle]]:
         """What `attach` of another process of the host needs; good while this process lives."""
-        return self.token, {name: shared.ticket for name, shared in self._rows.items()}
+        return self.token, {name: shared.handle for name, shared in self._rows.items()}
 
     @classmethod
-    def attach(cls, ticket: tuple[str, dict[str, RowTicket]]) -> "SharedTable":
+    def attach(cls, handle: tuple[str, dict[str, RowHandle]]) -> "SharedTable":
         """Map the arrays of another process.
 
         Raises:
             PlacementError: that process has ended.
         """
-        token, tickets = ticket
-        return cls(token, {name: SharedRows.attach(one, write=True) for name, one in tickets.items()})
+        token, handles = handle
+        return cls(token, {name: SharedRows.attach(one, write=True) for name, one in handles.items()})
 
     def close(self) -> None:
         """Let go of the arrays; others that map them keep them."""

@@ -1,4 +1,4 @@
-"""From a drawn subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
+"""From a sampled subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +15,9 @@ from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import features_of_part
-from ..partition_store.part_graph import GraphKinds, WholeGraph
+from ..partition_store.part_graph import GraphTypes, WholeGraph
 from ..rng import batch_key
-from ..sampler.minibatch import MiniBatch, rows_by_kind, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -30,17 +30,17 @@ _AHEAD = 64  # nodes between a prefetch and its use
 
 
 class BatchBuilder:
-    """Draw one batch and fill it; may be called from several threads at once.
+    """Sample one batch and fill it; may be called from several threads at once.
 
     Args:
-        sampler: what to draw.
+        sampler: what to sample.
         features: a `FeatureTable` by store id, or None.
         pool: memory of the batches.
         mask_names: masks that batches carry.
-        edge_weight: (num_arcs,) stored weights in the store's arc order, or None.
-        edge_features: (num_arcs, dim) likewise, or None.
-        edge_label: (num_arcs,) likewise, classes of edges, or None.
-        return_e_id: give each batch the positions of its arcs in the store's arc arrays.
+        edge_weight: (num_edges,) stored weights in the store's edge order, or None.
+        edge_features: (num_edges, dim) likewise, or None.
+        edge_label: (num_edges,) likewise, classes of edges, or None.
+        return_e_id: give each batch the positions of its edges in the store's edge arrays.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class BatchBuilder:
         vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
-        """Return the batch that (part, items, key) decide; arguments as in `draw`."""
-        return self.fill(self.draw(staged, items, key), staged.features)
+        """Return the batch that (part, items, key) decide; arguments as in `sample`."""
+        return self.fill(self.sample(staged, items, key), staged.features)
 
-    def draw(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
+    def sample(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
         """Return the batch without its features.
 
         Args:
@@ -81,69 +81,70 @@ class BatchBuilder:
         """
         with clock.doing("sample"):
             with self._workspace(staged.graph) as space:
-                with_arcs = self.asks_arcs(staged.graph)
-                drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
-            if not hasattr(drawn, "n_id"):
+                with_edges = self.asks_edges(staged.graph)
+                sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, with_edges)
+            if not hasattr(sampled, "n_id"):
                 raise TypeError(
-                    f"{type(self.sampler).__name__}.draw must return a Subgraph (n_id, edge_index, indptr, num_seeds), "
-                    f"such as induced_subgraph makes, got {type(drawn).__name__}"
+                    f"{type(self.sampler).__name__}.sample must return a Subgraph (n_id, edge_index, indptr, "
+                    f"num_seeds), "
+                    f"such as induced_subgraph makes, got {type(sampled).__name__}"
                 )
-            return self.assemble(staged, drawn, key)
+            return self.assemble(staged, sampled, key)
 
     @property
-    def with_arcs(self) -> bool:
-        """Whether a sampler is asked for the positions of arcs."""
+    def with_edges(self) -> bool:
+        """Whether a sampler is asked for the positions of edges."""
         return self.return_e_id or self.edge_weight is not None or self.edge_features is not None
 
-    def asks_arcs(self, graph) -> bool:
-        """Whether a sampler is asked for the positions of arcs, by which also relations and times are read."""
-        if self.with_arcs or graph.kinds is None:
-            return self.with_arcs
-        return graph.kinds.edge_time is not None or not self.sampler.tells_relations
+    def asks_edges(self, graph) -> bool:
+        """Whether a sampler is asked for the positions of edges, by which also edge types and times are read."""
+        if self.with_edges or graph.types is None:
+            return self.with_edges
+        return graph.types.edge_time is not None or not self.sampler.has_edge_types
 
-    def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
-        """Return the batch of a drawn subgraph, without its features.
+    def assemble(self, staged: StagedPart, sampled: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
+        """Return the batch of a sampled subgraph, without its features.
 
         Args:
-            staged: the part that it was drawn from.
-            drawn: with `e_id` where `with_arcs`.
+            staged: the part that it was sampled from.
+            sampled: with `e_id` where `with_edges`.
             key: uint64, the batch's.
             with_nodes: False leaves out what `node_data` looks up.
         """
-        n_id = self.store_ids(staged.graph, drawn.n_id)
-        e_id = _arc_ids(staged.graph, drawn) if self.with_arcs else None
-        kinds = staged.graph.kinds
-        weight, averaging = self._edge_weight(drawn, e_id)
+        n_id = self.store_ids(staged.graph, sampled.n_id)
+        e_id = _edge_ids(staged.graph, sampled) if self.with_edges else None
+        node_types = staged.graph.types
+        weight, averaging = self._edge_weight(sampled, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
-            edge_index=torch.from_numpy(drawn.edge_index),
-            indptr=torch.from_numpy(drawn.indptr),
-            batch_size=drawn.num_seeds,
+            edge_index=torch.from_numpy(sampled.edge_index),
+            indptr=torch.from_numpy(sampled.indptr),
+            batch_size=sampled.num_seeds,
             part=staged.graph.part,
             key=key,
-            num_sampled_nodes=drawn.num_sampled_nodes,
-            num_sampled_edges=drawn.num_sampled_edges,
+            num_sampled_nodes=sampled.num_sampled_nodes,
+            num_sampled_edges=sampled.num_sampled_edges,
             edge_weight=_tensor(weight),
             edge_attr=_tensor(self._edge_attr(e_id)),
             averaging_weights=averaging,
-            loss_weight=_tensor(drawn.loss_weight),
+            loss_weight=_tensor(sampled.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
-            pairs=_tensor(drawn.pairs),
-            negatives=_tensor(drawn.negatives),
-            pair_type=_tensor(drawn.pair_type),
-            source_negatives=_tensor(drawn.source_negatives),
-            seed_of=_tensor(drawn.seed_of),
-            seed_time=_tensor(drawn.seed_time),
-            **self._pair_data(staged.graph, drawn),
-            **({} if kinds is None else self._kind_data(kinds, n_id, drawn)),
-            **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
+            pairs=_tensor(sampled.pairs),
+            negatives=_tensor(sampled.negatives),
+            pair_type=_tensor(sampled.pair_type),
+            source_negatives=_tensor(sampled.source_negatives),
+            seed_of=_tensor(sampled.seed_of),
+            seed_time=_tensor(sampled.seed_time),
+            **self._pair_data(staged.graph, sampled),
+            **({} if node_types is None else self._node_type_data(node_types, n_id, sampled)),
+            **(self.node_data(staged, sampled.n_id) if with_nodes else {}),
         )
 
     def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
         """Gather the features of a batch, in place, and return it.
 
         Args:
-            batch: drawn.
+            batch: sampled.
             loaded: its rows, and others, where they have been read; None: from the table.
         """
         n_id = batch.n_id.numpy()
@@ -151,8 +152,8 @@ class BatchBuilder:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
         with clock.doing("read"):
-            if self.features.by_kind:
-                batch.x_by_kind = rows_by_kind(features.gather(n_id, self.pool.take))
+            if self.features.by_node_type:
+                batch.x_by_node_type = rows_by_node_type(features.gather(n_id, self.pool.take))
             elif self.features.is_sparse:
                 batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
             else:
@@ -207,77 +208,79 @@ class BatchBuilder:
             data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
         return data
 
-    def _kind_data(self, kinds: GraphKinds, n_id: np.ndarray, drawn: Subgraph) -> dict:
-        """Return kinds of nodes, relations and times of arcs, by their names in a batch."""
-        data = {"schema": kinds.schema}
-        for name, values in (("edge_type", kinds.edge_type), ("edge_time", kinds.edge_time)):
-            if name == "edge_type" and drawn.edge_type is not None:
-                data[name] = torch.from_numpy(drawn.edge_type)
+    def _node_type_data(self, node_types: GraphTypes, n_id: np.ndarray, sampled: Subgraph) -> dict:
+        """Return node types, edge types and times of edges, by their names in a batch."""
+        data = {"schema": node_types.schema}
+        for name, values in (("edge_type", node_types.edge_type), ("edge_time", node_types.edge_time)):
+            if name == "edge_type" and sampled.edge_type is not None:
+                data[name] = torch.from_numpy(sampled.edge_type)
             elif values is not None:
-                if drawn.e_id is None:
+                if sampled.e_id is None:
                     raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
-                data[name] = torch.from_numpy(values[drawn.e_id].astype(np.int64))
-        if kinds.node_kinds is not None:
-            data["node_type"] = torch.from_numpy(kinds.node_kinds.kind_of(n_id))
+                data[name] = torch.from_numpy(values[sampled.e_id].astype(np.int64))
+        if node_types.node_types is not None:
+            data["node_type"] = torch.from_numpy(node_types.node_types.type_of(n_id))
         return data
 
-    def _pair_data(self, graph, drawn: Subgraph) -> dict[str, torch.Tensor]:
+    def _pair_data(self, graph, sampled: Subgraph) -> dict[str, torch.Tensor]:
         """Return classes and features of the links that are edges, by their names in a batch."""
-        if drawn.pair_arcs is None:
-            given = {"edge_label": drawn.edge_label, "pair_attr": drawn.pair_attr}
+        if sampled.pair_edges is None:
+            given = {"edge_label": sampled.edge_label, "pair_attr": sampled.pair_attr}
         elif self.edge_label is None:
             raise ValueError("labelled=True needs classes of edges, and the store has none: write it with edge_label=")
         else:
-            arcs = _positions(graph, drawn.pair_arcs)
-            attr = None if self.edge_features is None else np.ascontiguousarray(self.edge_features[arcs])
-            given = {"edge_label": self.edge_label[arcs].astype(np.int64), "pair_attr": attr}
+            edges = _positions(graph, sampled.pair_edges)
+            attr = None if self.edge_features is None else np.ascontiguousarray(self.edge_features[edges])
+            given = {"edge_label": self.edge_label[edges].astype(np.int64), "pair_attr": attr}
         return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
 
     def _edge_attr(self, e_id: np.ndarray | None) -> np.ndarray | None:
-        """Return the (num_arcs, dim) stored features of arcs, in pooled memory."""
+        """Return the (num_edges, dim) stored features of edges, in pooled memory."""
         if self.edge_features is None:
             return None
         table = self.edge_features
         return gather_rows(table, e_id, self.pool.take((len(e_id), table.shape[1]), table.dtype))
 
-    def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
-        """Return the arcs' weights and whether they average: stored ones over the chance of the arc, or the sampler's.
+    def _edge_weight(self, sampled: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
+        """Return the edges' weights and whether they average:
 
-        A sampler that gives arcs weights and no `row_scale` (GraphSAINT) keeps its own.
+        stored ones over the probability of the edge, or the sampler's.
+
+        A sampler that gives edges weights and no `row_scale` (GraphSAINT) keeps its own.
         """
-        if self.edge_weight is None or (drawn.edge_weight is not None and drawn.row_scale is None):
-            return drawn.edge_weight, drawn.averaging_weights
+        if self.edge_weight is None or (sampled.edge_weight is not None and sampled.row_scale is None):
+            return sampled.edge_weight, sampled.averaging_weights
         weight = np.asarray(self.edge_weight[e_id], np.float32)
-        if drawn.row_scale is not None:
-            weight *= np.repeat(drawn.row_scale, np.diff(drawn.indptr))
-        if drawn.edge_weight is not None:
-            weight *= drawn.edge_weight
+        if sampled.row_scale is not None:
+            weight *= np.repeat(sampled.row_scale, np.diff(sampled.indptr))
+        if sampled.edge_weight is not None:
+            weight *= sampled.edge_weight
         return weight, False
 
 
-def _arc_ids(graph, drawn: Subgraph) -> np.ndarray:
-    """Return positions in the store's arc arrays.
+def _edge_ids(graph, sampled: Subgraph) -> np.ndarray:
+    """Return positions in the store's edge arrays.
 
     Raises:
         ValueError: the sampler did not give them, or the part does not know them.
     """
-    if drawn.e_id is None:
+    if sampled.e_id is None:
         raise ValueError(
             f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
             "fill Subgraph.e_id where return_e_id is true, or write the store without both"
         )
-    return _positions(graph, drawn.e_id)
+    return _positions(graph, sampled.e_id)
 
 
-def _positions(graph, arcs: np.ndarray) -> np.ndarray:
-    """Return positions in the store's arc arrays of arcs of a part's CSC."""
+def _positions(graph, edges: np.ndarray) -> np.ndarray:
+    """Return positions in the store's edge arrays of edges of a part's CSC."""
     if isinstance(graph, WholeGraph):
-        return arcs
-    if graph.arc_id is None:
+        return edges
+    if graph.edge_id is None:
         raise ValueError(
-            f"part {graph.part} has no arc positions: its store has neither edge weights nor edge features"
+            f"part {graph.part} has no edge positions: its store has neither edge weights nor edge features"
         )
-    return graph.arc_id[arcs]
+    return graph.edge_id[edges]
 
 
 def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
@@ -312,7 +315,7 @@ class BatchMaker:
     """Make batches from staged parts; may be called from several threads at once.
 
     Args:
-        builder: Draws batches and fills them.
+        builder: Samples batches and fills them.
         batch_size: Targets per batch.
         shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
             batch.
@@ -350,7 +353,7 @@ class BatchMaker:
         """
         try:
             part = staged()
-            prepare = self.builder.build if self.gathers else self.builder.draw
+            prepare = self.builder.build if self.gathers else self.builder.sample
             return prepare(part, self.items(key, part), batch_key(*key))
         except Exception as error:
             raise batch_error(key, f"{type(error).__name__}: {error}") from error

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..sampler.minibatch import MiniBatch, RowsByKind, SparseFeatures
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures
 
 
 class Task:
-    """One piece of a batch's preparation.
+    """One chunk of a batch's preparation.
 
     Args:
         dag_id: Number of the batch that the task belongs to.
@@ -66,6 +66,6 @@ class BatchGraph:
 def batch_bytes(batch: MiniBatch) -> int:
     """Return the bytes of a batch's tensors."""
     values = list(vars(batch).values())
-    values += [part for value in values if isinstance(value, RowsByKind) for part in value.tables]
+    values += [part for value in values if isinstance(value, RowsByNodeType) for part in value.tables]
     values += [part for value in values if isinstance(value, SparseFeatures) for part in value]
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from .buffer_pool import rounded_capacity
-from .shared_value import room
+from .shared_value import space
 from .work_queue import Attempt, Job, Line, WorkQueue
 
 MAPS_KEPT = 4  # of a worker
 _SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
 
 
-class SegmentTicket(NamedTuple):
+class SegmentHandle(NamedTuple):
     """What a worker needs to write to a segment."""
 
     pid: int
@@ -35,12 +35,12 @@ class SegmentTicket(NamedTuple):
 
 
 class SegmentMaps:
-    """The segments that a worker wrote to last stay mapped: to map one anew takes as long as to gather its rows."""
+    """The segments that a worker wrote to last stay mapped: to map one again takes as long as to gather its rows."""
 
     def __init__(self):
         self._maps: dict[int, mmap.mmap] = {}
 
-    def memory(self, segment: SegmentTicket) -> mmap.mmap:
+    def memory(self, segment: SegmentHandle) -> mmap.mmap:
         """Return the memory of a segment.
 
         Raises:
@@ -65,14 +65,14 @@ class Segment:
     """Memory of one batch; unmapped when the last array in it is gone.
 
     Raises:
-        OSError: there is no room.
+        OSError: there is no space.
     """
 
     def __init__(self, capacity: int):
-        fd = room(capacity)
+        fd = space(capacity)
         weakref.finalize(self, os.close, fd).atexit = False
         self.capacity, self.memory = capacity, mmap.mmap(fd, capacity)
-        self.ticket = SegmentTicket(os.getpid(), fd, capacity)
+        self.handle = SegmentHandle(os.getpid(), fd, capacity)
 
 
 class SegmentPool:
@@ -93,10 +93,10 @@ class SegmentPool:
         self._returned: deque[Segment] = deque()
 
     def lend(self, num_bytes: int) -> Segment | None:
-        """Return a segment of at least num_bytes, None where the cap leaves no room for one.
+        """Return a segment of at least num_bytes, None where the cap leaves no space for one.
 
         Raises:
-            OSError: the system has no room.
+            OSError: the system has no space.
         """
         self._sort_returned()
         fitting = [segment for segment in self._waiting if segment.capacity >= num_bytes]
@@ -140,10 +140,10 @@ class SegmentPool:
 
 
 class SegmentQueue(WorkQueue):
-    """A `WorkQueue` of one line. An attempt's room is the segment that its batch is to be written to, or lies in.
+    """A `WorkQueue` of one line. An attempt's space is the segment that its batch is to be written to, or lies in.
 
     Until the size of a batch is known, attempts start without a segment: they are lent one when the batch is made. The
-    batch that is wanted next always finds room: the last finished ones make it, and are made again later.
+    batch that is wanted next always finds space: the last finished ones make it, and are made again later.
 
     Args:
         max_bytes: Upper bound on the bytes of segments that belong to batches which are not taken.
@@ -157,11 +157,11 @@ class SegmentQueue(WorkQueue):
 
     def __init__(self, max_bytes: int, most_slow_s: float):
         pool = self.pool = SegmentPool(max_bytes)
-        super().__init__(most_slow_s=most_slow_s, give_back=lambda attempt: pool.give_back(attempt.room))
+        super().__init__(most_slow_s=most_slow_s, give_back=lambda attempt: pool.give_back(attempt.space))
         self.line, self.largest, self.short = Line(), 0, set()
 
     def start_next(self) -> Attempt | None:
-        """Start the first pending job, with a segment that fits it by all that is known; None: none, or no room."""
+        """Start the first pending job, with a segment that fits it by all that is known; None: none, or no space."""
         if not self.pending or any(attempt in self.short for attempt in self.line.head.attempts):
             return None
         job, segment = self.pending[0], None
@@ -171,30 +171,30 @@ class SegmentQueue(WorkQueue):
             if segment is None and not job.is_wanted_next:
                 return None
         attempt = self.start([job])
-        attempt.room = segment
+        attempt.space = segment
         return attempt
 
     def lend(self, attempt: Attempt, num_bytes: int) -> bool:
-        """Lend an attempt at one job a segment in place of what it has; whether there was room.
+        """Lend an attempt at one job a segment in place of what it has; whether there was space.
 
         Raises:
-            OSError: the system has no room.
+            OSError: the system has no space.
         """
-        self.pool.give_back(attempt.room)
-        attempt.room = self.pool.lend(num_bytes)
-        while attempt.room is None and attempt.jobs[0].is_wanted_next and self._make_room():
-            attempt.room = self.pool.lend(num_bytes)
-        return attempt.room is not None
+        self.pool.give_back(attempt.space)
+        attempt.space = self.pool.lend(num_bytes)
+        while attempt.space is None and attempt.jobs[0].is_wanted_next and self._make_space():
+            attempt.space = self.pool.lend(num_bytes)
+        return attempt.space is not None
 
     def take_batch(self) -> tuple[Job, memoryview | None]:
         """Take the head of the line, which is done; return it, and the memory of its batch."""
         job, memory = self.line.head, None
         if not isinstance(job.result, Exception):
             (attempt,) = job.attempts
-            memory, attempt.room = self.pool.hand_out(attempt.room), None
+            memory, attempt.space = self.pool.hand_out(attempt.space), None
         return self.take(self.line), memory
 
-    def _make_room(self) -> bool:
+    def _make_space(self) -> bool:
         for job in reversed(list(islice(self.line.order, 1, None))):
             if job.is_done and not isinstance(job.result, Exception):
                 self.redo(job)

@@ -13,7 +13,7 @@ from ..jit import kernel
 from ..partition_store.features import stack_rows
 from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
-from ..sampler.minibatch import MiniBatch, rows_by_kind, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
 from .buffer_pool import BufferPool
 from .operators import FetchOperator
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class RowSize:
-    """Rows of the largest batch so far: how much room the next one is given at first."""
+    """Rows of the largest batch so far: how much space the next one is given at first."""
 
     def __init__(self):
         self.largest = 0
 
 
 class RowBuffer:
-    """Room for the rows of a batch whose size is not known yet; several threads may gather pieces at once.
+    """Capacity for the rows of a batch whose size is not known yet; several threads may gather chunks at once.
 
-    Memory is taken at the first piece, for as many rows as the largest batch so far had. A piece that does not fit gets
+    Memory is taken at the first chunk, for as many rows as the largest batch so far had. A chunk that does not fit gets
     memory of its own, and the batch is then assembled in a copy; after the first batches this is rare.
 
     Args:
@@ -45,7 +45,7 @@ class RowBuffer:
     def __init__(self, fetch: FetchOperator, pool: BufferPool, size: RowSize):
         self._fetch, self._pool, self._size = fetch, pool, size
         self._rows: np.ndarray | None = None
-        self._pieces: dict[tuple[int, int], object] = {}  # (first row, end): rows
+        self._chunks: dict[tuple[int, int], object] = {}  # (first row, end): rows
         self._lock = threading.Lock()
 
     def gather(self, nodes: np.ndarray, first: int, total: int | None) -> Future | None:
@@ -57,44 +57,44 @@ class RowBuffer:
             total: rows of the whole batch, None: not known yet.
         """
         end = first + len(nodes)
-        if first == end or self._fetch.by_kind:
+        if first == end or self._fetch.by_node_type:
             return None
         later = self._fetch.gather_later
         if self._fetch.is_sparse:
             if later is not None:
-                return later(nodes, None, partial(self._pieces.__setitem__, (first, end)))
-            self._pieces[first, end] = self._fetch.gather(nodes)
+                return later(nodes, None, partial(self._chunks.__setitem__, (first, end)))
+            self._chunks[first, end] = self._fetch.gather(nodes)
             return None
         with self._lock:
             if self._rows is None:
                 self._rows = self._take(max(end, self._size.largest) if total is None else total)
-            room = self._rows[first:end] if end <= len(self._rows) else None
-        if room is None:
-            room = self._take(len(nodes))
-            self._pieces[first, end] = room
+            space = self._rows[first:end] if end <= len(self._rows) else None
+        if space is None:
+            space = self._take(len(nodes))
+            self._chunks[first, end] = space
         if later is not None:
-            return later(nodes, room, lambda rows: None)
-        self._fetch.gather(nodes, out=room)
+            return later(nodes, space, lambda rows: None)
+        self._fetch.gather(nodes, out=space)
         return None
 
     def attach(self, batch: MiniBatch) -> None:
         """Give the batch its rows, all of which are gathered."""
-        if self._fetch.by_kind:  # in one piece, since kinds are gathered apart from each other
-            batch.x_by_kind = rows_by_kind(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
+        if self._fetch.by_node_type:  # in one chunk, since node types are gathered apart from each other
+            batch.x_by_node_type = rows_by_node_type(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
             return
         total = batch.num_nodes
         self._size.largest = max(self._size.largest, total)
         if self._fetch.is_sparse:
-            pieces = [self._pieces[place] for place in sorted(self._pieces)]
-            batch.x_csr = sparse_rows_to_torch(stack_rows(pieces or [self._fetch.gather(np.empty(0, np.int64))]))
+            chunks = [self._chunks[place] for place in sorted(self._chunks)]
+            batch.x_csr = sparse_rows_to_torch(stack_rows(chunks or [self._fetch.gather(np.empty(0, np.int64))]))
             return
         rows = self._take(0) if self._rows is None else self._rows
-        if self._pieces:
+        if self._chunks:
             rows = self._take(total)
-            kept = min(self._pieces)[0]
+            kept = min(self._chunks)[0]
             rows[:kept] = self._rows[:kept]
-            for (first, end), piece in self._pieces.items():
-                rows[first:end] = piece
+            for (first, end), chunk in self._chunks.items():
+                rows[first:end] = chunk
         batch.x_dense = torch.from_numpy(rows[:total])
 
     def _take(self, num_rows: int) -> np.ndarray:
@@ -102,19 +102,19 @@ class RowBuffer:
 
 
 def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
-    """Return one subgraph of several, none of whose nodes or arcs are shared.
+    """Return one subgraph of several, none of whose nodes or edges are shared.
 
     Its nodes are the seeds of all branches, then their nodes of the first hop, and so on, so that targets come first.
     A node that two branches found stands twice. `row_scale`, `e_id` and `edge_weight` are joined where all have them.
 
     Args:
-        branches: drawn with as many hops each, with nodes and arcs of each hop.
+        branches: sampled with as many hops each, with nodes and edges of each hop.
         allocate: gives memory for the results.
 
     Raises:
         ValueError: the numbers of hops differ.
 
-    Cost: one pass over the arcs.
+    Cost: one pass over the edges.
     """
     hops = {len(branch.num_sampled_nodes) for branch in branches}
     if len(hops) != 1:
@@ -126,14 +126,14 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).reshape(num_nodes.T.shape)
     own = np.cumsum(num_nodes, axis=1) - num_nodes  # first node of each hop in its branch
     num_targets = int(num_nodes[:, :-1].sum())
-    num_arcs = sum(branch.edge_index.shape[1] for branch in branches)
+    num_edges = sum(branch.edge_index.shape[1] for branch in branches)
     n_id, indptr = allocate((int(num_nodes.sum()),), np.int64), allocate((num_targets + 1,), np.int64)
-    edge_index = allocate((2, num_arcs), np.int64)
+    edge_index = allocate((2, num_edges), np.int64)
     places = [
         np.arange(len(branch.n_id)) + np.repeat(starts[:, number] - own[number], num_nodes[number])
         for number, branch in enumerate(branches)
     ]
-    arrays = {name: _room(name, branches, num_targets, num_arcs, allocate) for name in _PER_ARC + _PER_TARGET}
+    arrays = {name: _space(name, branches, num_targets, num_edges, allocate) for name in _PER_EDGE + _PER_TARGET}
     at, indptr[0] = 0, 0
     for hop in range(num_nodes.shape[1]):
         for number, branch in enumerate(branches):
@@ -142,10 +142,10 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
             if hop + 1 == num_nodes.shape[1]:
                 continue
             begin, end = (int(branch.indptr[row]) for row in (first, first + count))
-            copy_arcs(branch.edge_index, begin, end, places[number], start - first, edge_index, at)
+            copy_edges(branch.edge_index, begin, end, places[number], start - first, edge_index, at)
             indptr[start + 1 : start + count + 1] = branch.indptr[first + 1 : first + count + 1] + (at - begin)
             for name, array in arrays.items():
-                if array is not None and name in _PER_ARC:
+                if array is not None and name in _PER_EDGE:
                     array[at : at + end - begin] = getattr(branch, name)[begin:end]
                 elif array is not None:
                     array[start : start + count] = getattr(branch, name)[first : first + count]
@@ -162,19 +162,19 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
     )
 
 
-_PER_ARC, _PER_TARGET = ("e_id", "edge_weight"), ("row_scale",)
+_PER_EDGE, _PER_TARGET = ("e_id", "edge_weight"), ("row_scale",)
 
 
-def _room(name: str, branches: Sequence[Subgraph], num_targets: int, num_arcs: int, allocate: Allocate):
+def _space(name: str, branches: Sequence[Subgraph], num_targets: int, num_edges: int, allocate: Allocate):
     values = [getattr(branch, name) for branch in branches]
     if any(value is None for value in values):
         return None
-    return allocate((num_arcs if name in _PER_ARC else num_targets,), values[0].dtype)
+    return allocate((num_edges if name in _PER_EDGE else num_targets,), values[0].dtype)
 
 
 @kernel
-def copy_arcs(edge_index, begin, end, place, shift, out, at):
-    """Copy the arcs begin..end-1 to `at`: sources to their new places, targets shifted."""
+def copy_edges(edge_index, begin, end, place, shift, out, at):
+    """Copy the edges begin..end-1 to `at`: sources to their new places, targets shifted."""
     for i in range(begin, end):
         out[0, at + i - begin] = place[edge_index[0, i]]
         out[1, at + i - begin] = edge_index[1, i] + shift
@@ -204,7 +204,7 @@ class BatchTasks:
         self._node_data: dict = {}
         self._ends: dict[int, np.ndarray] = {}  # seeds, positives and negatives of links
         self._links = None
-        self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
+        self._sampled: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each sample in them
         self._rows = None
         if workflow.fetch is not None:
             table = staged.features or features_of_part(workflow.fetch, staged.graph.part)
@@ -213,46 +213,46 @@ class BatchTasks:
 
     def actions(self, task: "LogicalTask"):
         """Return what runs a task, and what gives its cost."""
-        kind, branch, hop = task.kind, task.branch, task.hop
-        if kind == "neighborhood":
-            return lambda: self._sample(branch, hop, task.piece), lambda: self._hop_cost(branch, hop)
-        if kind == "ask":
+        node_type, branch, hop = task.kind, task.branch, task.hop
+        if node_type == "neighborhood":
+            return lambda: self._sample(branch, hop, task.chunk), lambda: self._hop_cost(branch, hop)
+        if node_type == "ask":
             return lambda: self._hoods[branch].ask(), lambda: self._hop_cost(branch, hop)
-        if kind == "relabel":
+        if node_type == "relabel":
             return lambda: self._relabel(branch), lambda: self._hop_cost(branch, hop)
-        if kind == "fetch":
-            return lambda: self._fetch(branch, hop, task.piece), lambda: self._fetch_cost(branch, hop, task.piece)
-        if kind in ("block", "nodes"):
-            run = self._block if kind == "block" else self._look_up
+        if node_type == "fetch":
+            return lambda: self._fetch(branch, hop, task.chunk), lambda: self._fetch_cost(branch, hop, task.chunk)
+        if node_type in ("block", "nodes"):
+            run = self._block if node_type == "block" else self._look_up
             return run, lambda: sum(len(nodes) for found in self._found for nodes in found)
-        if kind == "end":
+        if node_type == "end":
             return self._end, lambda: 0
-        if kind == "draw":
-            return self._draw, lambda: len(self._items)
-        if kind == "join":
+        if node_type == "sample":
+            return self._sample_batch, lambda: len(self._items)
+        if node_type == "join":
             return self._join, lambda: sum(ends.size for ends in self._ends.values())
         if self._operators.links is not None:
-            return lambda: self._draw_ends(branch), lambda: len(self._items)
+            return lambda: self._sample_ends(branch), lambda: len(self._items)
         return lambda: self._start(branch), lambda: len(self._items)
 
     def result(self) -> MiniBatch:
         """Return the batch, all tasks of which ran."""
         return self._batch
 
-    def _draw(self) -> None:
-        """Draw all of it by the sampler."""
-        self._batch = self._builder.draw(self._staged, self._items, self._key)
+    def _sample_batch(self) -> None:
+        """Sample all of it by the sampler."""
+        self._batch = self._builder.sample(self._staged, self._items, self._key)
         self._found[0].append(self._batch.n_id.numpy())
 
-    def _draw_ends(self, branch: int) -> None:
-        """Draw the seeds, the positives or the negatives of links."""
+    def _sample_ends(self, branch: int) -> None:
+        """Sample the seeds, the positives or the negatives of links."""
         links, state, ends = self._operators.links, self._staged.state, self._ends
         if branch == 0:
             ends[0] = links.first_ends(state, self._items)
         elif branch == 1:
             ends[1] = links.other_ends(state, self._items, ends[0], self._key)
         else:
-            ends[2] = links.false_ends(state, self._items, self._key)
+            ends[2] = links.negative_ends(state, self._items, self._key)
 
     def _join(self) -> None:
         """Begin the neighbourhood of the distinct ends of links."""
@@ -262,29 +262,29 @@ class BatchTasks:
         self._begin(0, self._links.nodes, self._key, space)
 
     def _start(self, branch: int) -> None:
-        """Draw the first nodes of a branch."""
+        """Sample the first nodes of a branch."""
         operators, staged = self._operators, self._staged
         key = self._key if branch == 0 else _stream(self._key, branch)
         if branch == 0:
-            nodes = np.asarray(operators.seeds.draw(staged, self._items, _stream(key, 0)))
-            self._drawn[0] = (nodes, None)
+            nodes = np.asarray(operators.seeds.sample(staged, self._items, _stream(key, 0)))
+            self._sampled[0] = (nodes, None)
         else:
-            seeds, operator = self._drawn[0][0], operators.positives if branch == 1 else operators.negatives
-            draws = operator.draw(staged, seeds, _stream(key, 0))
-            nodes, place = np.unique(draws, return_inverse=True)
-            self._drawn[branch] = (nodes, place.reshape(np.shape(draws)))
+            seeds, operator = self._sampled[0][0], operators.positives if branch == 1 else operators.negatives
+            samples = operator.sample(staged, seeds, _stream(key, 0))
+            nodes, place = np.unique(samples, return_inverse=True)
+            self._sampled[branch] = (nodes, place.reshape(np.shape(samples)))
         self._begin(branch, nodes, key, self._builder.lend(staged.graph))
 
     def _begin(self, branch: int, nodes: np.ndarray, key: int, space) -> None:
         self._spaces[branch] = space
         begin = self._operators.neighborhood.begin
-        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.asks_arcs(self._staged.graph))
+        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.asks_edges(self._staged.graph))
         self._keep(branch)
 
-    def _sample(self, branch: int, hop: int, piece: int) -> None:
-        pieces = self._workflow.draw_pieces(hop)
-        if pieces > 1 or self._workflow.asks:
-            self._hoods[branch].draw(piece, pieces)
+    def _sample(self, branch: int, hop: int, chunk: int) -> None:
+        chunks = self._workflow.sample_chunks(hop)
+        if chunks > 1 or self._workflow.asks:
+            self._hoods[branch].sample_chunk(chunk, chunks)
         else:
             self._hoods[branch].sample()
             self._keep(branch)
@@ -296,7 +296,7 @@ class BatchTasks:
     def _hop_cost(self, branch: int, hop: int) -> int:
         if (branch, hop) not in self._neighbors:
             self._neighbors[branch, hop] = self._hoods[branch].num_neighbors
-        return self._neighbors[branch, hop] // self._workflow.draw_pieces(hop)
+        return self._neighbors[branch, hop] // self._workflow.sample_chunks(hop)
 
     def _keep(self, branch: int) -> None:
         """Keep the store ids of the newest nodes: the workspace is another batch's when they are fetched."""
@@ -306,17 +306,17 @@ class BatchTasks:
         self._local[branch].append(local)
         self._found[branch].append(self._builder.store_ids(self._staged.graph, local))
 
-    def _piece(self, branch: int, hop: int, piece: int) -> tuple[int, int]:
-        num, pieces = len(self._found[branch][hop]), self._workflow.fetch_pieces(hop)
-        return num * piece // pieces, num * (piece + 1) // pieces
+    def _chunk(self, branch: int, hop: int, chunk: int) -> tuple[int, int]:
+        num, chunks = len(self._found[branch][hop]), self._workflow.fetch_chunks(hop)
+        return num * chunk // chunks, num * (chunk + 1) // chunks
 
-    def _fetch_cost(self, branch: int, hop: int, piece: int) -> int:
-        begin, end = self._piece(branch, hop, piece)
+    def _fetch_cost(self, branch: int, hop: int, chunk: int) -> int:
+        begin, end = self._chunk(branch, hop, chunk)
         return (end - begin) * self._workflow.fetch.dim
 
-    def _fetch(self, branch: int, hop: int, piece: int) -> Future | None:
+    def _fetch(self, branch: int, hop: int, chunk: int) -> Future | None:
         found, total = self._found, None
-        begin, end = self._piece(branch, hop, piece)
+        begin, end = self._chunk(branch, hop, chunk)
         first = sum(len(nodes[h]) for nodes in found for h in range(hop))
         first += sum(len(nodes[hop]) for nodes in found[:branch])
         if all(len(nodes) == self._workflow.num_hops + 1 for nodes in found):
@@ -324,7 +324,7 @@ class BatchTasks:
         return self._rows.gather(found[branch][hop][begin:end], first + begin, total)
 
     def _block(self) -> None:
-        """Put the arcs of all branches together."""
+        """Put the edges of all branches together."""
         subgraphs = []
         for hood, space in zip(self._hoods, self._spaces, strict=True):
             subgraphs.append(hood.collect(self._builder.pool.take))
@@ -345,7 +345,7 @@ class BatchTasks:
         self._node_data = self._builder.node_data(self._staged, local)
 
     def _branch_links(self) -> dict[str, np.ndarray]:
-        (seeds, _), (positives, positive), (_, negative) = self._drawn
+        (seeds, _), (positives, positive), (_, negative) = self._sampled
         linked = positives[positive] != seeds
         places = np.stack([np.arange(len(seeds)), len(seeds) + positive])
         negatives = len(seeds) + len(positives) + negative

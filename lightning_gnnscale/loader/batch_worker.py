@@ -15,9 +15,9 @@ from ..partition_store.packed_features import features_of_part
 from ..sampler.minibatch import MiniBatch
 from ..scratch import keep_sockets
 from .batch_builder import BatchMaker, batch_error
-from .batch_segments import SegmentMaps, SegmentTicket
+from .batch_segments import SegmentHandle, SegmentMaps
 from .batch_source import BatchKey
-from .shared_value import LINE_BYTES, Ticket, pack, unpack
+from .shared_value import LINE_BYTES, Handle, pack, unpack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
 _END_LIMIT_S = 5.0
@@ -42,7 +42,10 @@ class RowSpan(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch that lies in its segment, its dense features behind all else; and when it was drawn and its rows read."""
+    """A batch that lies in its segment, its dense features behind all else;
+
+    and when it was sampled and its rows read.
+    """
 
     meta: bytes
     spans: list[tuple[int, int]]
@@ -57,7 +60,7 @@ class Made(NamedTuple):
         return batch
 
 
-class NeedsRoom(NamedTuple):
+class NeedsSpace(NamedTuple):
     """A batch that waits for a segment of num_bytes, or for None: it is not wanted any more."""
 
     num_bytes: int
@@ -73,7 +76,7 @@ class WorkerProcess:
     """A started worker, from the side of the process that asks; it ends with that process, however that ends.
 
     Args:
-        maker: ticket of a `BatchMaker`.
+        maker: handle of a `BatchMaker`.
         start_method: "forkserver" (a start takes tens of milliseconds after the first) or "spawn".
 
     Attributes:
@@ -84,7 +87,7 @@ class WorkerProcess:
         OSError, AssertionError, RuntimeError: it cannot be started.
     """
 
-    def __init__(self, maker: Ticket, start_method: str):
+    def __init__(self, maker: Handle, start_method: str):
         context = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             context.set_forkserver_preload([__name__])
@@ -113,7 +116,7 @@ class WorkerProcess:
         if isinstance(answer, Failed):
             raise GNNScaleError(answer.message)
 
-    def ask(self, message: Any) -> Made | NeedsRoom | Failed:
+    def ask(self, message: Any) -> Made | NeedsSpace | Failed:
         """Send a request and return the answer.
 
         Raises:
@@ -146,17 +149,17 @@ class WorkerProcess:
         return f"signal {-code} ({signal.Signals(-code).name})"
 
 
-def serve(connection: Connection, maker_ticket: Ticket) -> None:
+def serve(connection: Connection, maker_handle: Handle) -> None:
     """Prepare batches until the other end closes; what a worker process runs.
 
     Args:
-        connection: Connection on which requests arrive as (BatchKey, Ticket of the staged part, SegmentTicket or None).
-        maker_ticket: Ticket of a `BatchMaker`.
+        connection: Connection on which requests arrive as (BatchKey, Handle of the staged part, SegmentHandle or None).
+        maker_handle: Handle of a `BatchMaker`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking process decides
     torch.set_num_threads(1)
     try:
-        maker = maker_ticket.open()
+        maker = maker_handle.open()
     except Exception as error:
         connection.send(Failed(f"{type(error).__name__}: {error}"))
         return
@@ -177,15 +180,15 @@ def _make(
     parts: dict[int, Any],
     maps: SegmentMaps,
     key: BatchKey,
-    part: Ticket,
-    segment: SegmentTicket | None,
+    part: Handle,
+    segment: SegmentHandle | None,
 ) -> Made | Failed:
     features = maker.builder.features if maker.gathers else None
-    dense = features is not None and not (features.is_sparse or features.by_kind)
-    drawer = replace(maker, gathers=False) if dense else maker
+    dense = features is not None and not (features.is_sparse or features.by_node_type)
+    batch_sampler = replace(maker, gathers=False) if dense else maker
     begin = time.perf_counter()  # one clock for all processes of a machine
     try:
-        batch = drawer.make(key, lambda: _opened(parts, part, maker.parts_open))
+        batch = batch_sampler.make(key, lambda: _opened(parts, part, maker.parts_open))
         packed = pack(batch)
     except Exception as error:
         return Failed(str(error))
@@ -196,7 +199,7 @@ def _make(
         rows = RowSpan(start, (len(batch.n_id), features.dim), np.dtype(features.dtype))
         num_bytes = rows.stop
     if segment is None or segment.capacity < num_bytes:
-        connection.send(NeedsRoom(num_bytes))
+        connection.send(NeedsSpace(num_bytes))
         segment = connection.recv()
     if segment is not None:
         memory = maps.memory(segment)
@@ -211,12 +214,12 @@ def _make(
     return Made(packed.meta, packed.spans, rows, times)
 
 
-def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):
+def _opened(parts: dict[int, Any], handle: Handle, capacity: int):
     """Return a staged part; the latest ones stay mapped."""
-    staged = parts.pop(ticket.number, None)
+    staged = parts.pop(handle.number, None)
     while len(parts) >= capacity:
         del parts[next(iter(parts))]
     if staged is None:
-        staged = ticket.open()
-    parts[ticket.number] = staged
+        staged = handle.open()
+    parts[handle.number] = staged
     return staged

@@ -63,7 +63,7 @@ class BufferPool:
             self._sort_returned()
             if waiting := self._waiting.get(capacity):
                 return waiting.pop(), True
-            self._make_room(capacity)
+            self._make_space(capacity)
             pooled = self.held_bytes + capacity <= self.max_bytes
             if pooled:
                 self.held_bytes += capacity
@@ -74,7 +74,7 @@ class BufferPool:
             buffer = self._returned.popleft()
             self._waiting.setdefault(len(buffer), []).append(buffer)
 
-    def _make_room(self, capacity: int) -> None:
+    def _make_space(self, capacity: int) -> None:
         """Free waiting buffers of other sizes, largest first, where a new one would exceed the cap."""
         for size in sorted(self._waiting, reverse=True):
             while self._waiting[size] and self.held_bytes + capacity > self.max_bytes:

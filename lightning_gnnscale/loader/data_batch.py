@@ -1,4 +1,4 @@
-"""From a drawn subgraph to a batch of PyG's own type: the user's `Data`, cut down to the nodes and edges drawn."""
+"""From a sampled subgraph to a batch of PyG's own type: the user's `Data`, cut down to the nodes and edges sampled."""
 
 import copy
 from typing import Any
@@ -60,7 +60,7 @@ def check_layouts(name: str, store) -> None:
 
     Args:
         name: What the store is called.
-        store: PyG's storage of one kind of nodes or edges, or of a whole `Data`.
+        store: PyG's storage of one node type or edges, or of a whole `Data`.
 
     Raises:
         ValueError: one is sparse by rows, columns or blocks.
@@ -118,17 +118,17 @@ _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how d
 
 
 class DataBatchBuilder(BatchBuilder):
-    """Draw one batch and cut the user's `Data` down to it; may be called from several threads at once.
+    """Sample one batch and cut the user's `Data` down to it; may be called from several threads at once.
 
-    What is a node's or an edge's attribute, and along which dimension, is PyG's decision, taken anew for each batch:
+    What is a node's or an edge's attribute, and along which dimension, is PyG's decision, taken again for each batch:
     an attribute that the user replaces is seen, as it is in PyG's loader.
 
     Args:
         data: a homogeneous `torch_geometric.data.Data`.
-        sampler: what to draw.
+        sampler: what to sample.
         pool: memory of the batches.
         subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
-        edge_order: (num_edges,) the user's number of each arc of the graph, None where they are the same.
+        edge_order: (num_edges,) the user's number of each edge of the graph, None where they are the same.
         input_id: (num_nodes,) what the batch names as `input_id` for each seed, None for the seed itself.
     """
 
@@ -154,21 +154,21 @@ class DataBatchBuilder(BatchBuilder):
             key: uint64, see `rng.batch_key`.
         """
         with self._workspace(staged.graph) as space:
-            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
+            sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
             if self.subgraph_type == "induced":
-                drawn = induced_subgraph(staged.graph.csc, drawn.n_id, len(items), space, self.pool.take, True)
-        edge_index, e_id = torch.from_numpy(drawn.edge_index), torch.from_numpy(self._user_edges(drawn.e_id))
+                sampled = induced_subgraph(staged.graph.csc, sampled.n_id, len(items), space, self.pool.take, True)
+        edge_index, e_id = torch.from_numpy(sampled.edge_index), torch.from_numpy(self._user_edges(sampled.e_id))
         if self.subgraph_type == "bidirectional":
             edge_index, e_id = _both_ways(edge_index, e_id)
-            drawn = drawn._replace(num_sampled_nodes=None, num_sampled_edges=None)
-        batch = self._cut(torch.from_numpy(drawn.n_id), edge_index, e_id)
-        return self._describe(batch, items, drawn)
+            sampled = sampled._replace(num_sampled_nodes=None, num_sampled_edges=None)
+        batch = self._cut(torch.from_numpy(sampled.n_id), edge_index, e_id)
+        return self._describe(batch, items, sampled)
 
-    def _user_edges(self, arcs: np.ndarray) -> np.ndarray:
+    def _user_edges(self, edges: np.ndarray) -> np.ndarray:
         if self.edge_order is None:
-            return arcs
-        _look_up(self.edge_order, arcs, arcs)
-        return arcs
+            return edges
+        _look_up(self.edge_order, edges, edges)
+        return edges
 
     def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor):
         """Return a copy of the data with node attributes at n_id and edge attributes at e_id."""
@@ -197,12 +197,12 @@ class DataBatchBuilder(BatchBuilder):
 
         return index_select(value, index.to(value.device) if hasattr(value, "device") else index, dim=dim)
 
-    def _describe(self, batch, items: np.ndarray, drawn: Subgraph):
-        if drawn.num_sampled_nodes is not None:
-            batch.num_sampled_nodes, batch.num_sampled_edges = drawn.num_sampled_nodes, drawn.num_sampled_edges
-        if drawn.edge_weight is not None:
-            batch.edge_weight = torch.from_numpy(drawn.edge_weight)
-            batch.averaging_weights = drawn.averaging_weights
+    def _describe(self, batch, items: np.ndarray, sampled: Subgraph):
+        if sampled.num_sampled_nodes is not None:
+            batch.num_sampled_nodes, batch.num_sampled_edges = sampled.num_sampled_nodes, sampled.num_sampled_edges
+        if sampled.edge_weight is not None:
+            batch.edge_weight = torch.from_numpy(sampled.edge_weight)
+            batch.averaging_weights = sampled.averaging_weights
         batch.input_id = torch.from_numpy(items.copy() if self.input_id is None else self.input_id[items])
         batch.batch_size = len(items)
         return batch
@@ -248,11 +248,11 @@ def _look_up(table, rows, out):
 
 
 class SampledBatchBuilder(BatchBuilder):
-    """Let one of PyG's loaders make each batch, out of what a `DataSampler` draws; from several threads at once.
+    """Let one of PyG's loaders make each batch, out of what a `DataSampler` samples; from several threads at once.
 
     Args:
         loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only its batches are asked for.
-        data_sampler: Draws by the key of the batch.
+        data_sampler: Samples by the key of the batch.
         sampler: Hands out positions in the loader's input.
         pool: Memory of the batches' wide attributes, which PyG would copy into new memory, at several times the cost.
     """
@@ -266,17 +266,19 @@ class SampledBatchBuilder(BatchBuilder):
         loader = copy.copy(self.loader)
         loader.filter_per_worker = False
         with self.data_sampler.keyed(key):
-            drawn = type(loader).collate_fn(loader, torch.from_numpy(items))
+            sampled = type(loader).collate_fn(loader, torch.from_numpy(items))
         if loader.transform_sampler_output is not None:
-            drawn, loader.transform_sampler_output = loader.transform_sampler_output(drawn), None
+            sampled, loader.transform_sampler_output = loader.transform_sampler_output(sampled), None
         loader.data, tables = _without_columns(loader.data)
-        batch = type(loader).filter_fn(loader, drawn)
-        for kind, name, value, of_edges in tables:
-            index = drawn.edge if of_edges else drawn.node
-            index = index if kind is None else index[kind]
-            if of_edges and (order := self._order_of(kind)) is not None:
+        batch = type(loader).filter_fn(loader, sampled)
+        for node_type, name, value, of_edges in tables:
+            index = sampled.edge if of_edges else sampled.node
+            index = index if node_type is None else index[node_type]
+            if of_edges and (order := self._order_of(node_type)) is not None:
                 index = order[index]
-            (batch if kind is None else batch[kind])[name] = _rows(self.pool, value, index.to(torch.int64).cpu())
+            (batch if node_type is None else batch[node_type])[name] = _rows(
+                self.pool, value, index.to(torch.int64).cpu()
+            )
         values = getattr(self.loader.data[0], "edge_values", None) if isinstance(self.loader.data, tuple) else None
         for name, value in {} if values is None else values(batch.e_id.numpy()).items():
             batch[name] = value  # which PyG leaves in its stores
@@ -303,13 +305,13 @@ def _without_columns(data) -> tuple[Any, list[tuple]]:
     if isinstance(data, Data):
         stores = [(None, data._store, thin._store, of_edges) for of_edges in (False, True)]
     else:
-        stores = [(kind, store, thin[kind], False) for kind, store in data.node_items()]
-        stores += [(kind, store, thin[kind], True) for kind, store in data.edge_items()]
-    for kind, store, rest, of_edges in stores:
+        stores = [(node_type, store, thin[node_type], False) for node_type, store in data.node_items()]
+        stores += [(node_type, store, thin[node_type], True) for node_type, store in data.edge_items()]
+    for node_type, store, rest, of_edges in stores:
         for name, value in store.items():
             if getattr(value, "ndim", 0) < 2 or data.__cat_dim__(name, value, store) != 0 or _as_table(value) is None:
                 continue
             if store.is_edge_attr(name) if of_edges else store.is_node_attr(name):
-                tables.append((kind, name, value, of_edges))
+                tables.append((node_type, name, value, of_edges))
                 rest[name] = value[:, :0]
     return thin, tables

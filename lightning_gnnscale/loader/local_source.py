@@ -8,7 +8,7 @@ from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker
 from .batch_graph import batch_bytes
 from .batch_source import BatchKey
-from .staged_part import PartShelf, StagedPart
+from .staged_part import PartCache, StagedPart
 from .work_queue import Line, WorkQueue
 
 THREAD_NAME = "gnnscale-batch"
@@ -28,7 +28,7 @@ class LocalSource:
 
     def __init__(self, stage: Callable[[int], StagedPart], maker: BatchMaker, num_threads: int = 1):
         self.maker, self.num_threads = maker, num_threads
-        self._shelf = PartShelf(stage, maker.parts_open)
+        self._cache = PartCache(stage, maker.parts_open)
         self._queue, self._line, self._changed = WorkQueue(), Line(), threading.Condition()
         self._workers = self._stager = None
 
@@ -40,7 +40,7 @@ class LocalSource:
         staged = None
         if self.num_threads:
             self._start()
-            staged = self._shelf.request(key.part, self._stager)
+            staged = self._cache.request(key.part, self._stager)
         with self._changed:
             self._queue.add(self._line, key, staged)
         if self.num_threads:
@@ -59,7 +59,7 @@ class LocalSource:
     def expect_part(self, part: int) -> None:
         """Load a part in the thread that does so, unless it is there."""
         if self._stager is not None:
-            self._shelf.request(part, self._stager)
+            self._cache.request(part, self._stager)
 
     @property
     def queue_bytes(self) -> int:
@@ -79,7 +79,7 @@ class LocalSource:
     def close(self) -> None:
         """End the threads and let go of the parts."""
         self.forget()
-        self._shelf.clear()
+        self._cache.clear()
 
     def _start(self) -> None:
         if self._workers is None:
@@ -94,7 +94,7 @@ class LocalSource:
             attempt = self._queue.start(self._queue.pending[:1])
         job = attempt.jobs[0]
         try:
-            staged = job.context or self._shelf.request(job.key.part, None)
+            staged = job.context or self._cache.request(job.key.part, None)
             result = self.maker.make(job.key, staged.result)
         except Exception as error:
             result = error

@@ -7,91 +7,91 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sampler.minibatch import MiniBatch, RowsByKind, SparseFeatures
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 _OF_NODES = ("n_id", "degree", "self_weight", "x_dense", "y", "train_mask", "val_mask", "test_mask", "node_type")
-_OF_ARCS = ("edge_weight", "e_id", "edge_attr", "edge_type", "edge_time")
+_OF_EDGES = ("edge_weight", "e_id", "edge_attr", "edge_type", "edge_time")
 _OF_SEEDS = ("loss_weight", "seed_time")
 
 
-def mixed_batches(batches, num_pieces: int, take: Take):
-    """Yield each run of `num_pieces` batches as one; the last run may be shorter.
+def mixed_batches(batches, num_chunks: int, take: Take):
+    """Yield each run of `num_chunks` batches as one; the last run may be shorter.
 
     Args:
         batches: iterator of `MiniBatch`, closed with this one.
-        num_pieces: >= 1; with 1 batches pass through.
+        num_chunks: >= 1; with 1 batches pass through.
         take: allocates (shape, dtype), as `BufferPool.take` does.
     """
     try:
-        while pieces := list(islice(batches, num_pieces)):
-            batch = pieces[0] if len(pieces) == 1 else mix(pieces, take)
-            del pieces
+        while chunks := list(islice(batches, num_chunks)):
+            batch = chunks[0] if len(chunks) == 1 else mix(chunks, take)
+            del chunks
             yield batch
             del batch
     finally:
         batches.close()
 
 
-def mix(pieces: Sequence[MiniBatch], take: Take) -> MiniBatch:
+def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
     """Return one batch that holds the graphs of several, apart from each other.
 
-    Nodes stand hop by hop, the seeds of all pieces first, as in a batch that is drawn at once. A node that several
-    pieces have read stands once for each. `part` and `key` are those of the first piece.
+    Nodes stand hop by hop, the seeds of all chunks first, as in a batch that is sampled at once. A node that several
+    chunks have read stands once for each. `part` and `key` are those of the first chunk.
 
     Args:
-        pieces: batches without links to train on, all drawn by one sampler from one store.
+        chunks: batches without links to train on, all sampled by one sampler from one store.
         take: allocates (shape, dtype), as `BufferPool.take` does.
 
-    Cost: one copy of the pieces.
+    Cost: one copy of the chunks.
     """
-    hops = [_hop_ends(piece) for piece in pieces]
+    hops = [_hop_ends(chunk) for chunk in chunks]
     depth = max(len(ends) for ends in hops)
     hops = [ends + [ends[-1]] * (depth - len(ends)) for ends in hops]
-    # (hop, piece, start, stop): where each run of nodes of the mixed batch comes from
+    # (hop, chunk, start, stop): where each run of nodes of the mixed batch comes from
     runs = [(hop, at, ends[hop], ends[hop + 1]) for hop in range(depth - 1) for at, ends in enumerate(hops)]
-    shifts = [[0] * (depth - 1) for _ in pieces]
+    shifts = [[0] * (depth - 1) for _ in chunks]
     num_nodes = 0
     for hop, at, start, stop in runs:
         shifts[at][hop] = num_nodes - start
         num_nodes += stop - start
     places = [_places(ends, shift) for ends, shift in zip(hops, shifts, strict=True)]
-    arcs = [_arcs_of(pieces[at].indptr, start, stop) for _, at, start, stop in runs]
+    edges = [_edges_of(chunks[at].indptr, start, stop) for _, at, start, stop in runs]
 
     def joined(name: str, spans) -> Tensor | None:
-        values = [getattr(piece, name) for piece in pieces]
+        values = [getattr(chunk, name) for chunk in chunks]
         if values[0] is None:
             return None
         return _joined([values[at][start:stop] for (_, at, *_), (start, stop) in zip(runs, spans, strict=True)], take)
 
     nodes = [(start, stop) for _, _, start, stop in runs]
-    moved = [place[piece.edge_index] for place, piece in zip(places, pieces, strict=True)]
-    ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, arcs, strict=True)]
-    lengths = [pieces[at].indptr.diff()[start : min(stop, pieces[at].num_targets)] for _, at, start, stop in runs]
+    moved = [place[chunk.edge_index] for place, chunk in zip(places, chunks, strict=True)]
+    ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, edges, strict=True)]
+    lengths = [chunks[at].indptr.diff()[start : min(stop, chunks[at].num_targets)] for _, at, start, stop in runs]
     return MiniBatch(
         edge_index=torch.cat(ends, dim=1),
         indptr=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
-        batch_size=sum(piece.batch_size for piece in pieces),
-        part=pieces[0].part,
-        key=pieces[0].key,
-        num_sampled_nodes=_sums([piece.num_sampled_nodes for piece in pieces]),
-        num_sampled_edges=_sums([piece.num_sampled_edges for piece in pieces]),
-        x_csr=_joined_rows(pieces, runs),
-        x_by_kind=_joined_kinds(pieces, places),
-        schema=pieces[0].schema,
-        seed_of=_joined_seeds(pieces, places),
+        batch_size=sum(chunk.batch_size for chunk in chunks),
+        part=chunks[0].part,
+        key=chunks[0].key,
+        num_sampled_nodes=_sums([chunk.num_sampled_nodes for chunk in chunks]),
+        num_sampled_edges=_sums([chunk.num_sampled_edges for chunk in chunks]),
+        x_csr=_joined_rows(chunks, runs),
+        x_by_node_type=_joined_node_types(chunks, places),
+        schema=chunks[0].schema,
+        seed_of=_joined_seeds(chunks, places),
         **{
-            name: None if getattr(pieces[0], name) is None else torch.cat([getattr(piece, name) for piece in pieces])
+            name: None if getattr(chunks[0], name) is None else torch.cat([getattr(chunk, name) for chunk in chunks])
             for name in _OF_SEEDS
         },
-        averaging_weights=pieces[0].averaging_weights,
+        averaging_weights=chunks[0].averaging_weights,
         **{name: joined(name, nodes) for name in _OF_NODES},
-        **{name: joined(name, arcs) for name in _OF_ARCS},
+        **{name: joined(name, edges) for name in _OF_EDGES},
     )
 
 
 def _hop_ends(batch: MiniBatch) -> list[int]:
-    """Return 0 and where the seeds and the nodes of each hop end; targets and the rest where no hops are told."""
+    """Return 0 and where the seeds and the nodes of each hop end; targets and the rest where no hops are reported."""
     counts = batch.num_sampled_nodes
     if counts is None:
         counts = [batch.batch_size, batch.num_targets - batch.batch_size, batch.num_nodes - batch.num_targets]
@@ -99,13 +99,13 @@ def _hop_ends(batch: MiniBatch) -> list[int]:
 
 
 def _places(ends: list[int], shifts: list[int]) -> Tensor:
-    """Return (num_nodes,) int64, the place in the mixed batch of each node of a piece."""
+    """Return (num_nodes,) int64, the place in the mixed batch of each node of a chunk."""
     spans = list(pairwise(ends))
     return torch.cat([torch.arange(a + by, b + by) for (a, b), by in zip(spans, shifts, strict=True)])
 
 
-def _arcs_of(indptr: Tensor, start: int, stop: int) -> tuple[int, int]:
-    """Return where the arcs of a run of nodes begin and end; nodes beyond the targets have none."""
+def _edges_of(indptr: Tensor, start: int, stop: int) -> tuple[int, int]:
+    """Return where the edges of a run of nodes begin and end; nodes beyond the targets have none."""
     last = len(indptr) - 1
     return int(indptr[min(start, last)]), int(indptr[min(stop, last)])
 
@@ -116,33 +116,33 @@ def _joined(values: list[Tensor], take: Take) -> Tensor:
     return torch.cat(values, out=out)
 
 
-def _joined_rows(pieces: Sequence[MiniBatch], runs) -> SparseFeatures | None:
-    if pieces[0].x_csr is None:
+def _joined_rows(chunks: Sequence[MiniBatch], runs) -> SparseFeatures | None:
+    if chunks[0].x_csr is None:
         return None
     spans = []
     for _, at, start, stop in runs:
-        rows = pieces[at].x_csr
+        rows = chunks[at].x_csr
         spans.append((rows, rows.indptr[start : stop + 1].diff(), int(rows.indptr[start]), int(rows.indptr[stop])))
     lengths = [length for _, length, _, _ in spans]
     return SparseFeatures(
         indptr=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
         indices=torch.cat([rows.indices[start:stop] for rows, _, start, stop in spans]),
         data=torch.cat([rows.data[start:stop] for rows, _, start, stop in spans]),
-        dim=pieces[0].x_csr.dim,
+        dim=chunks[0].x_csr.dim,
     )
 
 
-def _joined_kinds(pieces: Sequence[MiniBatch], places: list[Tensor]) -> RowsByKind | None:
-    """Return the features of kinds, those of each in the order in which its nodes stand in the mixed batch."""
-    if pieces[0].x_by_kind is None:
+def _joined_node_types(chunks: Sequence[MiniBatch], places: list[Tensor]) -> RowsByNodeType | None:
+    """Return the features of node types, those of each in the order in which its nodes stand in the mixed batch."""
+    if chunks[0].x_by_node_type is None:
         return None
-    rows, where = [piece.x_by_kind for piece in pieces], torch.cat(places)
-    kind = torch.cat([one.kind for one in rows])
-    in_order = torch.empty_like(kind)
-    in_order[where] = kind
+    rows, where = [chunk.x_by_node_type for chunk in chunks], torch.cat(places)
+    node_type = torch.cat([one.node_type for one in rows])
+    in_order = torch.empty_like(node_type)
+    in_order[where] = node_type
     tables: list = []
     for number, table in enumerate(rows[0].tables):
-        order = torch.argsort(where[kind == number])
+        order = torch.argsort(where[node_type == number])
         given = [one.tables[number] for one in rows]
         if table is None:
             tables.append(None)
@@ -150,7 +150,7 @@ def _joined_kinds(pieces: Sequence[MiniBatch], places: list[Tensor]) -> RowsByKi
             tables.append(_sparse_in_order(given, order))
         else:
             tables.append(torch.cat(given)[order])
-    return RowsByKind(in_order, tables)
+    return RowsByNodeType(in_order, tables)
 
 
 def _sparse_in_order(tables: list[SparseFeatures], order: Tensor) -> SparseFeatures:
@@ -163,19 +163,19 @@ def _sparse_in_order(tables: list[SparseFeatures], order: Tensor) -> SparseFeatu
     return SparseFeatures(indptr, indices, data, tables[0].dim)
 
 
-def _joined_seeds(pieces: Sequence[MiniBatch], places: list[Tensor]) -> Tensor | None:
-    """Return the seed that each node was drawn for; those of a piece follow those of the piece before."""
-    if pieces[0].seed_of is None:
+def _joined_seeds(chunks: Sequence[MiniBatch], places: list[Tensor]) -> Tensor | None:
+    """Return the seed that each node was sampled for; those of a chunk follow those of the chunk before."""
+    if chunks[0].seed_of is None:
         return None
-    before = [0, *accumulate(piece.batch_size for piece in pieces)]
-    seeds = torch.cat([piece.seed_of + first for piece, first in zip(pieces, before, strict=False)])
+    before = [0, *accumulate(chunk.batch_size for chunk in chunks)]
+    seeds = torch.cat([chunk.seed_of + first for chunk, first in zip(chunks, before, strict=False)])
     out = torch.empty_like(seeds)
     out[torch.cat(places)] = seeds
     return out
 
 
 def _sums(counts: list[list[int] | None]) -> list[int] | None:
-    """Return counts a hop, added up over the pieces; None where no hops are told."""
+    """Return counts a hop, added up over the chunks; None where no hops are reported."""
     if counts[0] is None:
         return None
     return [sum(int(count) for count in of_hop) for of_hop in zip_longest(*counts, fillvalue=0)]

@@ -51,16 +51,16 @@ _REFUSED = {
     "neighbor_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
     "node_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
     "link_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
-    "sampler": (None, "pass the seeds that it draws, seeds[list(sampler)], and disjoint=True where it repeats some"),
+    "sampler": (None, "pass the seeds that it samples, seeds[list(sampler)], and disjoint=True where it repeats some"),
     "batch_sampler": (None, "pass the seeds in its order, with batch_size, and disjoint=True where it repeats some"),
-    "generator": (None, "pass seed, which decides order and draws"),
+    "generator": (None, "pass seed, which decides order and samples"),
     "worker_init_fn": (None, _OF_PROCESSES),
 }
 
 # Attributes of PyG's loaders that are parts of how it makes a batch, or of DataLoader's processes.
 _NOT_HERE = {
-    "node_sampler": "the loader draws by itself, as num_neighbors, replace and subgraph_type say",
-    "link_sampler": "the loader draws by itself, as num_neighbors, replace and subgraph_type say",
+    "node_sampler": "the loader samples by itself, as num_neighbors, replace and subgraph_type say",
+    "link_sampler": "the loader samples by itself, as num_neighbors, replace and subgraph_type say",
     "input_data": "the seeds are input_nodes or edge_label_index",
     "collate_fn": "call the loader with positions of seeds",
     "filter_fn": "call the loader with positions of seeds",
@@ -121,7 +121,9 @@ def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:
     if name not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {subgraph_type!r}")
     if locality is not None and name != "directional":
-        raise ValueError(f'locality weights the edges drawn, a subgraph of type "{name}" has others: use "directional"')
+        raise ValueError(
+            f'locality weights the edges sampled, a subgraph of type "{name}" has others: use "directional"'
+        )
     if locality is not None and "edge_weight" in data:
         raise ValueError("locality gives the batch an edge_weight, and data has one: rename data.edge_weight")
     return name
@@ -222,7 +224,7 @@ class SeedLoader(PartLoader):
         )
 
     def _sample_by_data(self, loader: str, sampler, rank, world_size, transform, own: dict, **inputs) -> None:
-        """Begin with what one of PyG's loaders makes of a `DataSampler`'s draws.
+        """Begin with what one of PyG's loaders makes of a `DataSampler`'s samples.
 
         Args:
             loader: "NodeLoader" or "LinkLoader".
@@ -257,7 +259,7 @@ class SeedLoader(PartLoader):
         return self.options.num_threads
 
     def __call__(self, index):
-        """Return the batch of some of the seeds; its draws follow from (seed, epoch, index).
+        """Return the batch of some of the seeds; its samples follow from (seed, epoch, index).
 
         Args:
             index: (num_seeds,) positions in this process's seeds, distinct; a tensor, an array or a list.
@@ -315,27 +317,27 @@ class SeedLoader(PartLoader):
 class NeighborLoader(SeedLoader):
     """Sample neighbours of seed nodes from a PyG `Data` or `HeteroData`, and yield batches of its own type.
 
-    A batch is what PyG's loader makes of the same draws: node attributes at `n_id`, edge attributes at `e_id`,
+    A batch is what PyG's loader makes of the same samples: node attributes at `n_id`, edge attributes at `e_id`,
     everything else as it is; `n_id` (seeds first), `e_id` (positions in `data.edge_index`), `input_id`, `batch_size`,
     and, where the subgraph is directional, `num_sampled_nodes` and `num_sampled_edges`. A node with at most as many
     neighbours as the fan-out gives them all, in the order in which PyG sorts them: then n_id, edge_index and e_id equal
     those of PyG with torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
 
     Every choice follows from (seed, epoch, batch): threads and restarts change nothing. The next iteration is the next
-    epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
+    epoch, other samples in another order; `set_epoch`, which Lightning calls, chooses one.
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index`; attributes are read from it without a copy. Or a `PyGStore`,
             or PyG's (feature store, graph store): rows are read as they are needed.
-        num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all; of a `HeteroData` for every relation, or a
-            list by edge type, in which 0 follows no edge.
+        num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all; of a `HeteroData` for every edge type, or
+            a list by edge type, in which 0 follows no edge.
         input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
-            Of a `HeteroData` a kind of nodes, or (kind, seeds).
+            Of a `HeteroData` a node type, or (node type, seeds).
         batch_size: Seeds per batch, >= 1.
         shuffle: Whether the seeds come in a new order every epoch. (PyG's default is False as well.)
-        replace: Whether neighbours are drawn with replacement.
-        subgraph_type: "directional": the drawn edges; "bidirectional": those and their reverses; "induced": all edges
-            between the drawn nodes.
+        replace: Whether neighbours are sampled with replacement.
+        subgraph_type: "directional": the sampled edges; "bidirectional": those and their reverses; "induced": all edges
+            between the sampled nodes.
         directed: False means subgraph_type="induced" (PyG's older name for it).
         transform: Called on each batch in the thread that iterates, in the order of the batches.
         is_sorted: Whether `data.edge_index` is sorted by target; if so, it is not sorted again. (PyG's sort may reorder
@@ -345,15 +347,15 @@ class NeighborLoader(SeedLoader):
         rank, world_size: Rank of this process, and number of processes that share the seeds, each getting the same
             number; None: one process alone.
         options: drop_last, whether a short last batch is left out (False); seed, of the order of the seeds and of the
-            draws (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
+            samples (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
             the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
             arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
             `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
             edges that says when they are there: no neighbour is later than the seed, or than its input_time,
             (num_seeds,); nor of the same time with strictly_before=True, which PyG has not. temporal_strategy,
-            "uniform", or "last", which takes the latest that may be drawn. weight_attr, the attribute of edges by which
-            they are drawn. disjoint, whether each seed has a subgraph of its own, named by `batch` (always with times).
-            transform_sampler_output, custom_cls and input_id as in PyG.
+            "uniform", or "last", which takes the latest that may be sampled. weight_attr, the attribute of edges by
+            which they are sampled. disjoint, whether each seed has a subgraph of its own, named by `batch` (always
+            with times). transform_sampler_output, custom_cls and input_id as in PyG.
 
     A loader may be called, as PyG's: `loader([0, 5])` is the batch of the seeds at these positions.
 
@@ -365,8 +367,9 @@ class NeighborLoader(SeedLoader):
     Cost: one sort of the edges unless is_sorted; the CSC of the graph, 4 bytes an edge (4 more for `e_id` unless
     is_sorted); 4 bytes a node and thread.
     Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct, but in disjoint
-    subgraphs; a fan-out of 0 is refused where there is one relation; the counts of a hop are there without pyg-lib too.
-    With kinds, times, weights or disjoint subgraphs: see `DataSampler`.
+    subgraphs; a fan-out of 0 is refused where there is one edge type; the counts of a hop are there without pyg-lib
+    too.
+    With node types, times, weights or disjoint subgraphs: see `DataSampler`.
     """
 
     def __init__(
@@ -390,9 +393,9 @@ class NeighborLoader(SeedLoader):
         own = _own_options(options, batch_size, shuffle)
         sampled = check_options("NeighborLoader", options)
         self.input_nodes, self.input_time = input_nodes, sampled.get("input_time")
-        if sampled or _has_kinds(data) or _of_stores(data):
+        if sampled or _has_node_types(data) or _of_stores(data):
             if locality is not None:
-                raise ValueError("locality goes with one kind of nodes, without times, weights and disjoint subgraphs")
+                raise ValueError("locality goes with one node type, without times, weights and disjoint subgraphs")
             subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
             made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
             seeds = _as_tensors(data, input_nodes)
@@ -412,11 +415,11 @@ class NeighborLoader(SeedLoader):
 
 
 class LinkNeighborLoader(SeedLoader):
-    """Sample neighbours of the ends of links, and of false ones, from a PyG `Data` or `HeteroData`.
+    """Sample neighbours of the ends of links, and of negative ones, from a PyG `Data` or `HeteroData`.
 
     A batch is PyG's: `edge_label_index` and `edge_label`, or `src_index`, `dst_pos_index` and `dst_neg_index` of
     triplets, with the subgraph around them; of a `HeteroData` they stand in the links' edge type. Every choice follows
-    from (seed, epoch, batch), false ends too.
+    from (seed, epoch, batch), negatives too.
 
     Args:
         data: A `Data` or `HeteroData`.
@@ -427,7 +430,7 @@ class LinkNeighborLoader(SeedLoader):
         edge_label: (num_links, ...) labels of the links.
         edge_label_time: (num_links,) time of each link; with `time_attr` alone.
         neg_sampling: PyG's `NegativeSampling`, its mode ("binary", "triplet"), or a dict of its arguments; None: none.
-        neg_sampling_ratio: Number of false links for each link (PyG's older form).
+        neg_sampling_ratio: Number of negative links for each link (PyG's older form).
         options: Those of `NeighborLoader`; `input_nodes` and `input_time` have no place here.
 
     Raises:
@@ -487,7 +490,7 @@ def _own_options(options: dict, batch_size: int, shuffle: bool) -> dict:
     return own | {"batch_size": batch_size, "shuffle": shuffle}
 
 
-def _has_kinds(data) -> bool:
+def _has_node_types(data) -> bool:
     from torch_geometric.data import HeteroData
 
     return isinstance(data, HeteroData)
@@ -509,53 +512,62 @@ def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sor
 
     if _of_stores(data):
         data = data if isinstance(data, tuple) else (data, data)
-    elif _has_kinds(data):
+    elif _has_node_types(data):
         for store in data.stores:
             check_layouts(f"data[{store._key!r}]", store)
     else:
         check_data(data)
 
     names = ("time_attr", "temporal_strategy", "strictly_before", "weight_attr", "disjoint")
-    drawn = {name: sampled.pop(name) for name in names if name in sampled}
+    chosen = {name: sampled.pop(name) for name in names if name in sampled}
     return DataSampler(
-        data, num_neighbors, subgraph_type, replace, is_sorted=is_sorted, seed=own.get("seed", 0), **drawn
+        data, num_neighbors, subgraph_type, replace, is_sorted=is_sorted, seed=own.get("seed", 0), **chosen
     )
 
 
 def _as_tensors(data, seeds, links: bool = False):
-    """Return seeds as PyG takes them: ids as int64 tensors, with the kind or edge type where there are several.
+    """Return seeds as PyG takes them: ids as int64 tensors, with the node type or edge type where there are several.
 
     Raises:
-        ValueError: a graph with kinds, and no kind, or one that it has not; or ids that are no integers.
+        ValueError: a heterogeneous graph, and no node type, or one that it has not; or ids that are no integers.
     """
     if _of_stores(data) and seeds is None:
         if not hasattr(data, "num_nodes"):
-            raise ValueError("stores do not say all their nodes: pass input_nodes, of several kinds (kind, seeds)")
+            raise ValueError(
+                "stores do not say all their nodes: pass input_nodes, of several node types (node type, seeds)"
+            )
         return torch.arange(data.num_nodes)
-    if not _has_kinds(data):
+    if not _has_node_types(data):
         return _id_tensor(seeds)
     alone = isinstance(seeds, str) or (isinstance(seeds, tuple | list) and all(isinstance(one, str) for one in seeds))
-    kind, ids = (seeds, None) if alone or seeds is None else seeds
-    if links and isinstance(kind, tuple | list):
-        kind = _by_its_ends(tuple(kind), data.edge_types)
-    known, article, what = (data.edge_types, "an", "edge type") if links else (data.node_types, "a", "kind")
-    if kind not in known:
+    node_type, ids = (seeds, None) if alone or seeds is None else seeds
+    if links and isinstance(node_type, tuple | list):
+        node_type = _by_its_ends(tuple(node_type), data.edge_types)
+    known, article, what = (data.edge_types, "an", "edge type") if links else (data.node_types, "a", "node type")
+    if node_type not in known:
         raise ValueError(
-            f"seeds of a HeteroData are {article} {what}, or ({what}, seeds): got {_short(kind)}; {what}s are {known}"
+            f"seeds of a HeteroData are {article} {what}, or ({what}, seeds): got {_short(node_type)}; {what}s "
+            f"are {known}"
         )
-    return kind, _id_tensor(ids)
+    return node_type, _id_tensor(ids)
 
 
-def _by_its_ends(kind: tuple, edge_types: list[tuple]) -> tuple:
-    """Return the edge type between two kinds of nodes: the only one, or the one named "to", as in PyG; else `kind`."""
-    if len(kind) != 2:
-        return kind
-    found = [one for one in edge_types if (one[0], one[-1]) == kind]
-    return found[0] if len(found) == 1 else (kind[0], "to", kind[1]) if (kind[0], "to", kind[1]) in found else kind
+def _by_its_ends(node_type: tuple, edge_types: list[tuple]) -> tuple:
+    """Return the edge type between two node types: the only one, or the one named "to", as in PyG; else `node type`."""
+    if len(node_type) != 2:
+        return node_type
+    found = [one for one in edge_types if (one[0], one[-1]) == node_type]
+    return (
+        found[0]
+        if len(found) == 1
+        else (node_type[0], "to", node_type[1])
+        if (node_type[0], "to", node_type[1]) in found
+        else node_type
+    )
 
 
 def _id_tensor(seeds):
-    """Return node ids as an int64 tensor, a mask as a bool one; None and kinds by their names as they are."""
+    """Return node ids as an int64 tensor, a mask as a bool one; None and node types by their names as they are."""
     if seeds is None or isinstance(seeds, str) or (isinstance(seeds, tuple) and isinstance(seeds[0], str | tuple)):
         return seeds
     if isinstance(seeds, torch.Tensor) and seeds.dtype == torch.int64:
@@ -584,11 +596,11 @@ def _as_tensor(name: str, values):
 
 def _check_inputs(inputs, num_nodes: int | dict) -> None:
     """Raise ValueError for seeds that are no nodes, or times of another number."""
-    kinds = (None, None) if inputs.input_type is None else inputs.input_type
+    node_types = (None, None) if inputs.input_type is None else inputs.input_type
     links = hasattr(inputs, "row")
-    ends = ((inputs.row, kinds[0]), (inputs.col, kinds[-1])) if links else ((inputs.node, inputs.input_type),)
-    for ids, kind in ends:
-        count = num_nodes if kind is None else num_nodes[kind]
+    ends = ((inputs.row, node_types[0]), (inputs.col, node_types[-1])) if links else ((inputs.node, inputs.input_type),)
+    for ids, node_type in ends:
+        count = num_nodes if node_type is None else num_nodes[node_type]
         if ids.ndim != 1:
             raise ValueError(f"seeds must be (num_seeds,) node ids, or (2, num_links), got shape {tuple(ids.shape)}")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:

@@ -14,27 +14,27 @@ from .staged_part import StagedPart
 
 
 class Neighborhood(Protocol):
-    """The neighbourhood of one batch while it is drawn, one hop after the other."""
+    """The neighbourhood of one batch while it is sampled, one hop after the other."""
 
-    num_neighbors: int  # in all, of the nodes whose neighbours the next hop draws: what the hop costs
+    num_neighbors: int  # in all, of the nodes whose neighbours the next hop samples: what the hop costs
     newest: np.ndarray  # (num_new,) local ids found at the last hop, at first the seeds; a view
 
     def sample(self) -> None:
-        """Draw the next hop."""
+        """Sample the next hop."""
 
     def collect(self, allocate: Allocate) -> Subgraph:
-        """Return what was drawn, with the nodes and arcs of each hop; the workspace is free then."""
+        """Return what was sampled, with the nodes and edges of each hop; the workspace is free then."""
 
 
 class NeighborhoodOperator(Protocol):
-    """Draws neighbourhoods; has no state of a batch.
+    """Samples neighbourhoods; has no state of a batch.
 
-    One that has an attribute `in_pieces`, which is true, gives neighbourhoods whose hop may be drawn by several tasks
-    side by side, `draw(piece, num_pieces)` for each, and then `relabel()`, in place of `sample()`.
+    One that has an attribute `in_chunks`, which is true, gives neighbourhoods whose hop may be sampled by several tasks
+    side by side, `sample(chunk, num_chunks)` for each, and then `relabel()`, in place of `sample()`.
 
     One that has an attribute `asks`, which is true, gives neighbourhoods some of whose rows lie elsewhere: `ask()`
-    sends the requests of a hop and returns a `concurrent.futures.Future` of their replies, or None; `draw` draws the
-    rows that are here, side by side with it, and `relabel` has both.
+    sends the requests of a hop and returns a `concurrent.futures.Future` of their replies, or None; `sample` samples
+    the rows that are here, side by side with it, and `relabel` has both.
     """
 
     num_hops: int
@@ -49,7 +49,7 @@ class NeighborhoodOperator(Protocol):
             seeds: (num_seeds,) distinct local ids.
             key: uint64, of this operator and batch.
             workspace: the batch's own until `collect`.
-            return_e_id: whether positions of arcs are asked for.
+            return_e_id: whether positions of edges are asked for.
         """
 
 
@@ -59,7 +59,7 @@ class FetchOperator(Protocol):
     dim: int
     dtype: np.dtype
     is_sparse: bool
-    by_kind: bool
+    by_node_type: bool
     gather_later: Callable | None
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
@@ -67,7 +67,7 @@ class FetchOperator(Protocol):
 
 
 class FanoutNeighborhood:
-    """The draws of a `NeighborSampler`, in steps: the same subgraphs, bit for bit.
+    """The samples of a `NeighborSampler`, in steps: the same subgraphs, bit for bit.
 
     Args:
         sampler: the one that parts are staged for, or that their `LinkSampler` wraps; or one that asks other machines
@@ -79,7 +79,7 @@ class FanoutNeighborhood:
     def __init__(self, sampler: NeighborSampler):
         self.asks = self.asks or sampler.asks
         self.sampler, self.num_hops = sampler, len(sampler.fanouts)
-        self.in_pieces = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
+        self.in_chunks = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
 
     def begin(
         self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
@@ -92,7 +92,7 @@ class FanoutNeighborhood:
 class _FanoutHops:
     def __init__(self, sampler: NeighborSampler, state, hops: HopSampling):
         self._sampler, self._state, self._hops = sampler, state, hops
-        self.sample, self.draw, self.relabel = hops.sample, hops.draw, hops.relabel
+        self.sample, self.sample_chunk, self.relabel = hops.sample, hops.sample_chunk, hops.relabel
         if sampler.asks:
             self.ask = hops.ask
 
@@ -109,9 +109,9 @@ class _FanoutHops:
 
 
 class SeedOperator(Protocol):
-    """Draws the seeds of a batch."""
+    """Samples the seeds of a batch."""
 
-    def draw(self, staged: StagedPart, items: np.ndarray, key: int) -> np.ndarray:
+    def sample(self, staged: StagedPart, items: np.ndarray, key: int) -> np.ndarray:
         """Return (num_seeds,) distinct local ids.
 
         Args:
@@ -122,16 +122,16 @@ class SeedOperator(Protocol):
 
 
 class PositiveOperator(Protocol):
-    """Draws a positive for each seed."""
+    """Samples a positive for each seed."""
 
-    def draw(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
+    def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
         """Return (num_seeds,) local ids; a seed itself means that it has none. Arguments as for seeds."""
 
 
 class NegativeOperator(Protocol):
-    """Draws negatives for each seed."""
+    """Samples negatives for each seed."""
 
-    def draw(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
+    def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
         """Return (num_seeds, num_negatives) local ids; arguments as for seeds."""
 
 
@@ -139,36 +139,36 @@ class NegativeOperator(Protocol):
 class BatchSeeds:
     """The items are the seeds, as `NeighborSampler` makes them."""
 
-    def draw(self, staged: StagedPart, items: np.ndarray, key: int) -> np.ndarray:
+    def sample(self, staged: StagedPart, items: np.ndarray, key: int) -> np.ndarray:
         return np.asarray(items)
 
 
 @dataclass(frozen=True)
 class LinkPositives:
-    """Draw positives by a function of (csc, seeds, key) over the part's rows, such as `sampler.draw_positives`."""
+    """Sample positives by a function of (csc, seeds, key) over the part's rows, such as `sampler.sample_positives`."""
 
-    draws: Callable[..., np.ndarray]
+    samples: Callable[..., np.ndarray]
 
-    def draw(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
-        return self.draws(staged.graph.csc, seeds, key)
+    def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
+        return self.samples(staged.graph.csc, seeds, key)
 
 
 @dataclass(frozen=True)
 class LinkNegatives:
-    """Draw negatives from the core of the part by a function of (num_nodes, num, key), such as `draw_negatives`.
+    """Sample negatives from the core of the part by a function of (num_nodes, num, key), such as `sample_negatives`.
 
     Args:
-        draws: The function.
+        samples: The function.
         num_negatives: Negatives per seed, >= 1.
     """
 
-    draws: Callable[..., np.ndarray]
+    samples: Callable[..., np.ndarray]
     num_negatives: int = 5
 
     def __post_init__(self):
         if self.num_negatives < 1:
             raise ValueError(f"num_negatives must be at least 1, got {self.num_negatives}")
 
-    def draw(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
-        drawn = self.draws(staged.graph.num_core, len(seeds) * self.num_negatives, key)
-        return drawn.reshape(len(seeds), self.num_negatives)
+    def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
+        sampled = self.samples(staged.graph.num_core, len(seeds) * self.num_negatives, key)
+        return sampled.reshape(len(seeds), self.num_negatives)

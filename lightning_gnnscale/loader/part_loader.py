@@ -22,7 +22,7 @@ from .buffer_pool import BufferPool
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
 from .part_walk import Interleave, InterleavedWalk, PartWalk, Position
-from .row_reads import Footprint, RowReads, drawn_bytes, fill_told, fill_windows, keep_rows
+from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 
@@ -36,10 +36,10 @@ class PartData:
         features: A `FeatureTable` by store id, or None.
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
         masks: Maps a name to a (num_nodes,) bool mask in store order.
-        edge_weight: (num_arcs,) in the store's arc order, or None.
-        edge_features: (num_arcs, dim) in the store's arc order, or None.
+        edge_weight: (num_edges,) in the store's edge order, or None.
+        edge_features: (num_edges, dim) in the store's edge order, or None.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
-        edge_label: (num_arcs,) classes of edges in the store's arc order, or None.
+        edge_label: (num_edges,) classes of edges in the store's edge order, or None.
     """
 
     load_part: Callable[[int], Any]
@@ -58,15 +58,15 @@ class LoaderOptions:
 
     Args:
         batch_size: Targets per batch, >= 1.
-        seed: Seed of the order of targets and of the draws.
+        seed: Seed of the order of targets and of the samples.
         shuffle: Whether the targets come in a new order every pass.
         drop_last: Whether a part's short last batch is left out.
         passes: Passes over a part before the next part; the key's epoch is epoch * passes + pass.
         num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread.
         prefetch_batches: Batches that are being prepared or ready at a time, >= 1; None: num_threads + 1.
         reads: How batches get their feature rows.
-        return_e_id: Whether each batch gets its positions in the store's arc arrays.
-        edge_features: Whether it gets the store's features of its arcs.
+        return_e_id: Whether each batch gets its positions in the store's edge arrays.
+        edge_features: Whether it gets the store's features of its edges.
 
     Raises:
         ValueError: an argument is out of range.
@@ -107,9 +107,9 @@ class PartLoader:
         parts: This rank's parts in the order in which they are visited; with `interleave`, all parts.
         data: What batches are made of.
         targets: Maps a part id to the (num_targets,) store ids of its target nodes: core nodes of the part, ascending.
-        sampler: Draws the contents of a batch.
+        sampler: Samples the contents of a batch.
         options: How batches are made.
-        interleave: How parts take turns: each batch consists of one piece of each open part, and every rank gets
+        interleave: How parts take turns: each batch consists of one chunk of each open part, and every rank gets
             equally many batches. `parts` must then list the parts of all ranks. None: one part after another, each on
             one rank. Excludes passes and drop_last.
         source: Prepares batches in place of `options.num_threads` threads: (stage, maker) to `BatchSource`, for example
@@ -145,12 +145,12 @@ class PartLoader:
                 f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
             )
         self.interleave = interleave
-        # A batch is this many pieces, each of one part.
-        self.pieces = (
-            1 if interleave is None else max(1, min(interleave.lanes, sum(len(targets[p]) > 0 for p in parts)))
+        # A batch is this many chunks, each of one part.
+        self.chunks = (
+            1 if interleave is None else max(1, min(interleave.open_parts, sum(len(targets[p]) > 0 for p in parts)))
         )
-        self._piece_size = -(-options.batch_size // self.pieces)
-        counts = {part: self._num_pieces(sampler, len(targets[part])) for part in parts}
+        self._chunk_size = -(-options.batch_size // self.chunks)
+        counts = {part: self._num_chunks(sampler, len(targets[part])) for part in parts}
         self.walk = (
             PartWalk(tuple(parts), counts, options.passes)
             if interleave is None
@@ -160,7 +160,7 @@ class PartLoader:
         )
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
-        self.length = -(-len(self.walk) // self.pieces) if pad_to is None else pad_to
+        self.length = -(-len(self.walk) // self.chunks) if pad_to is None else pad_to
         self.reads = options.reads
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
@@ -206,7 +206,7 @@ class PartLoader:
             self.epoch, self._delivered, self._resume_at = epoch, 0, 0
 
     def set_sampler(self, sampler: BatchSampler) -> None:
-        """Draw the batches of the next iteration by another sampler; not while one is under way.
+        """Sample the batches of the next iteration by another sampler; not while one is under way.
 
         Raises:
             ValueError: it would give another number of batches.
@@ -214,7 +214,7 @@ class PartLoader:
         sampler = as_batch_sampler(sampler)
         for part, count in self.walk.num_batches.items():
             targets = self._stager.targets[part]
-            found = self._num_pieces(sampler, len(targets))
+            found = self._num_chunks(sampler, len(targets))
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
@@ -239,14 +239,14 @@ class PartLoader:
         self._source = self._new_source()
 
     def first_footprint(self) -> Footprint | None:
-        """Load the first part and draw its first piece, and return what it and a batch take; None without batches."""
+        """Load the first part and sample its first chunk, and return what it and a batch take; None without batches."""
         position = next(self.walk.positions(self.epoch), None)
         if position is None:
             return None
         key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
         batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
-        return Footprint(staged.nbytes, self.pieces * len(batch.n_id), self.pieces * drawn_bytes(batch))
+        return Footprint(staged.nbytes, self.chunks * len(batch.n_id), self.chunks * sampled_bytes(batch))
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
@@ -326,8 +326,8 @@ class PartLoader:
             self._delivered += 1
             yield None
 
-    def drawn_pieces(self) -> Iterator[MiniBatch]:
-        """Yield what the batches of the epoch are mixed of, a piece at a time, in place of the batches."""
+    def sampled_chunks(self) -> Iterator[MiniBatch]:
+        """Yield what the batches of the epoch are mixed of, a chunk at a time, in place of the batches."""
         return self._ahead(0)
 
     def _new_source(self) -> BatchSource:
@@ -336,7 +336,7 @@ class PartLoader:
     def _maker(self) -> BatchMaker:
         return BatchMaker(
             self._builder,
-            self._piece_size,
+            self._chunk_size,
             self.options.shuffle,
             self.options.drop_last,
             gathers=not self.reads.fills_here,
@@ -345,10 +345,10 @@ class PartLoader:
             passes=self.options.passes,
         )
 
-    def _num_pieces(self, sampler: BatchSampler, num_targets: int) -> int:
-        """Return a rank's pieces of one pass over a part."""
+    def _num_chunks(self, sampler: BatchSampler, num_targets: int) -> int:
+        """Return a rank's chunks of one pass over a part."""
         num_ranks = 1 if self.interleave is None else self.interleave.world_size
-        return sampler.num_batches(num_targets, self._piece_size * num_ranks, self.options.drop_last)
+        return sampler.num_batches(num_targets, self._chunk_size * num_ranks, self.options.drop_last)
 
     def _keep(self) -> None:
         """Read the rows that stay in memory, before the first iteration that needs them."""
@@ -362,8 +362,8 @@ class PartLoader:
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         self._keep()
-        pieces = self._filled(self._ahead(start * self.pieces))
-        return pieces if self.pieces == 1 else mixed_batches(pieces, self.pieces, self._builder.pool.take)
+        chunks = self._filled(self._ahead(start * self.chunks))
+        return chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
 
     def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         if not self.reads.fills_here or self._builder.features is None:
@@ -371,10 +371,10 @@ class PartLoader:
         if self.reads.how == "planned":
             return fill_windows(batches, self._builder, self.reads, self._kept)
         return fill_told(
-            batches, self._builder, self.reads, self.options.num_threads, self.pieces * self.options.batches_ahead
+            batches, self._builder, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
         )
 
-    def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
+    def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:
         """Whether a batch may be asked for now: not of too many visits further, and not of one part too many."""
         further = getattr(self._source, "parts_further", 0)
         if pending and coming.visit > pending[0].visit + 1 + further:
@@ -382,7 +382,7 @@ class PartLoader:
         return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open + further
 
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
-        """Yield pieces in order while the source prepares the next ones, of no more parts than may be in memory."""
+        """Yield chunks in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
         pending: deque[Position] = deque()
@@ -390,8 +390,8 @@ class PartLoader:
         coming = next(positions, None)
         try:
             while coming or pending:
-                most = self.pieces * max(self._most_ahead, getattr(source, "batches_ahead", 0))
-                while coming and len(pending) < most and self._has_room(pending, coming):
+                most = self.chunks * max(self._most_ahead, getattr(source, "batches_ahead", 0))
+                while coming and len(pending) < most and self._has_space(pending, coming):
                     source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)
                     coming = next(positions, None)

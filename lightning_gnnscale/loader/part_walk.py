@@ -76,7 +76,7 @@ def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_si
 _MOST_COMPARED = 1 << 16  # targets of a rank whose neighbours are looked at, beyond twice those that leave
 
 
-def deal_targets(
+def assign_targets(
     targets: Sequence[np.ndarray],
     owner: np.ndarray,
     world_size: int,
@@ -115,12 +115,12 @@ def deal_targets(
     loads = np.array([len(nodes) for nodes in held])
     quota = np.full(world_size, total // world_size)
     quota[np.argsort(-loads, kind="stable")[: total % world_size]] += 1  # so that the fewest leave
-    room = np.maximum(quota - loads, 0)
+    space = np.maximum(quota - loads, 0)
     taken: list[list[np.ndarray]] = [[] for _ in range(world_size)]
     for rank in range(world_size):
         surplus = int(loads[rank] - quota[rank])
         if surplus > 0:
-            leaving, to = _best_moves(held[rank], rank, surplus, room, neighbors_by_rank)
+            leaving, to = _best_moves(held[rank], rank, surplus, space, neighbors_by_rank)
             held[rank] = np.setdiff1d(held[rank], leaving, assume_unique=True)
             for other in np.unique(to):
                 taken[other].append(leaving[to == other])
@@ -137,21 +137,21 @@ def _best_moves(
     nodes: np.ndarray,
     rank: int,
     surplus: int,
-    room: np.ndarray,
+    space: np.ndarray,
     neighbors_by_rank: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which `surplus` of a rank's targets leave, and (surplus,) where to; `room` of the ranks is used up."""
+    """Return which `surplus` of a rank's targets leave, and (surplus,) where to; `space` of the ranks is used up."""
     compared = min(len(nodes), max(_MOST_COMPARED, 2 * surplus))
     candidates = nodes[np.arange(compared) * len(nodes) // compared]
     counts = neighbors_by_rank(candidates)
-    others = np.flatnonzero(room)
+    others = np.flatnonzero(space)
     gain = counts[:, others] - counts[:, [rank]]
     to = np.full(compared, -1)
     for flat in np.argsort(-gain, axis=None, kind="stable"):
         candidate, other = divmod(int(flat), len(others))
-        if to[candidate] < 0 and room[others[other]]:
+        if to[candidate] < 0 and space[others[other]]:
             to[candidate] = others[other]
-            room[others[other]] -= 1
+            space[others[other]] -= 1
             surplus -= 1
             if not surplus:
                 break
@@ -244,10 +244,10 @@ def shuffled_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
 
 
 def spread_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
-    """Return the parts in a drawn order in which those that follow each other are far apart among the parts.
+    """Return the parts in a sampled order in which those that follow each other are far apart among the parts.
 
-    Halves of the parts take turns, in each of them its halves do, and so on; which half begins is drawn. Machines that
-    hold ranges of parts, whatever their number, so hold about as many of the parts that are open at a time.
+    Halves of the parts take turns, in each of them its halves do, and so on; which half begins is sampled. Machines
+    that hold ranges of parts, whatever their number, so hold about as many of the parts that are open at a time.
     """
     if len(parts) < 2:
         return list(parts)
@@ -264,25 +264,26 @@ class Interleave(NamedTuple):
 
     rank: int = 0
     world_size: int = 1
-    lanes: int = 4
+    open_parts: int = 4
     spread: bool = False
 
 
 @dataclass(frozen=True)
 class InterleavedWalk:
-    """One rank's pieces of batches in an epoch in which parts take turns.
+    """One rank's chunks of batches in an epoch in which parts take turns.
 
-    `lanes` parts are open at a time, in a new order every epoch. One piece of each is taken in turn; where a part ends,
-    the next one takes its lane. A run of `lanes` pieces makes a batch (`mixed_batches`): parts of a low cut have few
-    classes each, so batches of a single part would pull the weights to and fro. In each turn of a part every rank takes
-    one piece: rank r takes piece turn * world_size + r. So all ranks get equally many, and the pieces of a turn share
+    `open_parts` parts are open at a time, in a new order every epoch. One chunk of each is taken in turn; where a part
+    ends, the next one takes its lane. A run of `open_parts` chunks makes a batch (`mixed_batches`): parts of a low cut
+    have few classes each, so batches of a single part would pull the weights to and fro. In each turn of a part every
+    rank takes
+    one chunk: rank r takes chunk turn * world_size + r. So all ranks get equally many, and the chunks of a turn share
     neighbours.
 
     Args:
         parts: All parts; those without batches are skipped.
-        num_batches: Number of turns in one pass over each part; every rank takes one piece per turn.
+        num_batches: Number of turns in one pass over each part; every rank takes one chunk per turn.
         rank, world_size: Rank of this process, and number of processes.
-        lanes: Parts that are open at a time, and pieces per batch, >= 1.
+        lanes: Parts that are open at a time, and chunks per batch, >= 1.
         seed: Seed of the order of parts.
         shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
         spread: Whether that order keeps neighbouring parts apart, see `spread_parts`.
@@ -295,7 +296,7 @@ class InterleavedWalk:
     num_batches: Mapping[int, int]
     rank: int
     world_size: int
-    lanes: int
+    open_parts: int
     seed: int
     shuffle: bool = True
     spread: bool = False
@@ -306,12 +307,12 @@ class InterleavedWalk:
     @property
     def parts_open(self) -> int:
         """Parts that are in memory at a time: those that are open, and the next one."""
-        return self.lanes + 1
+        return self.open_parts + 1
 
     def most_held(self, sizes: np.ndarray, parts_held: int) -> int:
         """Return the largest sum over parts that are in memory together, of the first epochs; see `PartWalk`.
 
-        Sizes of parts differ, and the largest of them meet in few of the orders that are drawn.
+        Sizes of parts differ, and the largest of them meet in few of the orders that are sampled.
         """
         size, most = dict(zip(self.parts, np.asarray(sizes).tolist(), strict=True)), 0
         held: dict[int, None] = {}  # the last one is the latest that was asked for; parts stay from epoch to epoch
@@ -330,18 +331,18 @@ class InterleavedWalk:
     def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
         """Yield the batches of an epoch from position `start` on."""
         coming = deque(part for part in self._order(epoch) if self.num_batches[part])
-        lanes = deque((coming.popleft(), 0) for _ in range(min(self.lanes, len(coming))))
+        open_parts = deque((coming.popleft(), 0) for _ in range(min(self.open_parts, len(coming))))
         place = 0
-        while lanes:
-            part, step = lanes.popleft()
+        while open_parts:
+            part, step = open_parts.popleft()
             if place >= start:
                 following = coming[0] if coming else None
                 yield Position(0, part, epoch, step * self.world_size + self.rank, following)
             place += 1
             if step + 1 < self.num_batches[part]:
-                lanes.append((part, step + 1))
+                open_parts.append((part, step + 1))
             elif coming:
-                lanes.append((coming.popleft(), 0))
+                open_parts.append((coming.popleft(), 0))
 
     def _order(self, epoch: int) -> list[int]:
         if not self.shuffle:
@@ -350,7 +351,7 @@ class InterleavedWalk:
 
 
 def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:
-    """Return consecutive pieces of (num_items,) whose lengths differ by one at most; with few items some come twice.
+    """Return consecutive chunks of (num_items,) whose lengths differ by one at most; with few items some come twice.
 
     Args:
         order: at least one item.

@@ -14,10 +14,10 @@ from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
 from .batch_segments import SegmentQueue
 from .batch_source import BatchKey
-from .batch_worker import START_METHODS, Failed, Made, NeedsRoom, WorkerProcess
+from .batch_worker import START_METHODS, Failed, Made, NeedsSpace, WorkerProcess
 from .local_source import THREAD_NAME
 from .shared_value import SharedValue
-from .staged_part import PartShelf, StagedPart
+from .staged_part import PartCache, StagedPart
 from .work_queue import START_LIMIT_S, Attempt, Job
 
 START_ATTEMPTS = 3
@@ -52,7 +52,7 @@ class WorkerCrew:
     ):
         self.queue, self.changed = SegmentQueue(queue_bytes, timeout_s / 2), threading.Condition()
         self._timeout_s, self._maker, self._start_method, self._owner = timeout_s, maker, start_method, os.getpid()
-        self._shelf = PartShelf(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
+        self._cache = PartCache(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
         self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
         self._workers: set[WorkerProcess] = set()
         self._num_workers = self._able = num_workers
@@ -67,13 +67,13 @@ class WorkerCrew:
         if self._broken is not None:
             self._broken, self._able = None, self._num_workers
             self._begin()
-        staged = self._shelf.request(key.part, self._stager)
+        staged = self._cache.request(key.part, self._stager)
         with self.changed:
             self.queue.add(self.queue.line, key, staged)
             self.changed.notify_all()
 
     def expect_part(self, part: int) -> None:
-        self._shelf.request(part, self._stager)
+        self._cache.request(part, self._stager)
 
     def take(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next batch; `BatchSource.ready`."""
@@ -117,7 +117,7 @@ class WorkerCrew:
         for thread in self._threads:
             if not inside:
                 thread.join()
-        self._shelf.clear()
+        self._cache.clear()
         self._maker.close()
         self.queue.pool.close()
 
@@ -207,19 +207,19 @@ class WorkerCrew:
 
     def _answer(self, worker: WorkerProcess, attempt: Attempt, part: SharedValue) -> Made | GNNScaleError:
         """Return what a worker makes of an attempt; EOFError and OSError: it ended."""
-        answer = worker.ask((attempt.jobs[0].key, part.ticket, attempt.room and attempt.room.ticket))
+        answer = worker.ask((attempt.jobs[0].key, part.handle, attempt.space and attempt.space.handle))
         self._silent_s = 0.0
-        if isinstance(answer, NeedsRoom):
+        if isinstance(answer, NeedsSpace):
             try:
-                self._find_room(attempt, answer.num_bytes)
+                self._find_space(attempt, answer.num_bytes)
             except GNNScaleError as found:
                 worker.ask(None)
                 return GNNScaleError(str(found))  # that one's traceback would keep frames, and the part with them
-            answer = worker.ask(attempt.room and attempt.room.ticket)
+            answer = worker.ask(attempt.space and attempt.space.handle)
         return GNNScaleError(answer.message) if isinstance(answer, Failed) else answer
 
-    def _find_room(self, attempt: Attempt, num_bytes: int) -> None:
-        """Lend an attempt a segment, once there is room or nobody needs it any more.
+    def _find_space(self, attempt: Attempt, num_bytes: int) -> None:
+        """Lend an attempt a segment, once there is space or nobody needs it any more.
 
         Raises:
             GNNScaleError: there will be none.
@@ -240,7 +240,7 @@ class WorkerCrew:
             except OSError as error:
                 raise batch_error(
                     key,
-                    f"no room for {num_bytes} bytes in shared memory ({error}): lower queue_bytes={cap}, "
+                    f"no space for {num_bytes} bytes in shared memory ({error}): lower queue_bytes={cap}, "
                     "num_workers or batch_size",
                 ) from None
             finally:
@@ -253,7 +253,7 @@ class WorkerCrew:
         for _ in range(START_ATTEMPTS):
             worker = None
             try:
-                worker = WorkerProcess(self._maker.ticket, self._start_method)
+                worker = WorkerProcess(self._maker.handle, self._start_method)
                 with self.changed:
                     self._workers.add(worker)
                     if self._closing:
@@ -325,8 +325,8 @@ class ProcessSource:
         maker: Makes the batches; must be picklable.
         num_workers: Number of worker processes, >= 1.
         queue_bytes: Upper bound on the bytes of batches that are prepared and not yet taken, > 0. Preparation stops
-            when it is reached; a later batch makes room for an earlier one. In addition each worker holds what it draws
-            of one batch, and keeps up to four segments mapped, some of which may have been released already.
+            when it is reached; a later batch makes space for an earlier one. In addition each worker holds what it
+            samples of one batch, and keeps up to four segments mapped, some of which may have been released already.
         start_method: "forkserver" or "spawn".
         timeout_s: How long all workers may stay silent while one is waited for, seconds, > 0. The time that this
             process takes to load a part does not count.
@@ -395,7 +395,7 @@ class ProcessSource:
             self._crew.forget()
 
     def close(self) -> None:
-        """End the workers; batches that were taken stay as they are. A request starts anew."""
+        """End the workers; batches that were taken stay as they are. A request starts again."""
         if self._crew is not None:
             self._end()
             self._crew = None

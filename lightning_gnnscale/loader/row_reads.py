@@ -21,8 +21,9 @@ from .local_source import THREAD_NAME, stop
 HOWS = ("mapped", "resident", "planned")
 MOST_HALOS = 255  # that a store tells a node to stand in
 # Share of the free memory that rows and batches may take: the rest is for a model, its gradients, and other users.
-_ROOM_SHARE = 0.7
-# A visit that draws this many times the rows of its part reads nearly all of them: repeats are half of what is drawn.
+_SPACE_SHARE = 0.7
+# A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
+# sampled.
 _DENSE_VISIT = 3
 _END = object()
 
@@ -33,15 +34,15 @@ class RowReads:
 
     Args:
         how: "mapped": from the table as it is, for tables that memory holds (or a `FeatureBuffer`). "resident": all
-            rows of a part are read in order while the part before it trains. "planned": batches are drawn ahead, and
+            rows of a part are read in order while the part before it trains. "planned": batches are sampled ahead, and
             the rows of a run of them are read together, each once, in order.
         window_bytes: rows that are read together, bytes; of "planned".
         windows_held: such windows in memory, 1 or 2: with 2 the next one is read while batches of the first train.
         kept_halos: rows of nodes that stand in at least so many parts' halos are read once and stay in memory, of a
             table that knows; 0: none do.
-        fill_here: batches are drawn without features by their source, and filled by threads of this process;
+        fill_here: batches are sampled without features by their source, and filled by threads of this process;
             "planned" and `lookahead_batches` imply it.
-        lookahead_batches: batches drawn ahead, whose reads are told to the table's `expect`; of "mapped".
+        lookahead_batches: batches sampled ahead, whose reads are told to the table's `expect`; of "mapped".
         batches_ahead: batches that are prepared ahead; None: as many as the loader was given.
         pool_bytes: most memory that the loader's pool of buffers keeps; None: the pool's own.
         why: the reason, one line.
@@ -82,14 +83,14 @@ class Footprint(NamedTuple):
     """What a loader's first batch takes.
 
     Attributes:
-        part_bytes: the part that it is drawn from, in memory, without feature rows.
+        part_bytes: the part that it is sampled from, in memory, without feature rows.
         rows: its rows.
-        drawn_bytes: itself, without features.
+        sampled_bytes: itself, without features.
     """
 
     part_bytes: int
     rows: int
-    drawn_bytes: int
+    sampled_bytes: int
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:
@@ -127,14 +128,14 @@ def choose_row_reads(
     """
     row_bytes = features.nbytes / max(features.num_rows, 1)
     gathered = features.batch_row_bytes if features.is_sparse else features.dim * features.dtype.itemsize
-    batch_bytes = int(first.rows * gathered + first.drawn_bytes)
+    batch_bytes = int(first.rows * gathered + first.sampled_bytes)
     # Beside the parts: the batch that trains is also there in the model's dtype.
     other = parts_held * first.part_bytes + first.rows * (features.batch_row_bytes - gathered)
 
-    def room(batches: int) -> int:
-        return int(max(_ROOM_SHARE * free_bytes - other - batches * batch_bytes, 0))
+    def space(batches: int) -> int:
+        return int(max(_SPACE_SHARE * free_bytes - other - batches * batch_bytes, 0))
 
-    if features.nbytes <= room(batches_held):
+    if features.nbytes <= space(batches_held):
         return RowReads(why=f"{format_bytes(features.nbytes)} of features fit the {format_bytes(free_bytes)} free")
     at_hand = f"of {format_bytes(free_bytes)} free"
     least_ahead = batches_held - 2 if least_ahead is None else least_ahead
@@ -143,19 +144,19 @@ def choose_row_reads(
     dense = features.is_packed or visit_batches * first.rows >= _DENSE_VISIT * part_rows
     for kept in choices[0 if keeps else -1 :] if dense else ():
         beside, resident = kept.rows * row_bytes, held_rows * row_bytes * kept.share_read
-        if beside + resident <= room(least_ahead + 2):
+        if beside + resident <= space(least_ahead + 2):
             why = f"the rows of {parts_held} parts take {format_bytes(int(resident))} {at_hand}{kept.told(row_bytes)}"
             pool_bytes = (least_ahead + 2) * batch_bytes * 5 // 4
             return RowReads(
                 "resident", kept_halos=kept.halos, batches_ahead=least_ahead, pool_bytes=pool_bytes, why=why
             )
     # Beside the batch that trains and the one that is filled: two windows of rows, and half of one to spare. Where they
-    # do not hold a visit, whose rows are read anew for each of its windows: one window of twice the rows.
+    # do not hold a visit, whose rows are read again for each of its windows: one window of twice the rows.
     visit = held_rows * row_bytes * max(1, parts_held - 1) / parts_held
     for kept in choices:
-        left = room(2) - kept.rows * row_bytes
+        left = space(2) - kept.rows * row_bytes
         held = 2 if visit * kept.share_read <= left * 2 / 5 else 1
-        if held == 2 or kept.rows * row_bytes <= room(2) // 2:
+        if held == 2 or kept.rows * row_bytes <= space(2) // 2:
             break
     window = max(int(left * 4 / (5 * held)), int(first.rows * row_bytes * kept.share_read))
     why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}{kept.told(row_bytes)}"
@@ -210,12 +211,12 @@ def keep_rows(features, reads: RowReads) -> LoadedRows | None:
 
 
 def fill_told(
-    drawn: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, num_threads: int, prefetch_batches: int
+    sampled: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, num_threads: int, prefetch_batches: int
 ) -> Iterator[MiniBatch]:
-    """Yield drawn batches in order, their features gathered once the reads of those behind them are told.
+    """Yield sampled batches in order, their features gathered once the reads of those behind them are reported.
 
     Args:
-        drawn: Batches without features.
+        sampled: Batches without features.
         builder: Fills the batches.
         reads: How rows are read, with the number of batches to look ahead.
         num_threads: Number of threads that fill batches; at least one is used.
@@ -228,7 +229,7 @@ def fill_told(
     try:
         while not ended or told or pending:
             while not ended and len(told) + len(pending) < reads.lookahead_batches + prefetch_batches:
-                batch = next(drawn, None)
+                batch = next(sampled, None)
                 ended = batch is None
                 if not ended:
                     if reads.lookahead_batches:
@@ -243,7 +244,7 @@ def fill_told(
                 yield batch
                 del batch
     finally:
-        drawn.close()
+        sampled.close()
         stop(fillers)
         if reads.lookahead_batches:
             features.forget()
@@ -259,7 +260,7 @@ class _Window:
         batches: those that have not been handed over.
         nodes: part id (None where parts do not matter) to the nodes that are read.
         rows: likewise, what comes of the reads; empty until they are asked for.
-        num_bytes: What the rows and the drawn batches take.
+        num_bytes: What the rows and the sampled batches take.
     """
 
     features: Any
@@ -280,7 +281,7 @@ class _Window:
             nodes = self.nodes[self.key(batch)] = RankedNodes.empty(self.features.num_rows)
         row_bytes = self.features.nbytes / self.features.num_rows
         new = nodes.add(batch.n_id.numpy(), self.kept and self.kept.held)
-        self.num_bytes += new * row_bytes + drawn_bytes(batch)
+        self.num_bytes += new * row_bytes + sampled_bytes(batch)
         self.batches.append(batch)
 
     def read(self, reader: ThreadPoolExecutor) -> None:
@@ -297,7 +298,7 @@ def _read_rows(table, nodes: RankedNodes, kept: LoadedRows | None) -> LoadedRows
 
 
 def _windows(
-    drawn: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int
+    sampled: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int
 ) -> Iterator[_Window | None]:
     """Yield windows in order, and None after a batch that ends none.
 
@@ -305,7 +306,7 @@ def _windows(
     window by itself.
     """
     earlier, visit = _Window(features, kept), _Window(features, kept)
-    for batch in drawn:
+    for batch in sampled:
         if visit.batches and batch.part != visit.batches[-1].part:
             if earlier.batches and earlier.num_bytes + visit.num_bytes > most_bytes:
                 yield earlier
@@ -330,26 +331,26 @@ def _windows(
 
 
 def fill_windows(
-    drawn: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, kept: LoadedRows | None = None
+    sampled: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, kept: LoadedRows | None = None
 ) -> Iterator[MiniBatch]:
-    """Yield drawn batches in order, their rows read together a window of batches at a time.
+    """Yield sampled batches in order, their rows read together a window of batches at a time.
 
-    While the batches of one window are handed over, those of the next are drawn, and with two windows its rows read.
+    While the batches of one window are handed over, those of the next are sampled, and with two windows its rows read.
 
     Args:
-        drawn, builder, reads: see `fill_told`.
+        sampled, builder, reads: see `fill_told`.
         kept: rows that stay in memory, see `keep_rows`.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-    coming, ended = _windows(drawn, builder.features, kept, reads.window_bytes), False
+    coming, ended = _windows(sampled, builder.features, kept, reads.window_bytes), False
     windows: deque[_Window] = deque()
     try:
         while True:
-            draws = 0
-            # Two batches are drawn for one that is handed over, so that the next window is read in time.
-            while not ended and len(windows) < 2 and (draws < 2 or not windows):
+            samples = 0
+            # Two batches are sampled for one that is handed over, so that the next window is read in time.
+            while not ended and len(windows) < 2 and (samples < 2 or not windows):
                 window = next(coming, _END)
-                ended, draws = window is _END, draws + 1
+                ended, samples = window is _END, samples + 1
                 if isinstance(window, _Window):
                     windows.append(window)
                     if len(windows) <= reads.windows_held:
@@ -369,11 +370,11 @@ def fill_windows(
             del batch
     finally:
         coming.close()
-        drawn.close()
+        sampled.close()
         stop(reader)
 
 
-def drawn_bytes(batch: MiniBatch) -> int:
+def sampled_bytes(batch: MiniBatch) -> int:
     """Return the bytes of a batch without features."""
     tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

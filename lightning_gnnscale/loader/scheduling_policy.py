@@ -1,4 +1,4 @@
-"""Which piece of preparation a free thread does next: decisions alone, without threads or a clock.
+"""Which chunk of preparation a free thread does next: decisions alone, without threads or a clock.
 
 The threads of `task_source` are driven by them, and the simulated ones of the benchmarks' replay.
 """
@@ -96,7 +96,7 @@ class Policy:
     """State that every policy keeps: a queue of batches, tasks of those under way, bytes and average times.
 
     Batches are launched in the order of their requests; the place of a request is its batch's `dag_id`. An attempt's
-    room are the bytes of its finished batch.
+    space are the bytes of its finished batch.
 
     Attributes:
         num_threads: Number of threads that ask for work.
@@ -212,7 +212,7 @@ class Policy:
 
     def _finish(self, dag_id: int, num_bytes: int, result: Any) -> None:
         attempt = self._under_way.pop(dag_id).attempt
-        attempt.room = num_bytes
+        attempt.space = num_bytes
         self.queue.finish(attempt, result)
         self.held_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
@@ -223,7 +223,7 @@ class Policy:
         return bool(pending) and (self.launchable is None or self.launchable(pending[0].key))
 
     def _give_back(self, attempt: Attempt) -> None:
-        self.held_bytes -= attempt.room
+        self.held_bytes -= attempt.space
 
     def _launch(self, now: float) -> Launch:
         self._last_launch_s = now

@@ -35,14 +35,14 @@ class PackedValue(NamedTuple):
     num_bytes: int
 
     def write(self, fd: int) -> None:
-        """Write the arrays into a file that has room for them."""
+        """Write the arrays into a file that has space for them."""
         for view, (start, _) in zip(self.views, self.spans, strict=True):
             while len(view):
                 written = os.pwrite(fd, view, start)
                 start, view = start + written, view[written:]
 
     def copy_to(self, memory: Any) -> None:
-        """Write the arrays into memory that has room for them."""
+        """Write the arrays into memory that has space for them."""
         for view, (start, stop) in zip(self.views, self.spans, strict=True):
             memory[start:stop] = view
 
@@ -71,7 +71,7 @@ def unpack(meta: bytes, spans: list[tuple[int, int]], memory: memoryview) -> Any
     return pickle.loads(meta, buffers=[memory[start:stop] for start, stop in spans])
 
 
-class Ticket(NamedTuple):
+class Handle(NamedTuple):
     """What another process of the host needs to open a value, as long as the process that shares it holds it.
 
     Attributes:
@@ -109,10 +109,10 @@ class SharedValue:
         what: names it in errors.
 
     Attributes:
-        ticket: for other processes, as long as this object lives and is not closed.
+        handle: for other processes, as long as this object lives and is not closed.
 
     Raises:
-        GNNScaleError: there is no room for it, or it cannot be pickled.
+        GNNScaleError: there is no space for it, or it cannot be pickled.
     """
 
     def __init__(self, value: Any, what: str = "a value"):
@@ -123,22 +123,22 @@ class SharedValue:
                 f"{what} cannot be sent to worker processes: {error}: use threads, or classes and functions of modules"
             ) from error
         try:
-            fd = room(packed.num_bytes)
+            fd = space(packed.num_bytes)
         except OSError as error:
             raise GNNScaleError(
-                f"{what} needs {packed.num_bytes} bytes of shared memory, and there is no room: {error}"
+                f"{what} needs {packed.num_bytes} bytes of shared memory, and there is no space: {error}"
             ) from None
         self.close = weakref.finalize(self, os.close, fd)  # those who opened it keep it
         self.close.atexit = False
         packed.write(fd)
-        self.ticket = Ticket(next(_numbers), os.getpid(), fd, packed.meta, packed.spans, packed.num_bytes)
+        self.handle = Handle(next(_numbers), os.getpid(), fd, packed.meta, packed.spans, packed.num_bytes)
 
 
-def room(num_bytes: int) -> int:
+def space(num_bytes: int) -> int:
     """Return the descriptor of a file in memory, without a name, that has its pages already.
 
     Raises:
-        OSError: there is no room.
+        OSError: there is no space.
         GNNScaleError: the system is not Linux.
     """
     if not hasattr(os, "memfd_create"):

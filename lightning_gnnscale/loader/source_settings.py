@@ -143,10 +143,10 @@ class TaskGraphs:
         num_threads: >= 1.
         sigma: threshold of ByteGNN's score, >= 0, by which another batch is begun; None: the policy's default.
         queue_bytes: most bytes of batches that are ready or under way, or a text such as "512MiB"; None: 1 GiB. Where
-            rows are gathered after the draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches`
-            counts.
-        pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most.
-        operators: your own, in place of those that draw what the sampler draws.
+            rows are gathered after the sample (a Belady cache), batches have them beyond the cap, and
+            `prefetch_batches` counts.
+        chunks: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most.
+        operators: your own, in place of those that sample what the sampler samples.
         prefetch_batches: batches that are requested ahead, >= 1; None: as many as the scheduling can use.
 
     Raises:
@@ -156,7 +156,7 @@ class TaskGraphs:
     num_threads: int = 2
     sigma: float | None = None
     queue_bytes: int | str | None = None
-    pieces: int | None = None
+    chunks: int | None = None
     operators: Operators | None = None
     prefetch_batches: int | None = None
     in_process = True
@@ -164,7 +164,7 @@ class TaskGraphs:
     def __post_init__(self):
         read_sizes(self, "queue_bytes")
         check_count("num_threads", self.num_threads)
-        for name in ("queue_bytes", "pieces"):
+        for name in ("queue_bytes", "chunks"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if not isinstance(self.operators, Operators | None):
@@ -180,9 +180,9 @@ class TaskGraphs:
         return 2 * self.num_threads + 2  # one of them is the trainer's; beyond these the policy decides
 
     @property
-    def num_pieces(self) -> int:
+    def num_chunks(self) -> int:
         """Tasks that share a large hop."""
-        return self.pieces or min(self.num_threads, 8)
+        return self.chunks or min(self.num_threads, 8)
 
     def policy(self) -> Policy:
         """Return a fresh policy."""
@@ -192,4 +192,4 @@ class TaskGraphs:
 
     def connect(self, place: RankPlace) -> SourceFactory:
         """Return the factory of this rank's `TaskSource`; nothing is started yet."""
-        return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)
+        return partial(TaskSource, policy=self.policy, operators=self.operators, chunks=self.num_chunks)

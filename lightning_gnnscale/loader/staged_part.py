@@ -1,4 +1,4 @@
-"""A part made ready to draw batches from, and the loading of the next one while this one trains."""
+"""A part made ready to sample batches from, and the loading of the next one while this one trains."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -45,10 +45,10 @@ class StagedPart:
     @property
     def nbytes(self) -> int:
         """Bytes in memory: of the graph without what it maps, labels, masks and features."""
-        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.arc_id, self.graph.self_weight)
-        kinds = self.graph.kinds
-        arcs = () if kinds is None else (kinds.edge_type, kinds.edge_time, kinds.node_time)
-        arrays = (*graph, *arcs, self.labels, self.masks)
+        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.edge_id, self.graph.self_weight)
+        types = self.graph.types
+        edges = () if types is None else (types.edge_type, types.edge_time, types.node_time)
+        arrays = (*graph, *edges, self.labels, self.masks)
         own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
 
@@ -174,7 +174,7 @@ def _local_rows(values: np.ndarray, graph) -> np.ndarray:
     return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
 
 
-class PartShelf:
+class PartCache:
     """The parts that are in memory: the one that trains and the next one. Parts stay until their place is needed.
 
     Args:

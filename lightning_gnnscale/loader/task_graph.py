@@ -29,22 +29,23 @@ class LogicalTask(NamedTuple):
     """One task of every batch.
 
     Attributes:
-        kind: What the task does. "seeds", "positives", "negatives": draws the first nodes of a branch, or the ends of
+        kind: What the task does. "seeds", "positives", "negatives": samples the first nodes of a branch, or the ends of
             links, which "join" puts into one branch. "ask": requests the neighbours of one hop and branch that others
-            draw. "neighborhood": draws the rest here, in pieces where "relabel" follows, which numbers the nodes they
-            found. "draw": runs a sampler that has no operator. "block": writes the arcs of all branches. "nodes":
-            writes their labels, masks and degrees. "fetch": gathers the rows of one hop and branch. "end": finishes the
-            batch.
+            sample. "neighborhood": samples the rest here, in chunks where "relabel" follows, which numbers the nodes
+            they found. "sample": runs a sampler that has no operator. "block": writes the edges of all branches.
+            "nodes": writes their labels, masks and degrees. "fetch": gathers the rows of one hop and branch. "end":
+            finishes the batch.
         branch: 0 seeds, 1 positives, 2 negatives.
         hop: Hop number; 0 stands for the first nodes.
-        piece: Which piece of the hop: of the rows that "fetch" gathers, or of the neighbours that "neighborhood" draws.
+        chunk: Which chunk of the hop: of the rows that "fetch" gathers, or of the neighbours that "neighborhood"
+        samples.
         dependencies: Indices of earlier tasks.
     """
 
     kind: str
     branch: int
     hop: int
-    piece: int
+    chunk: int
     dependencies: tuple[int, ...]
 
 
@@ -53,11 +54,11 @@ class Operators:
     """The operators of a workflow; any of them may be a user's own.
 
     Args:
-        neighborhood: Draws neighbourhoods, one hop at a time.
-        seeds: Draws the seeds.
-        positives, negatives: Draw positives and negatives for the seeds; give both or neither. With them a batch has
+        neighborhood: Samples neighbourhoods, one hop at a time.
+        seeds: Samples the seeds.
+        positives, negatives: Sample positives and negatives for the seeds; give both or neither. With them a batch has
             links to train on, in three branches.
-        links: Draws seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the other
+        links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the other
             three.
         fetch: Gathers feature rows; None: the builder's features do.
 
@@ -77,11 +78,11 @@ class Operators:
             missing = "positives" if self.positives is None else "negatives"
             raise ValueError(f"positives and negatives must be given together, got {missing}=None")
         if self.links is not None and self.positives is not None:
-            raise ValueError("links draws positives and negatives itself, got both: leave out one of them")
+            raise ValueError("links samples positives and negatives itself, got both: leave out one of them")
 
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
-    """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
+    """Return the operators that sample what a sampler samples, bit for bit, or None where there are none."""
     if not (sampler.sampler or sampler).hop_by_hop:
         return None
     if isinstance(sampler, NeighborSampler) or sampler.asks:
@@ -94,30 +95,30 @@ def operators_of(sampler: BatchSampler) -> Operators | None:
 class Workflow:
     """The logical task graph of all batches.
 
-    Supervised: seeds, their neighbourhood hop by hop, its rows. With `operators.links` the ends of links are drawn side
-    by side first, and their distinct nodes are the seeds. Without operators the builder's sampler draws a batch in one
-    task. All three give the batches of `BatchBuilder.build`, bit for bit.
+    Supervised: seeds, their neighbourhood hop by hop, its rows. With `operators.links` the ends of links are sampled
+    side by side first, and their distinct nodes are the seeds. Without operators the builder's sampler samples a batch
+    in one task. All three give the batches of `BatchBuilder.build`, bit for bit.
 
     With positives and negatives, three branches are joined at the end, as in the source: a batch has the distinct nodes
     of each branch as seeds, [seeds | positives | negatives], and each branch's neighbourhood beside the others': a node
     that two branches found stands twice. `pairs` and `negatives` name the links among the seeds; a seed that is its own
     positive has none.
 
-    A hop's rows are fetched as soon as the hop is drawn in every branch up to its own: its place in the batch is known
-    then, and nothing is copied when branches are joined.
+    A hop's rows are fetched as soon as the hop is sampled in every branch up to its own: its place in the batch is
+    known then, and nothing is copied when branches are joined.
 
     Args:
-        builder: Gives memory and puts batches together; without operators it draws them itself.
-        operators: Operators that the tasks run; None: the builder's sampler draws a batch in one task.
+        builder: Gives memory and puts batches together; without operators it samples them itself.
+        operators: Operators that the tasks run; None: the builder's sampler samples a batch in one task.
         gathers: Whether feature rows are gathered.
-        pieces: Number of tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and
+        chunks: Number of tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and
             the rows of the last. That many threads can work on one batch.
 
     Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is sampled and fetched in one task each.
     """
 
-    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, pieces: int = 1):
-        self.builder, self.operators, self.pieces = builder, operators, pieces
+    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, chunks: int = 1):
+        self.builder, self.operators, self.chunks = builder, operators, chunks
         self.fetch = None
         if gathers:
             own = None if operators is None else operators.fetch
@@ -147,29 +148,29 @@ class Workflow:
 
     def _plan(self) -> list[LogicalTask]:
         if self.operators is None:
-            tasks = [LogicalTask("draw", 0, 0, 0, ())]
-            drawn, end = {(0, 0): 0}, [0]
+            tasks = [LogicalTask("sample", 0, 0, 0, ())]
+            sampled, end = {(0, 0): 0}, [0]
         else:
-            tasks, drawn = self._first_nodes()
+            tasks, sampled = self._first_nodes()
             for hop in range(1, self.num_hops + 1):
                 for branch in range(self.num_branches):
-                    tasks += self._hop(hop, branch, drawn[hop - 1, branch], len(tasks))
-                    drawn[hop, branch] = len(tasks) - 1
-            last = tuple(drawn[self.num_hops, branch] for branch in range(self.num_branches))
+                    tasks += self._hop(hop, branch, sampled[hop - 1, branch], len(tasks))
+                    sampled[hop, branch] = len(tasks) - 1
+            last = tuple(sampled[self.num_hops, branch] for branch in range(self.num_branches))
             end = [len(tasks), len(tasks) + 1]
             tasks += [LogicalTask(kind, 0, self.num_hops, 0, last) for kind in ("block", "nodes")]
         if self.fetch is not None:
-            fetches = list(self._fetches(drawn))
+            fetches = list(self._fetches(sampled))
             end += range(len(tasks), len(tasks) + len(fetches))
             tasks += fetches
         tasks.append(LogicalTask("end", 0, self.num_hops, 0, tuple(end)))
         return tasks
 
     def _hop(self, hop: int, branch: int, before: int, number: int) -> list[LogicalTask]:
-        """Return the tasks that draw a hop of a branch, the first of which has this number."""
-        pieces = range(self.draw_pieces(hop))
+        """Return the tasks that sample a hop of a branch, the first of which has this number."""
+        chunks = range(self.sample_chunks(hop))
         tasks = [LogicalTask("ask", branch, hop, 0, (before,))] if self.asks else []
-        tasks += [LogicalTask("neighborhood", branch, hop, piece, (before,)) for piece in pieces]
+        tasks += [LogicalTask("neighborhood", branch, hop, chunk, (before,)) for chunk in chunks]
         if len(tasks) > 1:
             tasks.append(LogicalTask("relabel", branch, hop, 0, tuple(range(number, number + len(tasks)))))
         return tasks
@@ -183,19 +184,19 @@ class Workflow:
         tasks = [LogicalTask(kind, branch, 0, 0, (0,) * (branch > 0)) for branch, kind in enumerate(kinds)]
         return tasks, {(0, branch): branch for branch in range(self.num_branches)}
 
-    def _fetches(self, drawn: dict[tuple[int, int], int]):
+    def _fetches(self, sampled: dict[tuple[int, int], int]):
         for hop in range(self.num_hops + 1):
             for branch in range(self.num_branches):
-                known = [drawn[hop, other] for other in range(branch + 1)]
-                known += [drawn[hop - 1, other] for other in range(branch + 1, self.num_branches) if hop]
-                for piece in range(self.fetch_pieces(hop)):
-                    yield LogicalTask("fetch", branch, hop, piece, tuple(known))
+                known = [sampled[hop, other] for other in range(branch + 1)]
+                known += [sampled[hop - 1, other] for other in range(branch + 1, self.num_branches) if hop]
+                for chunk in range(self.fetch_chunks(hop)):
+                    yield LogicalTask("fetch", branch, hop, chunk, tuple(known))
 
-    def fetch_pieces(self, hop: int) -> int:
+    def fetch_chunks(self, hop: int) -> int:
         """Return how many tasks fetch the rows of a hop: the last one has most of them."""
-        return self.pieces if hop == self.num_hops else 1
+        return self.chunks if hop == self.num_hops else 1
 
-    def draw_pieces(self, hop: int) -> int:
-        """Return how many tasks draw the neighbours of a hop: the first of several has few of them."""
+    def sample_chunks(self, hop: int) -> int:
+        """Return how many tasks sample the neighbours of a hop: the first of several has few of them."""
         shared = hop > 1 or hop == self.num_hops
-        return self.pieces if shared and getattr(self.operators.neighborhood, "in_pieces", False) else 1
+        return self.chunks if shared and getattr(self.operators.neighborhood, "in_chunks", False) else 1

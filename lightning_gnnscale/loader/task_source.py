@@ -19,7 +19,7 @@ from .batch_graph import BatchGraph
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
 from .scheduling_policy import Launch, Policy, Run, Wait
-from .staged_part import PartShelf, StagedPart
+from .staged_part import PartCache, StagedPart
 from .task_graph import Operators, Workflow, operators_of
 
 _GAUGE_S, _FORGETS_S = 0.05, 0.25  # shortest time between two readings, and after which one counts a third
@@ -215,16 +215,16 @@ def _error(key: Hashable, error: Exception) -> GNNScaleError:
 class TaskSource:
     """A `BatchSource` of threads that share the tasks of batches, in the order that a policy decides.
 
-    Neighbour samplers, and link samplers around them, are drawn hop by hop while rows of earlier hops are gathered;
-    other samplers draw a batch in one task. One more thread loads parts; a batch whose part is still being loaded
+    Neighbour samplers, and link samplers around them, are sampled hop by hop while rows of earlier hops are gathered;
+    other samplers sample a batch in one task. One more thread loads parts; a batch whose part is still being loaded
     blocks no thread. Threads run from the first request to `forget`.
 
     Args:
         stage: Maps a part id to its `StagedPart`.
         maker: Makes the batches.
         policy: Makes the policy, which this source alone uses.
-        operators: A user's own operators; None: those that draw what the maker's sampler draws.
-        pieces: Number of tasks that share a large hop, >= 1; see `Workflow`.
+        operators: A user's own operators; None: those that sample what the maker's sampler samples.
+        chunks: Number of tasks that share a large hop, >= 1; see `Workflow`.
 
     Attributes:
         scheduler: Decides and runs the tasks; knows the bytes held and how long `ready` waited.
@@ -236,15 +236,15 @@ class TaskSource:
         maker: BatchMaker,
         policy: Callable[[], Policy],
         operators: Operators | None = None,
-        pieces: int = 1,
+        chunks: int = 1,
     ):
         self.maker = maker
         own = operators_of(maker.builder.sampler) if operators is None else operators
-        self.workflow = Workflow(maker.builder, own, maker.gathers, pieces)
+        self.workflow = Workflow(maker.builder, own, maker.gathers, chunks)
         decides = policy()
         decides.launchable = lambda key: self._parts[key].done()
         self.scheduler = Scheduler(self._graph, decides)
-        self._shelf = PartShelf(stage, maker.parts_open)
+        self._cache = PartCache(stage, maker.parts_open)
         self._parts: dict[BatchKey, Future] = {}
         self._stager: ThreadPoolExecutor | None = None
 
@@ -255,7 +255,7 @@ class TaskSource:
         """Ask for a batch, and for its part where it is not there."""
         if self._stager is None:
             self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
-        part = self._parts[key] = self._shelf.request(key.part, self._stager)
+        part = self._parts[key] = self._cache.request(key.part, self._stager)
         self.scheduler.request(key)
         if not part.done():
             part.add_done_callback(lambda _: self.scheduler.wake())
@@ -267,7 +267,7 @@ class TaskSource:
     def expect_part(self, part: int) -> None:
         """Load a part in the thread that does so, unless it is there."""
         if self._stager is not None:
-            self._shelf.request(part, self._stager)
+            self._cache.request(part, self._stager)
 
     @property
     def queue_bytes(self) -> int:
@@ -285,7 +285,7 @@ class TaskSource:
     def close(self) -> None:
         """End the threads and let go of the parts."""
         self.forget()
-        self._shelf.clear()
+        self._cache.clear()
 
     def _graph(self, dag_id: int, key: BatchKey) -> BatchGraph:
         part = self._parts.pop(key).result()

@@ -11,7 +11,7 @@ that is done. What can happen to a job:
        +------------------+------------------+
 
 - A worker's try at one job, or at several in one go, is an `Attempt`. An executor may keep with it what the batch lies
-  in (`room`); it is given back once the worker is through and all the batches are taken, or nobody wants them.
+  in (`space`); it is given back once the worker is through and all the batches are taken, or nobody wants them.
 - A worker that ends loses its attempt (`lose`): its jobs are pending again. A job over which `MOST_ENDS` workers have
   ended is done, with an error as its result.
 - An attempt that takes much longer than any before is `late`. `double` makes its jobs pending once more, while it goes
@@ -24,7 +24,7 @@ The queue decides and counts; it has no threads, sends nothing, and waits for no
     `local_source`                  threads               a batch          this process     requests
     `process_source`                processes             a batch          this process     bytes of shared memory
     `task_source` (with a policy)   threads               tasks of many    this process     bytes, or batches
-    `remote.ray_hub`                actors, by `Dealing`  a group          a node's ranks   credits
+    `remote.ray_coordinator`                actors, by `Assignment`  a group          a node's ranks   credits
 
 The caller sees to it that one thread at a time is in here.
 """
@@ -125,7 +125,7 @@ class Attempt:
         begun_s: When the worker turned to it; None: it has not.
         is_over: Whether the worker has answered, or ended.
         is_doubled: Whether it was so slow that its jobs were given to others too.
-        room: What the executor lent it.
+        space: What the executor lent it.
     """
 
     worker: Any
@@ -134,7 +134,7 @@ class Attempt:
     begun_s: float | None = None
     is_over: bool = False
     is_doubled: bool = False
-    room: Any = None
+    space: Any = None
 
 
 class WorkQueue:
@@ -143,7 +143,7 @@ class WorkQueue:
     Args:
         slow_s: Least time after which an attempt is late, seconds; None: `SLOW_S`.
         most_slow_s: Time after which it is late in any case, seconds.
-        give_back: Called with each attempt that needs its `room` no longer.
+        give_back: Called with each attempt that needs its `space` no longer.
         clock: Gives seconds.
 
     Attributes:
@@ -220,7 +220,7 @@ class WorkQueue:
         return lost
 
     def redo(self, job: Job) -> None:
-        """Have a job that is done made once more: its batch was lost on its way, or its room is needed."""
+        """Have a job that is done made once more: its batch was lost on its way, or its space is needed."""
         job.is_done, job.result = False, None
         self._leave_all(job)
         self._set_pending(job, True)

@@ -20,7 +20,7 @@ from .node_regressor import NodeRegressor
 from .relational import RelationalBackbone
 from .rgat import RGAT
 from .rgcn import RGCN
-from .row_layers import RowArcs, RowLayer, prepared_rows
+from .row_layers import RowEdges, RowLayer, prepared_rows
 from .sgc import SGC
 
 __all__ = [
@@ -53,8 +53,8 @@ __all__ = [
     "NodeRegressor",
     "RelationDecoder",
     "RelationalBackbone",
-    "RowArcs",
     "RowBlock",
+    "RowEdges",
     "RowLayer",
     "TakesInputs",
     "TransE",

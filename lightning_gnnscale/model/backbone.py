@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .block import Block, make_block, target_counts
 from .dropout import dropout
 from .row_dropout import RowDropout
-from .row_layers import RowArcs, arcs_from
+from .row_layers import RowEdges, edges_from
 from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
@@ -38,7 +38,7 @@ class Backbone(nn.Module):
 
     After each layer but the last come the norm, the activation and dropout. A subclass gives `make_layer`, whose
     layers have `forward(x, block)`, `transform(x)`, `combine(projected, block)` and `projected_channels`; and
-    `prepare(block)`, what is done to arcs once for all layers (self-loops, normalisation).
+    `prepare(block)`, what is done to edges once for all layers (self-loops, normalisation).
 
     Args:
         in_channels, hidden_channels, out_channels: widths, >= 1.
@@ -57,8 +57,8 @@ class Backbone(nn.Module):
     takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
     symmetric_sums = False  # whether `row_scale` is for sources too, and a row's own value is added
     edge_dim: int | None = None  # columns of the edge features that the layers read; None: they read none
-    time_channels: int | None = None  # columns that encode the times of arcs; None: times are not read
-    reads_relations = False  # whether kinds of nodes and relations are read; such models derive from RelationalBackbone
+    time_channels: int | None = None  # columns that encode the times of edges; None: times are not read
+    reads_edge_types = False  # whether node types and edge types are read; such models derive from RelationalBackbone
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def prepare(self, block: Block) -> Block:
-        """Return the arcs as the layers read them."""
+        """Return the edges as the layers read them."""
         return block
 
     def layer_channels(self, index: int) -> int:
@@ -118,7 +118,7 @@ class Backbone(nn.Module):
         return self.out_channels if index == self.num_layers else self.hidden_channels
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Sample all parameters again."""
         for module in [*self.convs, *self.norms]:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
@@ -138,13 +138,13 @@ class Backbone(nn.Module):
 
         Args:
             x: (num_nodes, in_channels) of any number type, or sparse rows; cast to the dtype of the parameters.
-            edge_index: (2, num_arcs) int64, source and target, grouped by target where indptr is given.
-            edge_weight: (num_arcs,) or None.
-            degree: (num_nodes,) in-degrees in the full graph, or None: the arcs given are the whole graph.
-            indptr: (num_targets + 1,) int64 over the first nodes, or None: the arcs are sorted first.
+            edge_index: (2, num_edges) int64, source and target, grouped by target where indptr is given.
+            edge_weight: (num_edges,) or None.
+            degree: (num_nodes,) in-degrees in the full graph, or None: the edges given are the whole graph.
+            indptr: (num_targets + 1,) int64 over the first nodes, or None: the edges are sorted first.
             num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
-            edge_attr: (num_arcs, edge_dim) features of the arcs, of any number type; None where edge_dim is.
-            self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: the arcs given tell.
+            edge_attr: (num_edges, edge_dim) features of the edges, of any number type; None where edge_dim is.
+            self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: the edges given tell.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
 
     def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:
-        """Run all layers over the arcs of a batch, each for the nodes that later ones read."""
+        """Run all layers over the edges of a batch, each for the nodes that later ones read."""
         counts = target_counts(num_sampled_nodes, self.num_layers, block.num_sources)
         block = self.prepare(block.head(counts[0]))
         for index, count in enumerate(counts):
@@ -179,31 +179,31 @@ class Backbone(nn.Module):
         """Norm and activation after hidden layer `index`."""
         return ACTIVATIONS[self.activation](self.norms[index](x))
 
-    def forward_rows(self, x: Any, arcs: RowArcs) -> Tensor:
+    def forward_rows(self, x: Any, edges: RowEdges) -> Tensor:
         """Run all layers over the rows of one process; rows of other processes come through each layer's exchange.
 
         Args:
             x: (num_local + num_halo, in_channels) of any number type, or sparse rows.
-            arcs: as `row_arcs` prepares them.
+            edges: as `row_edges` prepares them.
 
         Returns:
             (num_local, out_channels).
         """
         x = as_input(x, self.reference)
-        h = self.convs[0].first_rows(x, arcs, RowDropout.draw(self.input_dropout, self.training))
+        h = self.convs[0].first_rows(x, edges, RowDropout.sample(self.input_dropout, self.training))
         for index in range(1, self.num_layers):
             h = self.activate(index - 1, h)
-            h = self.convs[index].rows(h, arcs, RowDropout.draw(self.dropout, self.training))
+            h = self.convs[index].rows(h, edges, RowDropout.sample(self.dropout, self.training))
         return h
 
-    def row_arcs(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowArcs:
-        """Prepare the arcs of one process for `forward_rows`; they serve every step of a run.
+    def row_edges(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowEdges:
+        """Prepare the edges of one process for `forward_rows`; they serve every step of a run.
 
         Args:
             block: complete rows of the local nodes, sources local nodes first; with `degree`.
             node_ids: (num_sources,) int64, the same number for a node on every process.
             kept: where products of the features are kept; of one graph, one dtype and one value of local_only.
-            local_only: leave out arcs from the halo; degrees are then those of what is left.
+            local_only: leave out edges from the halo; degrees are then those of what is left.
 
         Raises:
             ValueError: the layers read edge features, which rows of a process do not have.
@@ -219,16 +219,16 @@ class Backbone(nn.Module):
                 "on parts with PartitionDataModule, or leave edge_dim out"
             )
         if local_only:
-            block = arcs_from(replace(block, degree=None, self_weight=None), 0, block.num_targets)
+            block = edges_from(replace(block, degree=None, self_weight=None), 0, block.num_targets)
             node_ids = node_ids[: block.num_targets]
         prepared = self.prepare_rows(block)
         plain = block.edge_weight is None and not local_only
-        reverse = self.reverse_weight(arcs_from(prepared, block.num_targets, block.num_sources)) if plain else None
-        return RowArcs(prepared, node_ids, self.dtype, kept, local_only, reverse)
+        reverse = self.reverse_weight(edges_from(prepared, block.num_targets, block.num_sources)) if plain else None
+        return RowEdges(prepared, node_ids, self.dtype, kept, local_only, reverse)
 
     @property
     def local_only(self) -> bool:
-        """Whether training leaves out arcs from other processes."""
+        """Whether training leaves out edges from other processes."""
         return any(layer.exchange.local_only for layer in self.convs)
 
     def prepare_rows(self, block: Block) -> Block:
@@ -236,10 +236,10 @@ class Backbone(nn.Module):
         return self.prepare(block)
 
     def reverse_weight(self, outer: Block) -> Tensor | None:
-        """Return the (num_arcs,) weights of the arcs back along each arc from the halo, in an undirected graph.
+        """Return the (num_edges,) weights of the edges back along each edge from the halo, in an undirected graph.
 
         Args:
-            outer: prepared arcs from the halo, `degree` that of its nodes.
+            outer: prepared edges from the halo, `degree` that of its nodes.
         """
         return None
 
@@ -256,7 +256,7 @@ class Backbone(nn.Module):
         return self.apply_layer(index, as_input(x, self.reference), self.prepare(block))
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
-        """Return the width of `project(index, x)` where it pays to map each node once, before arcs are read.
+        """Return the width of `project(index, x)` where it pays to map each node once, before edges are read.
 
         Args:
             sparse: the rows of layer 0 are sparse.
@@ -268,7 +268,7 @@ class Backbone(nn.Module):
         return width if (sparse and index == 0) or width < self.layer_channels(index) else None
 
     def project(self, index: int, x: Any) -> Tensor:
-        """Return the (num_rows, projected_channels) part of layer `index` that needs no arcs."""
+        """Return the (num_rows, projected_channels) part of layer `index` that needs no edges."""
         return self.convs[index].transform(as_input(x, self.reference))
 
     def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
@@ -277,13 +277,13 @@ class Backbone(nn.Module):
         return self.finish_layer(index, self.convs[index].combine(projected, self.prepare(block)))
 
     def sum_channels(self, index: int, projected: bool) -> int | None:
-        """Return the width of the one sum over arcs that layer `index` is made of, or None where it is made of more.
+        """Return the width of the one sum over edges that layer `index` is made of, or None where it is made of more.
 
         Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes say
         so by `sums_once = True` in their own body: one that is derived from them may compute something else.
 
         Args:
-            projected: the arcs read `project(index, x)`.
+            projected: the edges read `project(index, x)`.
         """
         if any("sums_once" not in vars(type(module)) for module in (self, self.convs[index])):
             return None
@@ -295,7 +295,7 @@ class Backbone(nn.Module):
         Args:
             degree: (num,) in-degrees in the full graph, as `needs_degree` has them; with `symmetric_sums` the added
                 self-loop counts, see `Block.self_weight`.
-            weighted: arcs have weights.
+            weighted: edges have weights.
         """
         return None
 
@@ -303,15 +303,15 @@ class Backbone(nn.Module):
         """Return what `layer` (or `layer_projected`) gives for some rows.
 
         Args:
-            summed: (num_rows, sum_channels) scaled sums over their arcs; with `symmetric_sums` they have the row's own
+            summed: (num_rows, sum_channels) scaled sums over their edges; with `symmetric_sums` they have the row's own
                 value too, times `Block.self_weight`.
-            own: (num_rows, width) what the arcs read, of the rows themselves.
+            own: (num_rows, width) what the edges read, of the rows themselves.
         """
         summed, own = as_input(summed, self.reference), as_input(own, self.reference)
         return self.finish_layer(index, self.convs[index].from_sum(summed, own, projected))
 
-    def values_of_arc(self, width: int) -> int:
-        """Return how many values an arc holds while a layer that is no sum is computed; memory is dealt out by it.
+    def values_of_edge(self, width: int) -> int:
+        """Return how many values an edge holds while a layer that is no sum is computed; memory is assigned out by it.
 
         Args:
             width: columns of what the layer reads of a node.
@@ -349,14 +349,14 @@ def check_edge_attr(
         raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features=")
     if edge_dim is None:
         raise ValueError(
-            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with relations RGAT "
+            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with edge types RGAT "
             f"or HGT), or {without}"
         )
     raise ValueError(f"{model} reads edge features of {edge_dim} columns, and they have {given}: say edge_dim={given}")
 
 
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:
-    """Whether a layer should apply its linear map before it sums over arcs: always for sparse x, else by cost."""
+    """Whether a layer should apply its linear map before it sums over edges: always for sparse x, else by cost."""
     return is_sparse(x) or block.transform_first(in_channels, out_channels)
 
 

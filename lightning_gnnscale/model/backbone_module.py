@@ -108,11 +108,11 @@ class BackboneModule(TakesInputs):
                  reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 
     def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
+        """Start the validation metrics again."""
         self._reset("val")
 
     def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
+        """Start the test metrics again."""
         self._reset("test")
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
@@ -152,12 +152,12 @@ class BackboneModule(TakesInputs):
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
 
-    def check_relations(self, several: bool, own_features: bool) -> None:
-        """Refuse kinds and relations that the backbone does not read.
+    def check_edge_types(self, several: bool, own_features: bool) -> None:
+        """Refuse node types and edge types that the backbone does not read.
 
         Args:
-            several: Whether the graph has more than one relation.
-            own_features: Whether its kinds of nodes have features of their own.
+            several: Whether the graph has more than one edge type.
+            own_features: Whether its node types have features of their own.
 
         Raises:
             StrategyError: names what is not read, and the remedy.
@@ -165,24 +165,24 @@ class BackboneModule(TakesInputs):
         name = type(self.backbone).__name__
         if several and "edge_type" not in self._accepted:
             raise StrategyError(
-                f"{name} does not read edge_type, and the graph has several relations: train RGCN, RGAT, HGT or "
+                f"{name} does not read edge_type, and the graph has several edge types: train RGCN, RGAT, HGT or "
                 "Hetero(model), or let forward take edge_type"
             )
         if own_features and "node_type" not in self._accepted:
             raise StrategyError(
-                f"{name} reads one table of features, and kinds of nodes have features of their own: train RGCN, RGAT, "
-                "HGT or Hetero(model), or let forward take node_type, and x as RowsByKind"
+                f"{name} reads one table of features, and node types have features of their own: train RGCN, RGAT, "
+                "HGT or Hetero(model), or let forward take node_type, and x as RowsByNodeType"
             )
 
     def _check_batch(self, batch: Any) -> None:
         edge_type, schema, several = batch.edge_type, batch.schema, False
         if edge_type is not None and "edge_type" not in self._accepted:
-            several = schema.num_relations > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
-        self.check_relations(several, batch.x_by_kind is not None)
+            several = schema.num_edge_types > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
+        self.check_edge_types(several, batch.x_by_node_type is not None)
 
     @property
     def reads_edge_features(self) -> bool:
-        """Whether the backbone reads features of arcs: it has an `edge_dim`, or its forward takes `edge_attr`."""
+        """Whether the backbone reads features of edges: it has an `edge_dim`, or its forward takes `edge_attr`."""
         backbone = uncompiled(self.backbone)
         if isinstance(backbone, Backbone):
             return backbone.edge_dim is not None
@@ -197,9 +197,10 @@ class BackboneModule(TakesInputs):
         return batch.x if sparse is None else sparse
 
     def _check_full_graph(self) -> None:
-        if getattr(self.backbone, "reads_relations", False):
+        if getattr(self.backbone, "reads_edge_types", False):
             raise StrategyError(
-                f"{type(self.backbone).__name__} reads kinds and relations, which full-graph training does not: train "
+                f"{type(self.backbone).__name__} reads node types and edge types, which full-graph training does "
+                f"not: train "
                 "on parts with PartitionDataModule"
             )
 
@@ -214,8 +215,8 @@ class BackboneModule(TakesInputs):
         with torch.inference_mode(False), torch.set_grad_enabled(with_gradient):
             if self.row_model is not None:
                 return self.row_model(batch, self.training)
-            x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
-            return backbone.forward_rows(x, arcs)
+            x, edges = prepared_rows(backbone, batch, self.training and backbone.local_only)
+            return backbone.forward_rows(x, edges)
 
     def try_out_rows(self, batch: Any) -> RowPlan:
         """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`.
@@ -287,17 +288,17 @@ class BackboneModule(TakesInputs):
         """
         result = self._infer(batch)
         nothing = {"nodes": result.rows[:0], "prediction": decide(torch.zeros(0, channels))}
-        pieces = (
+        chunks = (
             {"nodes": nodes, "prediction": decide(torch.from_numpy(outputs))} for nodes, outputs in result.chunks()
         )
-        rows = self._kept(pieces, nothing)
+        rows = self._kept(chunks, nothing)
         batch.source.barrier()
         return rows
 
-    def _kept(self, pieces: Iterable[dict[str, Any]], nothing: dict[str, Any]) -> dict[str, Any]:
-        """Return predicted rows in one, `nothing` where `write_predictions` takes them, a piece at a time."""
+    def _kept(self, chunks: Iterable[dict[str, Any]], nothing: dict[str, Any]) -> dict[str, Any]:
+        """Return predicted rows in one, `nothing` where `write_predictions` takes them, a chunk at a time."""
         kept = [nothing]
-        for rows in pieces:
+        for rows in chunks:
             if self.write_predictions is None:
                 kept.append(rows)
             else:
@@ -308,9 +309,9 @@ class BackboneModule(TakesInputs):
         }
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
-        """Return the batch's arc weights, as the backbone sums them.
+        """Return the batch's edge weights, as the backbone sums them.
 
-        Samplers that weigh arcs give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
+        Samplers that weigh edges give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
         backbone that does not average has that factor taken out again.
         """
         weight = batch.edge_weight

@@ -1,4 +1,4 @@
-"""The arcs that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
+"""The edges that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,19 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Reading one value along an arc costs about as much as this many multiply-adds of a matrix product
-# (measured on an AMD EPYC core: 0.45 ns against 0.028 ns, 1,000,000 arcs, 128 channels, float32).
+# Reading one value along an edge costs about as much as this many multiply-adds of a matrix product
+# (measured on an AMD EPYC core: 0.45 ns against 0.028 ns, 1,000,000 edges, 128 channels, float32).
 MULTIPLY_ADDS_PER_READ = 16
 
 
 class TargetPairs(NamedTuple):
-    """The pairs (relation, target) that have arcs, by relation, then target: rows that a relation's map is applied to.
+    """The pairs (edge type, target) that have edges, by edge type, then target:
+
+    rows that an edge type's map is applied to.
 
     Attributes:
-        relation, target: (num_pairs,) int64.
-        indptr: (num_pairs + 1,) int64, the arcs of each pair, in the order of `arcs`.
-        arcs: (num_arcs,) int64, positions of the arcs in the block.
-        sources: (num_arcs,) the source of each of them.
+        edge type, target: (num_pairs,) int64.
+        indptr: (num_pairs + 1,) int64, the edges of each pair, in the order of `edges`.
+        edges: (num_edges,) int64, positions of the edges in the block.
+        sources: (num_edges,) the source of each of them.
         target_indptr: (num_targets + 1,) int64, the pairs of each target.
         target_pairs: (num_pairs,) int64, positions of the pairs, by target.
     """
@@ -28,25 +30,25 @@ class TargetPairs(NamedTuple):
     relation: Tensor
     target: Tensor
     indptr: Tensor
-    arcs: Tensor
+    edges: Tensor
     sources: Tensor
     target_indptr: Tensor
     target_pairs: Tensor
 
-    def pair_of_arcs(self) -> Tensor:
-        """Return (num_arcs,) int64: the pair of each arc of the block."""
+    def pair_of_edges(self) -> Tensor:
+        """Return (num_edges,) int64: the pair of each edge of the block."""
         pairs = torch.arange(len(self.target), device=self.indptr.device)
-        pair = torch.empty_like(self.arcs)
-        pair[self.arcs] = torch.repeat_interleave(pairs, self.indptr.diff(), output_size=len(self.arcs))
+        pair = torch.empty_like(self.edges)
+        pair[self.edges] = torch.repeat_interleave(pairs, self.indptr.diff(), output_size=len(self.edges))
         return pair
 
 
 class SourcePairs(NamedTuple):
-    """The pairs (relation, source) that have arcs, by relation, then source.
+    """The pairs (edge type, source) that have edges, by edge type, then source.
 
     Attributes:
-        relation, source: (num_pairs,) int64.
-        place: (num_arcs,) int64, the pair of each arc of the block.
+        edge type, source: (num_pairs,) int64.
+        place: (num_edges,) int64, the pair of each edge of the block.
     """
 
     relation: Tensor
@@ -56,21 +58,21 @@ class SourcePairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """In-arcs of the first `num_targets` of `num_sources` nodes: targets are a prefix of the sources.
+    """In-edges of the first `num_targets` of `num_sources` nodes: targets are a prefix of the sources.
 
     Attributes:
         indptr: (num_targets + 1,) int64.
-        indices: (num_arcs,) int32 or int64 in [0, num_sources).
+        indices: (num_edges,) int32 or int64 in [0, num_sources).
         num_sources: nodes whose values the layer is given.
-        edge_weight: (num_arcs,) floating or None.
-        degree: (num_sources,) in-degrees in the full graph, or None: the arcs given are all there are.
-        edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
-        row: (num_arcs,) int64, the target of each arc, or None: worked out where it is needed.
-        edge_type: (num_arcs,) int64 relation of each arc, or None.
+        edge_weight: (num_edges,) floating or None.
+        degree: (num_sources,) in-degrees in the full graph, or None: the edges given are all there are.
+        edge_attr: (num_edges, edge_dim) features of the edges, or None.
+        row: (num_edges,) int64, the target of each edge, or None: worked out where it is needed.
+        edge_type: (num_edges,) int64 edge type of each edge, or None.
         node_type: (num_sources,) int64 kind of each node, or None.
-        by_relation: (num_arcs,) int64, the arcs by relation, then target; None: sorted where they are needed.
+        by_edge_type: (num_edges,) int64, the edges by edge type, then target; None: sorted where they are needed.
         self_weight: (num_sources,) floating, the weight of the self-loop that GCN adds to each node: 1, or where a node
-            has self-loops the weight of its last one, less what all of them weigh. None: told by the arcs given.
+            has self-loops the weight of its last one, less what all of them weigh. None: told by the edges given.
     """
 
     indptr: Tensor
@@ -82,7 +84,7 @@ class Block:
     edge_attr: Tensor | None = None
     edge_type: Tensor | None = None
     node_type: Tensor | None = None
-    by_relation: Tensor | None = None
+    by_edge_type: Tensor | None = None
     self_weight: Tensor | None = None
 
     @property
@@ -90,20 +92,20 @@ class Block:
         return len(self.indptr) - 1
 
     def head(self, num_targets: int) -> "Block":
-        """Return the block of the first num_targets nodes; rows that are missing have no arcs."""
+        """Return the block of the first num_targets nodes; rows that are missing have no edges."""
         missing = num_targets - self.num_targets
         if missing == 0:
             return self
         if missing > 0:
             return replace(self, indptr=torch.cat([self.indptr, self.indptr[-1:].expand(missing)]))
         indptr = self.indptr[: num_targets + 1]
-        num_arcs = int(indptr[-1])
-        weight = None if self.edge_weight is None else self.edge_weight[:num_arcs]
-        row = None if self.row is None else self.row[:num_arcs]
-        attr = None if self.edge_attr is None else self.edge_attr[:num_arcs]
-        kinds = None if self.edge_type is None else self.edge_type[:num_arcs]
-        indices, order = self.indices[:num_arcs], self.by_relation
-        order = None if order is None else order[order < num_arcs]
+        num_edges = int(indptr[-1])
+        weight = None if self.edge_weight is None else self.edge_weight[:num_edges]
+        row = None if self.row is None else self.row[:num_edges]
+        attr = None if self.edge_attr is None else self.edge_attr[:num_edges]
+        node_types = None if self.edge_type is None else self.edge_type[:num_edges]
+        indices, order = self.indices[:num_edges], self.by_edge_type
+        order = None if order is None else order[order < num_edges]
         return replace(
             self,
             indptr=indptr,
@@ -111,47 +113,47 @@ class Block:
             edge_weight=weight,
             row=row,
             edge_attr=attr,
-            edge_type=kinds,
-            by_relation=order,
+            edge_type=node_types,
+            by_edge_type=order,
         )
 
-    def target_of_arcs(self) -> Tensor:
-        """Return (num_arcs,) int64: the target of each arc."""
+    def target_of_edges(self) -> Tensor:
+        """Return (num_edges,) int64: the target of each edge."""
         if self.row is not None:
             return self.row
         rows = torch.arange(self.num_targets, device=self.indptr.device)
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
 
-    def arcs_by_relation(self) -> Tensor:
-        """Return (num_arcs,) int64: the arcs by relation, then target."""
-        return stable_order(self.edge_type) if self.by_relation is None else self.by_relation
+    def edges_by_type(self) -> Tensor:
+        """Return (num_edges,) int64: the edges by edge type, then target."""
+        return stable_order(self.edge_type) if self.by_edge_type is None else self.by_edge_type
 
     @cached_property
     def target_pairs(self) -> TargetPairs:
-        """The pairs of a relation and a target; O(num_arcs) where `by_relation` is there."""
-        arcs = self.arcs_by_relation()
-        target, relation = self.target_of_arcs()[arcs], self.edge_type[arcs]
+        """The pairs of an edge type and a target; O(num_edges) where `by_edge_type` is there."""
+        edges = self.edges_by_type()
+        target, relation = self.target_of_edges()[edges], self.edge_type[edges]
         key = relation * self.num_targets + target
         begins = torch.ones_like(key, dtype=torch.bool)
         begins[1:] = key[1:] != key[:-1]
         begins = torch.nonzero(begins).flatten()
-        indptr = torch.cat([begins, begins.new_full((1,), len(arcs))])
+        indptr = torch.cat([begins, begins.new_full((1,), len(edges))])
         target, relation = target[begins], relation[begins]
         counts = torch.bincount(target, minlength=self.num_targets)
         target_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return TargetPairs(relation, target, indptr, arcs, self.indices[arcs], target_indptr, stable_order(target))
+        return TargetPairs(relation, target, indptr, edges, self.indices[edges], target_indptr, stable_order(target))
 
     @cached_property
     def source_pairs(self) -> SourcePairs:
-        """The pairs of a relation and a source; O(num_arcs log num_arcs)."""
+        """The pairs of an edge type and a source; O(num_edges log num_edges)."""
         keys, place = torch.unique(self.edge_type * self.num_sources + self.indices, return_inverse=True)
         return SourcePairs(keys // max(1, self.num_sources), keys % max(1, self.num_sources), place)
 
     def transform_first(self, in_channels: int, out_channels: int) -> bool:
-        """Whether a linear map costs less before the sum over arcs than after it; a function of shapes alone."""
-        map_cost, num_arcs = in_channels * out_channels, len(self.indices)
-        before = self.num_sources * map_cost + MULTIPLY_ADDS_PER_READ * num_arcs * out_channels
-        after = self.num_targets * map_cost + MULTIPLY_ADDS_PER_READ * num_arcs * in_channels
+        """Whether a linear map costs less before the sum over edges than after it; a function of shapes alone."""
+        map_cost, num_edges = in_channels * out_channels, len(self.indices)
+        before = self.num_sources * map_cost + MULTIPLY_ADDS_PER_READ * num_edges * out_channels
+        after = self.num_targets * map_cost + MULTIPLY_ADDS_PER_READ * num_edges * in_channels
         return before < after
 
 
@@ -169,13 +171,13 @@ def make_block(
     """Build the block of a batch from PyG's arguments.
 
     Args:
-        edge_index: (2, num_arcs) int64, source and target; grouped by target where indptr is given.
+        edge_index: (2, num_edges) int64, source and target; grouped by target where indptr is given.
         num_nodes: nodes of the batch.
-        edge_weight: (num_arcs,) or None.
+        edge_weight: (num_edges,) or None.
         degree: (num_nodes,) or None.
-        indptr: (num_targets + 1,) int64 or None: the arcs are sorted by target first.
-        edge_attr: (num_arcs, edge_dim) or None.
-        edge_type: (num_arcs,) int64 or None.
+        indptr: (num_targets + 1,) int64 or None: the edges are sorted by target first.
+        edge_attr: (num_edges, edge_dim) or None.
+        edge_type: (num_edges,) int64 or None.
         node_type: (num_nodes,) int64 or None.
         self_weight: (num_nodes,) or None.
 
@@ -196,9 +198,18 @@ def make_block(
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weight = None if edge_weight is None else edge_weight[order]
     attr = None if edge_attr is None else edge_attr[order]
-    kinds = None if edge_type is None else edge_type[order]
+    node_types = None if edge_type is None else edge_type[order]
     return Block(
-        indptr, edge_index[0][order], num_nodes, weight, degree, target, attr, kinds, node_type, self_weight=self_weight
+        indptr,
+        edge_index[0][order],
+        num_nodes,
+        weight,
+        degree,
+        target,
+        attr,
+        node_types,
+        node_type,
+        self_weight=self_weight,
     )
 
 
@@ -234,19 +245,20 @@ def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_node
 
 
 def normalized(block: Block, dtype: torch.dtype) -> Block:
-    """Weigh arcs symmetrically and let each target have one self-loop, as PyG's GCNConv does.
+    """Weigh edges symmetrically and let each target have one self-loop, as PyG's GCNConv does.
 
-    The weight of an arc u -> v is w / sqrt(D_u D_v), where D are the full graph's in-degrees (without them: the sums of
-    the weights of the arcs given); where arcs carry stored weights, sums of weights. Self-loops that a node has count
-    once, with the weight of the last: they stay arcs, and one is added with what is missing, see `Block.self_weight`.
-    A row that holds fewer arcs than its degree (it was sampled, or it is a halo row cut to the core) and whose arcs
-    carry no weight is scaled up by degree / arcs: unbiased for a sampled row, an extrapolation for a cut one; the added
-    self-loop is not scaled.
+    The weight of an edge u -> v is w / sqrt(D_u D_v), where D are the full graph's in-degrees (without them: the sums
+    of the weights of the edges given); where edges carry stored weights, sums of weights. Self-loops that a node has
+    count
+    once, with the weight of the last: they stay edges, and one is added with what is missing, see `Block.self_weight`.
+    A row that holds fewer edges than its degree (it was sampled, or it is a halo row cut to the core) and whose edges
+    carry no weight is scaled up by degree / edges: unbiased for a sampled row, an extrapolation for a cut one; the
+    added self-loop is not scaled.
 
     Returns:
-        A block with num_targets more arcs, the added self-loop first in each row, and `edge_weight` of the dtype.
+        A block with num_targets more edges, the added self-loop first in each row, and `edge_weight` of the dtype.
     """
-    row = block.target_of_arcs()
+    row = block.target_of_edges()
     weight = None if block.edge_weight is None else block.edge_weight.to(dtype)
     own = _self_weight(block, row, weight, dtype) if block.self_weight is None else block.self_weight.to(dtype)
     if block.degree is not None:
@@ -270,7 +282,7 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 
 def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `Block.self_weight` as the arcs given tell it."""
+    """Return `Block.self_weight` as the edges given tell it."""
     own = block.indptr.new_ones(block.num_sources, dtype=dtype)
     loops = torch.nonzero(block.indices == row).flatten()
     if not len(loops):
@@ -288,9 +300,9 @@ def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.
 def with_self_loops(block: Block) -> Block:
     """Replace the self-loops of each target by exactly one, as PyG's GATConv does.
 
-    An added loop has weight 1, and the mean of the features of the arcs into its target, which are floating.
+    An added loop has weight 1, and the mean of the features of the edges into its target, which are floating.
     """
-    row = block.target_of_arcs()
+    row = block.target_of_edges()
     kept = block.indices != row
     if not bool(kept.all()):
         passed = torch.cat([block.indptr.new_zeros(1), kept.cumsum(0)])
@@ -311,12 +323,12 @@ def with_self_loops(block: Block) -> Block:
 
 
 def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight: Tensor | None) -> Block:
-    """Put an arc v -> v at the head of each row v.
+    """Put an edge v -> v at the head of each row v.
 
     Args:
-        block: its features of arcs are left out.
-        row: (num_arcs,) the row of each arc.
-        weight, loop_weight: (num_arcs, ...) and (num_targets, ...), what becomes `edge_weight`; or None.
+        block: its features of edges are left out.
+        row: (num_edges,) the row of each edge.
+        weight, loop_weight: (num_edges, ...) and (num_targets, ...), what becomes `edge_weight`; or None.
     """
     target = torch.arange(block.num_targets, device=row.device)
     place = torch.arange(1, len(row) + 1, device=row.device) + row

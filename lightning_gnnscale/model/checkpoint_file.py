@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from ..apart import first_in_folder, gather_from_ranks, rank, send_file, world_size
+from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError
 from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters
 
@@ -29,7 +29,7 @@ _ARCHIVE = b"PK\x03\x04"  # how a zip archive begins
 _FOLDER = 0x10  # attribute of a member, from DOS
 _MOST_NAMED = 5
 _TAIL_BYTES = 1 << 20  # where an archive lists its members with their checksums
-_MORE_ROOM = "free space, or name another folder for checkpoints"
+_MORE_SPACE = "free space, or name another folder for checkpoints"
 
 PathLike = str | os.PathLike
 
@@ -326,13 +326,13 @@ def bring_rows(folder: PathLike, needed: Sequence[str]) -> None:
     names = sorted({name for one in wanted for name in one})
     if not names or len(wanted) == 1:
         return
-    firsts = first_in_folder(folder, _MORE_ROOM)
+    firsts = first_in_folder(folder, _MORE_SPACE)
     held = gather_from_ranks({name for name in names if (folder / name).is_file()})
     for name in names:
         source = next((number for number, have in enumerate(held) if name in have), None)
         takers = sorted({firsts[number] for number, one in enumerate(wanted) if name in one})
         if source is not None:
-            send_file(source, takers, folder / name, _MORE_ROOM)
+            send_file(source, takers, folder / name, _MORE_SPACE)
 
 
 def rows_folder(filepath: PathLike) -> Path:

@@ -31,7 +31,7 @@ class LinkDecoder(nn.Module):
         Args:
             ends: (num_ends, channels) known ends.
             candidates: (num_candidates, channels).
-            relation: (num_ends,) int64, or None without relations.
+            edge type: (num_ends,) int64, or None without edge types.
             reverse: Whether the known ends are the tails, and candidates heads.
         """
         return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
@@ -74,7 +74,7 @@ class RelationDecoder(LinkDecoder):
 
     Args:
         channels: Width of the embeddings, >= 1.
-        num_relations: Number of relations, >= 1.
+        num_relations: Number of edge types, >= 1.
         inverse: Whether each relation has a second embedding, by which heads are looked for ("reciprocal relations"):
             the score of (h, r, t) as a query for h is that of (t, r + num_relations, h).
 
@@ -96,7 +96,7 @@ class RelationDecoder(LinkDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the relations anew, each of a length of about 1."""
+        """Sample the edge types again, each of a length of about 1."""
         nn.init.uniform_(self.relations, -math.sqrt(3 / self.channels), math.sqrt(3 / self.channels))
 
     def forward(self, source: Tensor, other: Tensor, relation: Tensor, reverse: bool = False) -> Tensor:
@@ -104,7 +104,7 @@ class RelationDecoder(LinkDecoder):
 
         Args:
             source, other: (..., channels) heads and tails that broadcast.
-            relation: (...) int64 relations that broadcast with them.
+            edge type: (...) int64 edge types that broadcast with them.
             reverse: Whether the score is that of a query for the head; another one only with `inverse`.
         """
         if reverse and self.inverse:
@@ -143,7 +143,7 @@ class RelationDecoder(LinkDecoder):
 
         Args:
             source, other: (num, channels) heads and tails.
-            relation: (num,) int64.
+            edge type: (num,) int64.
 
         Source: N3 of Lacroix, Usunier and Obozinski, ICML 2018, equation (4).
         """
@@ -215,7 +215,8 @@ class TransE(RelationDecoder):
     Args:
         channels, num_relations, inverse: See `RelationDecoder`.
         norm: 1 or 2.
-        margin: Score of a perfect triple. It matters for the logistic loss, where it parts true scores from false ones.
+        margin: Score of a perfect triple. It matters for the logistic loss, where it parts true scores from negative
+            ones.
 
     Raises:
         ValueError: another norm, or an argument out of range.
@@ -258,11 +259,11 @@ def make_decoder(name: str, channels: int, num_relations: int | None = None, **o
     Args:
         name: One of `DECODERS`.
         channels: Width of the embeddings.
-        num_relations: Number of relations, for those that read them; None: not known.
+        num_relations: Number of edge types, for those that read them; None: not known.
         options: Further arguments of the decoder.
 
     Raises:
-        ValueError: an unknown name, one that reads relations without their number, or an option that it does not have.
+        ValueError: an unknown name, one that reads edge types without their number, or an option that it does not have.
     """
     if name not in DECODERS:
         raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {name!r}")
@@ -280,7 +281,7 @@ def make_decoder(name: str, channels: int, num_relations: int | None = None, **o
     return kind(channels, **options) if "channels" in taken else kind(**options)
 
 
-def reads_relations(decoder: Any) -> bool:
+def reads_edge_types(decoder: Any) -> bool:
     """Whether a decoder is called with relations."""
     return "relation" in inspect.signature(getattr(decoder, "forward", decoder)).parameters
 
@@ -294,7 +295,7 @@ def pair_scores(
         decoder: A `LinkDecoder`, or any module or function of (source, other) or (source, other, relation).
         source, other, relation, reverse: See `RelationDecoder.forward`.
     """
-    if not reads_relations(decoder):
+    if not reads_edge_types(decoder):
         return decoder(source, other)
     if isinstance(decoder, RelationDecoder):
         return decoder(source, other, relation, reverse)

@@ -19,7 +19,7 @@ _RUN = 256  # positions that share a 64-bit hash
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     """Zero values at random and scale the others by 1 / (1 - probability); differentiable.
 
-    The key is one draw of torch's generator, so whoever seeds torch decides the mask. The backward draws the same
+    The key is one sample of torch's generator, so whoever seeds torch decides the mask. The backward samples the same
     mask again: none is kept. Other devices and half types take torch's own dropout.
 
     Args:

@@ -25,7 +25,7 @@ class EdgeClassifier(BackboneModule):
     of a store with `edge_label`; or one of `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With
     edge_channels it has `pair_attr`, (num_pairs, edge_channels) features of those edges, too. An evaluation batch is
     such a one, or an `EvaluationShare` whose links have labels: all embeddings are computed exactly, layer by layer,
-    and then each held-out edge is classified once over all ranks, a bounded piece at a time. Prediction is of the same
+    and then each held-out edge is classified once over all ranks, a bounded chunk at a time. Prediction is of the same
     batches, and of edges without a class, too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
 
     Args:
@@ -114,22 +114,22 @@ class EdgeClassifier(BackboneModule):
 
         Returns:
             "edges": (2, num_pairs) int64 array of the ends' store ids, source and target; "edge_type": (num_pairs,)
-            int64 array of their relations, only where edges have some; "prediction": (num_pairs,) int64 on the CPU, or
+            int64 array of their edge types, only where edges have some; "prediction": (num_pairs,) int64 on the CPU, or
             (num_pairs, num_classes) with `predict_logits`. Edges are in the order of the held-out ones, of which each
-            rank has a run. No rows where `PredictionWriter` takes them a piece at a time.
+            rank has a run. No rows where `PredictionWriter` takes them a chunk at a time.
         """
         batch = batch_of(batch)
         links = batch.links
         if is_pass(batch) and links is not None:
-            pieces = (
+            chunks = (
                 _predicted(links.edges[:, chosen], links.edge_type, chosen, self.decide(outputs))
                 for chosen, outputs in self._classified(batch, links)
             )
             nothing = torch.zeros(0, self.num_edge_classes)
-            return self._kept(pieces, _predicted(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
-        outputs, kinds = self.classify(batch), batch.pair_type
-        kinds = None if kinds is None else kinds.cpu().numpy()
-        return _predicted(batch.n_id[_pairs(batch)].cpu().numpy(), kinds, slice(None), self.decide(outputs))
+            return self._kept(chunks, _predicted(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
+        outputs, node_types = self.classify(batch), batch.pair_type
+        node_types = None if node_types is None else node_types.cpu().numpy()
+        return _predicted(batch.n_id[_pairs(batch)].cpu().numpy(), node_types, slice(None), self.decide(outputs))
 
     def decide(self, outputs: Tensor) -> Tensor:
         """Return what is predicted from (num_pairs, num_classes) outputs."""
@@ -161,7 +161,7 @@ class EdgeClassifier(BackboneModule):
         return count
 
     def _classified(self, batch: Any, links: Any) -> Iterator[tuple[slice, Tensor]]:
-        """Yield places among this rank's edges and their outputs, a bounded piece at a time; every rank ends it."""
+        """Yield places among this rank's edges and their outputs, a bounded chunk at a time; every rank ends it."""
         output, first = self._infer(batch), 0
         width = self.hidden.in_features + self.hidden.out_features + self.num_edge_classes
         for pairs, _ in links.chunks(max(1, CHUNK_BYTES // (4 * width))):
@@ -202,9 +202,9 @@ class EdgeClassifier(BackboneModule):
 
 
 def _predicted(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, prediction: Tensor) -> dict[str, Any]:
-    """Return the rows of some edges, with their relations where there are some."""
-    kinds = {} if edge_type is None else {"edge_type": edge_type[chosen]}
-    return {"edges": edges, **kinds, "prediction": prediction.cpu()}
+    """Return the rows of some edges, with their edge types where there are some."""
+    node_types = {} if edge_type is None else {"edge_type": edge_type[chosen]}
+    return {"edges": edges, **node_types, "prediction": prediction.cpu()}
 
 
 def _pairs(batch: Any) -> Tensor | None:

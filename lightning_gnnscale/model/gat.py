@@ -15,9 +15,9 @@ from .block import Block, make_block, with_self_loops
 from .dropout import dropout
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
-from .row_layers import RowArcs, RowLayer
+from .row_layers import RowEdges, RowLayer
 from .sparse_linear import SparseInput, as_input, drop, linear, num_rows
-from .time_encoding import TimeEncoding, arc_features
+from .time_encoding import TimeEncoding, edge_features
 
 
 class GATLayer(GATConv, RowLayer):
@@ -30,13 +30,13 @@ class GATLayer(GATConv, RowLayer):
     def transform(self, x: Tensor | SparseInput) -> Tensor:
         return linear(x, self.lin.weight)
 
-    def combine(self, projected: Tensor, block: Block, arc_ids: Tensor | None = None) -> Tensor:
+    def combine(self, projected: Tensor, block: Block, edge_ids: Tensor | None = None) -> Tensor:
         """Return (num_targets, width): values summed by attention.
 
         Args:
             projected: (num_sources, heads * out_channels), from `transform`.
-            block: arcs with self-loops, and with features where the layer has an edge_dim.
-            arc_ids: (num_arcs,) int64 that dropout of the attention hangs on; None: on positions.
+            block: edges with self-loops, and with features where the layer has an edge_dim.
+            edge_ids: (num_edges,) int64 that dropout of the attention hangs on; None: on positions.
         """
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
@@ -49,10 +49,10 @@ class GATLayer(GATConv, RowLayer):
         if block.edge_weight is not None:
             scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
         share = edge_softmax(scores, block.indptr)
-        if arc_ids is None:
+        if edge_ids is None:
             share = dropout(share, self.dropout, self.training)
         else:
-            share = RowDropout.draw(self.dropout, self.training)(share, arc_ids)
+            share = RowDropout.sample(self.dropout, self.training)(share, edge_ids)
         values = projected.view(-1, self.heads, self.out_channels)
         out = aggregate(values, block.indptr, block.indices, share)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
@@ -60,16 +60,16 @@ class GATLayer(GATConv, RowLayer):
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self.combine(self.transform(x), block)
 
-    def first_rows(self, x: Tensor | SparseInput, arcs: RowArcs, drop: RowDropout) -> Tensor:
-        return self.combine(self.transform(drop(x, arcs.node_ids)), arcs.block, arcs.arc_ids)
+    def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
+        return self.combine(self.transform(drop(x, edges.node_ids)), edges.block, edges.edge_ids)
 
-    def rows(self, h: Tensor, arcs: RowArcs, drop: RowDropout) -> Tensor:
-        if arcs.local_only:
-            return self.combine(self.transform(drop(h, arcs.own_ids)), arcs.block, arcs.arc_ids)
+    def rows(self, h: Tensor, edges: RowEdges, drop: RowDropout) -> Tensor:
+        if edges.local_only:
+            return self.combine(self.transform(drop(h, edges.own_ids)), edges.block, edges.edge_ids)
         sent = SentRows(h, self.exchange, self.training)
-        own = self.transform(drop(sent.rows, arcs.own_ids))
-        halo = self.transform(drop(sent.halo(), arcs.halo_ids))
-        return self.combine(torch.cat([own, halo]), arcs.block, arcs.arc_ids)
+        own = self.transform(drop(sent.rows, edges.own_ids))
+        halo = self.transform(drop(sent.halo(), edges.halo_ids))
+        return self.combine(torch.cat([own, halo]), edges.block, edges.edge_ids)
 
 
 class GAT(Backbone):
@@ -80,12 +80,12 @@ class GAT(Backbone):
             `Backbone`; hidden_channels is the width of all heads together.
         heads: attention heads of each layer, >= 1; divides hidden_channels.
         attention_dropout: probability in [0, 1) on attention; None = dropout.
-        edge_dim: columns of the edge features, which then have a share in each arc's score, as in PyG's `GATConv`; the
-            self-loop has the mean of those of the arcs into its node. None: they are not read.
-        time_channels: cosines of the time between an arc and its seed (`TimeEncoding`), which are read as further
+        edge_dim: columns of the edge features, which then have a share in each edge's score, as in PyG's `GATConv`; the
+            self-loop has the mean of those of the edges into its node. None: they are not read.
+        time_channels: cosines of the time between an edge and its seed (`TimeEncoding`), which are read as further
             columns of the edge features; batches must be disjoint trees with times. None: times are not read.
 
-    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score); the
+    An `edge_weight` w multiplies an edge's share before the softmax divides (log w is added to its score); the
     self-loop has w = 1.
 
     Raises:
@@ -141,13 +141,13 @@ class GAT(Backbone):
 
         Args:
             x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr: as there.
-            edge_time, seed_time, seed_of: times of the arcs and the seeds, and the seed of each node, as a `MiniBatch`
+            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
                 has them; read with time_channels.
         """
         if self.time is None:
             return super().forward(x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr)
         check_edge_attr("GAT", self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        edge_attr = arc_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         x = as_input(x, self.reference)
         block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)

@@ -25,17 +25,17 @@ class GINELayer(GINEConv, RowLayer):
 
 
 class GINE(Backbone):
-    """Graph isomorphism network with edge features: a sum of relu(neighbour + a linear map of the arc's features).
+    """Graph isomorphism network with edge features: a sum of relu(neighbour + a linear map of the edge's features).
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see
             `Backbone`. Each layer maps its sum by two linear layers, of width hidden_channels between them.
-        edge_dim: columns of the edge features, >= 1. An `edge_weight` multiplies an arc's message.
+        edge_dim: columns of the edge features, >= 1. An `edge_weight` multiplies an edge's message.
 
     Raises:
         ValueError: edge_dim is missing: without edge features this is another model.
 
-    Cost: a message an arc is held, of the width that the layer reads.
+    Cost: a message an edge is held, of the width that the layer reads.
     Source: Hu et al., Strategies for pre-training graph neural networks, ICLR 2020. Differs: the sum of a row that was
         sampled is scaled up to its degree, so that it is unbiased.
     """
@@ -80,7 +80,7 @@ class GINE(Backbone):
             return block
         counts = block.indptr.diff().clamp(min=1)
         scale = (block.degree[: block.num_targets].to(self.dtype) / counts).clamp(min=1)
-        return replace(block, edge_weight=scale[block.target_of_arcs()])
+        return replace(block, edge_weight=scale[block.target_of_edges()])
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
-        return None  # what is summed depends on the arc
+        return None  # what is summed depends on the edge

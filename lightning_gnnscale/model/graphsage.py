@@ -14,7 +14,7 @@ from .sparse_linear import SparseInput, head_rows, linear
 
 
 class SAGELayer(SAGEConv, SummingLayer):
-    """PyG's `SAGEConv` (same parameters and names): mean over in-arcs; a weighted sum where arcs have weights."""
+    """PyG's `SAGEConv` (same parameters and names): mean over in-edges; a weighted sum where edges have weights."""
 
     sums_once = True
 
@@ -72,7 +72,7 @@ class GraphSAGE(Backbone):
         if block.edge_weight is not None:
             return block
         share = block.indptr.diff().clamp(min=1).to(self.dtype).reciprocal()
-        return replace(block, edge_weight=share[block.target_of_arcs()])
+        return replace(block, edge_weight=share[block.target_of_edges()])
 
     def row_scale(self, degree: Tensor, weighted: bool) -> Tensor | None:
         return None if weighted else degree.clamp(min=1).reciprocal()

@@ -1,4 +1,4 @@
-"""Any plain model of PyG on graphs with kinds: `to_hetero`, over the batches of this package."""
+"""Any plain model of PyG on heterogeneous graphs: `to_hetero`, over the batches of this package."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,34 +9,35 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..graph import GraphSchema
-from .relational import kind_channels, places_of_kinds, read_schema
-from .sparse_linear import as_input, dense_rows, is_by_kind
+from .relational import places_of_node_types, read_schema, type_channels
+from .sparse_linear import as_input, dense_rows, is_by_node_type
 
 
 class Hetero(nn.Module):
-    """A model of PyG's plain layers with a copy of each layer for each relation, by `torch_geometric.nn.to_hetero`.
+    """A model of PyG's plain layers with a copy of each layer for each edge type, by `torch_geometric.nn.to_hetero`.
 
     It takes what batches have, makes PyG's dicts of that, and returns rows in the batch's order. It computes all nodes
     of a batch in each layer, and cannot be evaluated layer by layer: give the DataModule evaluation="sampled".
 
     Args:
         model: Module called as (x, edge_index), and with `edge_weight` and `edge_attr` where its forward names them;
-            layers whose in_channels are (-1, -1), of SAGEConv also -1, take kinds of different columns. Or a callable
-            that makes one, given out_channels=, such as a partial.
-        schema: Kinds and relations, a `GraphSchema` or its `as_json`. Each kind must be the target of a relation.
+            layers whose in_channels are (-1, -1), of SAGEConv also -1, take node types of different columns. Or a
+            callable that makes one, given out_channels=, such as a partial.
+        schema: Node types and edge types, a `GraphSchema` or its `as_json`. Each node type must be the target of an
+        edge type.
         in_channels: Columns of the features, as for `RelationalBackbone`; a kind of 0 has a learned vector.
         vector_channels: Columns of those vectors.
         edge_dim: Columns of the edge features, for a model that takes `edge_attr`; None: it settles them itself.
         out_channels: Width of the outputs, which is the model's; None: the model tells.
-        aggr: How what a node gets through several relations is joined: "sum", "mean", "min", "max" or "mul".
+        aggr: How what a node gets through several edge types is joined: "sum", "mean", "min", "max" or "mul".
 
     Raises:
-        ValueError: a kind that no relation leads to, columns that are not told, or outputs of another width.
+        ValueError: a node type that no edge type leads to, columns that are not told, or outputs of another width.
 
     Source: Schlichtkrull et al., ESWC 2018, as `torch_geometric.nn.to_hetero` generalises it.
     """
 
-    reads_relations = True
+    reads_edge_types = True
 
     def __init__(
         self,
@@ -53,12 +54,13 @@ class Hetero(nn.Module):
         super().__init__()
         model = model if isinstance(model, nn.Module) else model(out_channels=out_channels)
         self.schema = read_schema("Hetero", schema)
-        self.kind_channels = kind_channels(in_channels, self.schema)
+        self.type_channels = type_channels(in_channels, self.schema)
         without = [name for at, name in enumerate(self.schema.node_types) if at not in self.schema.targets]
         if without:
             raise ValueError(
-                f"Hetero needs a relation that leads to each kind, and none does to {', '.join(without)}: add reverse "
-                "relations, or train RGCN, RGAT or HGT"
+                f"Hetero needs an edge type that leads to each node type, and none does to {', '.join(without)}: "
+                f"add reverse "
+                "edge types, or train RGCN, RGAT or HGT"
             )
         named = inspect.signature(model.forward).parameters
         self.supports_edge_weight = "edge_weight" in named and getattr(model, "supports_edge_weight", True)
@@ -76,8 +78,8 @@ class Hetero(nn.Module):
         if out_channels is not None:
             self.out_channels = out_channels
         self.model = to_hetero(model, (list(self.schema.node_types), list(self.schema.edge_types)), aggr=aggr)
-        self.kind_vectors = nn.ParameterList(torch.empty(vector_channels) for width in self.kind_channels if width == 0)
-        for vector in self.kind_vectors:
+        self.type_vectors = nn.ParameterList(torch.empty(vector_channels) for width in self.type_channels if width == 0)
+        for vector in self.type_vectors:
             nn.init.normal_(vector)
         if any(is_lazy(parameter) for parameter in self.model.parameters()):
             self._settle_widths()
@@ -94,75 +96,77 @@ class Hetero(nn.Module):
         """Run the model over a batch.
 
         Args:
-            x: `RowsByKind`; or (num_nodes, in_channels) where all kinds have the same columns; None where none has any.
-            edge_index: (2, num_arcs) int64, source and target.
-            edge_weight, edge_attr: (num_arcs,) and (num_arcs, edge_dim), for models that name them.
-            edge_type: (num_arcs,) int64 relation of each arc; None where there is one.
+            x: `RowsByNodeType`; or (num_nodes, in_channels) where all node types have the same columns; None where
+            none has any.
+            edge_index: (2, num_edges) int64, source and target.
+            edge_weight, edge_attr: (num_edges,) and (num_edges, edge_dim), for models that name them.
+            edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 kind of each node; None where there is one, or where x tells it.
 
         Returns:
             (num_nodes, out_channels).
 
         Raises:
-            ValueError: kinds, features or weights that do not fit the model.
+            ValueError: node types, features or weights that do not fit the model.
         """
-        kind = x.kind if is_by_kind(x) else node_type
-        if kind is None and isinstance(x, Tensor) and self.schema.num_kinds == 1:
-            kind = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        if edge_type is None and self.schema.num_relations == 1:
+        type_number = x.node_type if is_by_node_type(x) else node_type
+        if type_number is None and isinstance(x, Tensor) and self.schema.num_node_types == 1:
+            type_number = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        if edge_type is None and self.schema.num_edge_types == 1:
             edge_type = edge_index.new_zeros(edge_index.shape[1])
-        if kind is None or edge_type is None:
+        if type_number is None or edge_type is None:
             raise ValueError(
-                f"Hetero({self.name}) needs node_type and edge_type: the schema has {self.schema.num_kinds} kinds and "
-                f"{self.schema.num_relations} relations"
+                f"Hetero({self.name}) needs node_type and edge_type: the schema has {self.schema.num_node_types} "
+                f"node types and "
+                f"{self.schema.num_edge_types} edge types"
             )
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"{self.name} takes no edge_weight: use another sampler, or a model that takes it")
         if edge_attr is not None and not self.supports_edge_attr:
             raise ValueError(f"{self.name} takes no edge_attr: leave edge features out with stored_edge_features=False")
-        places, back = places_of_kinds(kind, self.schema.num_kinds)
-        counts = torch.bincount(kind, minlength=self.schema.num_kinds)
-        pieces = places.split(counts.tolist())
-        local = back - (counts.cumsum(0) - counts)[kind]
+        places, back = places_of_node_types(type_number, self.schema.num_node_types)
+        counts = torch.bincount(type_number, minlength=self.schema.num_node_types)
+        chunks = places.split(counts.tolist())
+        local = back - (counts.cumsum(0) - counts)[type_number]
         given = {"edge_weight": edge_weight, "edge_attr": edge_attr}
         given = {name: values for name, values in given.items() if values is not None}
-        edges, by_relation = {}, {name: {} for name in given}
+        edges, by_edge_type = {}, {name: {} for name in given}
         for number, relation in enumerate(self.schema.edge_types):
             chosen = torch.nonzero(edge_type == number).flatten()
             edges[relation] = local[edge_index[:, chosen]]
             for name, values in given.items():
-                by_relation[name][relation] = values[chosen].to(next(self.parameters()).dtype)
+                by_edge_type[name][relation] = values[chosen].to(next(self.parameters()).dtype)
         rows = {
             name: self._rows(number, x, chosen)
-            for number, (name, chosen) in enumerate(zip(self.schema.node_types, pieces, strict=True))
+            for number, (name, chosen) in enumerate(zip(self.schema.node_types, chunks, strict=True))
         }
-        out = self.model(rows, edges, **by_relation)
+        out = self.model(rows, edges, **by_edge_type)
         if not isinstance(out, dict):
             raise ValueError(f"{self.name} must return rows of nodes, got {type(out).__name__}")
         return torch.cat([out[name] for name in self.schema.node_types])[back]
 
-    def _rows(self, kind: int, x: Any, chosen: Tensor) -> Tensor:
-        """Return the (num, columns) rows of a kind's nodes."""
-        table = x.tables[kind] if is_by_kind(x) else None if x is None else x[chosen]
+    def _rows(self, node_type: int, x: Any, chosen: Tensor) -> Tensor:
+        """Return the (num, columns) rows of a node type's nodes."""
+        table = x.tables[node_type] if is_by_node_type(x) else None if x is None else x[chosen]
         reference = next(parameter for parameter in self.parameters() if not is_lazy(parameter))
         table = None if table is None else dense_rows(as_input(table, reference))
         given = 0 if table is None else table.shape[1]
-        if given != self.kind_channels[kind]:
+        if given != self.type_channels[node_type]:
             raise ValueError(
-                f"features of kind {self.schema.node_types[kind]!r} have {given} columns, Hetero takes "
-                f"{self.kind_channels[kind]}: say so in in_channels (0: none, a learned vector stands for them)"
+                f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, Hetero takes "
+                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector stands for them)"
             )
         if table is not None:
             return table
-        return self.kind_vectors[self.kind_channels[:kind].count(0)].expand(len(chosen), -1)
+        return self.type_vectors[self.type_channels[:node_type].count(0)].expand(len(chosen), -1)
 
     @torch.no_grad()
     def _settle_widths(self) -> None:
         """Run once, so that no parameter is without a shape: optimizers and ranks need to know them."""
-        vectors = iter(self.kind_vectors)
+        vectors = iter(self.type_vectors)
         rows = {
             name: torch.zeros(1, width) if width else next(vectors).expand(1, -1)
-            for name, width in zip(self.schema.node_types, self.kind_channels, strict=True)
+            for name, width in zip(self.schema.node_types, self.type_channels, strict=True)
         }
         was_training, edges = self.training, torch.zeros(2, 1, dtype=torch.int64)
         given = {}

@@ -12,33 +12,39 @@ from torch_geometric.nn.inits import glorot, ones
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate, edge_dot, edge_softmax
 from .block import Block
-from .relational import KindLinear, RelationalBackbone, map_groups
+from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer
 
 
 class HGTLayer(nn.Module, RowLayer):
-    """PyG's `HGTConv` over a block: keys, queries and values by kind, matrices and a prior by relation and head.
+    """PyG's `HGTConv` over a block: keys, queries and values by node type, matrices and a prior by relation and head.
 
     Args:
         channels: width of what is read and given.
-        num_relations, num_kinds: how many there are.
+        num_relations, num_node_types: how many there are.
         heads: attention heads; divides channels.
-        edge_dim: columns of what is read of an arc, 0 for nothing.
+        edge_dim: columns of what is read of an edge, 0 for nothing.
     """
 
-    def __init__(self, channels: int, num_relations: int, num_kinds: int, heads: int, edge_dim: int):
+    def __init__(self, channels: int, num_relations: int, num_node_types: int, heads: int, edge_dim: int):
         super().__init__()
         self.heads, self.head_channels = heads, channels // heads
-        self.key_value = KindLinear(channels, 2 * channels, num_kinds)
-        self.query, self.out = KindLinear(channels, channels, num_kinds), KindLinear(channels, channels, num_kinds)
+        self.key_value = TypedLinear(channels, 2 * channels, num_node_types)
+        self.query, self.out = (
+            TypedLinear(channels, channels, num_node_types),
+            TypedLinear(channels, channels, num_node_types),
+        )
         shape = (num_relations, heads, self.head_channels, self.head_channels)
         self.key_maps, self.value_maps = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        self.prior, self.skip = nn.Parameter(torch.empty(num_relations, heads)), nn.Parameter(torch.empty(num_kinds))
+        self.prior, self.skip = (
+            nn.Parameter(torch.empty(num_relations, heads)),
+            nn.Parameter(torch.empty(num_node_types)),
+        )
         self.edge = nn.Linear(edge_dim, heads, bias=False) if edge_dim else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all maps anew; priors and gates begin at 1."""
+        """Sample all maps again; priors and gates begin at 1."""
         for module in (self.key_value, self.query, self.out, self.edge):
             if module is not None:
                 module.reset_parameters()
@@ -50,32 +56,32 @@ class HGTLayer(nn.Module, RowLayer):
     def forward(self, x: Tensor, block: Block) -> Tensor:
         """Return (num_targets, channels) from (num_sources, channels)."""
         own = x[: block.num_targets]
-        kind = None if block.node_type is None else block.node_type[: len(x)]
-        kind_of_targets = None if kind is None else kind[: block.num_targets]
-        key, value = (part.unflatten(1, (self.heads, -1)) for part in self.key_value(x, kind).chunk(2, dim=1))
-        query = self.query(own, kind_of_targets).unflatten(1, (self.heads, -1))
-        # Both matrices of a relation are applied on the side of the target, where it has a row for all its arcs:
+        node_type = None if block.node_type is None else block.node_type[: len(x)]
+        node_type_of_targets = None if node_type is None else node_type[: block.num_targets]
+        key, value = (part.unflatten(1, (self.heads, -1)) for part in self.key_value(x, node_type).chunk(2, dim=1))
+        query = self.query(own, node_type_of_targets).unflatten(1, (self.heads, -1))
+        # Both matrices of an edge type are applied on the side of the target, where it has a row for all its edges:
         # q (k A)' = (q A') k', and the shares of a pair sum values before M maps them.
         pairs = block.target_pairs
         query = map_groups(query[pairs.target], pairs.relation, self.key_maps.transpose(-1, -2))
         query = query * (self.prior[pairs.relation] / math.sqrt(self.head_channels)).unsqueeze(-1)
         by_pair = edge_dot(query, key, pairs.indptr, pairs.sources)
-        scores = torch.empty_like(by_pair).index_copy(0, pairs.arcs, by_pair)
+        scores = torch.empty_like(by_pair).index_copy(0, pairs.edges, by_pair)
         if self.edge is not None:
             scores = scores + self.edge(block.edge_attr)
         if block.edge_weight is not None:
             scores = scores + block.edge_weight.log().unsqueeze(-1)
-        share = edge_softmax(scores, block.indptr)[pairs.arcs]
+        share = edge_softmax(scores, block.indptr)[pairs.edges]
         summed = aggregate(value, pairs.indptr, pairs.sources, share)
         mapped = map_groups(summed, pairs.relation, self.value_maps)
         out = aggregate(mapped.flatten(1), pairs.target_indptr, pairs.target_pairs)
         gate = self.skip.sigmoid()
-        gate = gate if kind_of_targets is None else gate[kind_of_targets].unsqueeze(1)
-        return gate * self.out(F.gelu(out), kind_of_targets) + (1 - gate) * own
+        gate = gate if node_type_of_targets is None else gate[node_type_of_targets].unsqueeze(1)
+        return gate * self.out(F.gelu(out), node_type_of_targets) + (1 - gate) * own
 
 
 class HGT(RelationalBackbone):
-    """Heterogeneous graph transformer: attention with keys, queries and values by kind, matrices by relation.
+    """Heterogeneous graph transformer: attention with keys, queries and values by node type, matrices by edge type.
 
     All layers are hidden_channels wide; a linear map to out_channels follows the last. Between layers come norm and
     dropout, without an activation: layers have their own.
@@ -83,17 +89,17 @@ class HGT(RelationalBackbone):
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema,
             edge_dim, time_channels: see `RelationalBackbone`; the activation is that after the map of the features.
-            Features and times of arcs have a share in each arc's score.
+            Features and times of edges have a share in each edge's score.
         heads: attention heads of each layer, >= 1; divides hidden_channels.
 
-    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score).
+    An `edge_weight` w multiplies an edge's share before the softmax divides (log w is added to its score).
 
     Raises:
         ValueError: hidden_channels is no multiple of heads.
 
-    Cost: a row for each pair of a relation and a node that has arcs of it.
+    Cost: a row for each pair of an edge type and a node that has edges of it.
     Source: Hu et al., Heterogeneous graph transformer, WWW 2020, equations (3) to (5), as PyG's `HGTConv`. Differs: a
-        node without in-arcs keeps its own value through the gate; times are encoded as TGAT does, into the score.
+        node without in-edges keeps its own value through the gate; times are encoded as TGAT does, into the score.
     """
 
     def __init__(
@@ -122,7 +128,9 @@ class HGT(RelationalBackbone):
 
     def make_layer(self, index: int) -> HGTLayer:
         schema = self.schema
-        return HGTLayer(self.hidden_channels, schema.num_relations, schema.num_kinds, self.heads, self.arc_channels)
+        return HGTLayer(
+            self.hidden_channels, schema.num_edge_types, schema.num_node_types, self.heads, self.edge_channels
+        )
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import StrategyError
 from ..jit import kernel
 from ..memory import free_memory_bytes, parse_bytes
-from ..triton_kernels.aggregate import add_arcs
+from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
 from .layer_source import LayerSource, NodeSet, RowBlock, split_block
@@ -19,7 +19,7 @@ from .sparse_linear import is_sparse
 from .time_encoding import check_times
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
-PIECE_BYTES = 4 << 20  # of rows that are read, mapped or written at once
+CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
 TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
 
 
@@ -47,7 +47,7 @@ class LayerwiseOutput(NamedTuple):
         return np.asarray(values)[places.reshape(np.shape(nodes))]
 
     def chunks(self, chunk_rows: int = 1 << 18) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (nodes, outputs) of this rank's rows, a bounded piece at a time."""
+        """Yield (nodes, outputs) of this rank's rows, a bounded chunk at a time."""
         for start in range(0, len(self.rows), chunk_rows):
             nodes = self.rows[start : start + chunk_rows]
             yield nodes, np.asarray(self.table[nodes if self.held is None else self.held.positions(nodes)])
@@ -57,7 +57,7 @@ class LayerwiseOutput(NamedTuple):
 def layerwise_inference(
     backbone: Backbone,
     source: LayerSource,
-    block_arcs: int | None = None,
+    block_edges: int | None = None,
     device: torch.device | str | None = None,
     needed: Sequence[NodeSet | None] | None = None,
     table_dtype: str = "float32",
@@ -67,16 +67,16 @@ def layerwise_inference(
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
     Equals the full-graph forward in eval mode, to the rounding of float32. Where a layer's linear map makes rows
-    narrower (or its input is sparse), each node is mapped once into a table of its own, and the arcs read that.
+    narrower (or its input is sparse), each node is mapped once into a table of its own, and the edges read that.
 
-    A layer that is one sum over arcs (GCN, GraphSAGE, NGNN, SGC) is computed from sources that stream past: the sums of
-    as many rows as memory holds stand, and every source that one of them reads comes once, in the order of the file. A
-    thread reads ahead. Of other layers (GAT) a block gathers the rows that it reads.
+    A layer that is one sum over edges (GCN, GraphSAGE, NGNN, SGC) is computed from sources that stream past: the sums
+    of as many rows as memory holds stand, and every source that one of them reads comes once, in the order of the
+    file. A thread reads ahead. Of other layers (GAT) a block gathers the rows that it reads.
 
     Args:
         backbone: its layers; put into eval mode meanwhile.
         source: the graph, and the tables that ranks share.
-        block_arcs: arcs of the rows computed at once (one row is never split); None: as memory allows.
+        block_edges: edges of the rows computed at once (one row is never split); None: as memory allows.
         device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
         needed: which rows each layer must have, see `closure`; None: all rows.
         table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
@@ -89,17 +89,17 @@ def layerwise_inference(
         This rank's rows, and the table of outputs.
 
     Raises:
-        ValueError: block_arcs below 1, an unknown table_dtype, or a backbone that reads times.
-        StrategyError: relations that the backbone does not read.
+        ValueError: block_edges below 1, an unknown table_dtype, or a backbone that reads times.
+        StrategyError: edge types that the backbone does not read.
 
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
-    each as wide as a layer or as the linear map in it. Time: each arc is read once a layer, and the layer's input once
+    each as wide as a layer or as the linear map in it. Time: each edge is read once a layer, and the layer's input once
     for each memory_bytes / 2 of sums.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; sources that stream past: ATLAS (arXiv
-    2605.09402). Differs: sums of a bounded number of rows take the place of messages on disk.
+    2605.09402). Differs: sums of a bounded number of rows replace messages on disk.
     """
-    if block_arcs is not None and block_arcs < 1:
-        raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
+    if block_edges is not None and block_edges < 1:
+        raise ValueError(f"block_edges must be at least 1, got {block_edges}")
     if table_dtype not in TABLE_DTYPES:
         raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
     check_times(type(backbone).__name__, backbone.time_channels)
@@ -113,7 +113,7 @@ def layerwise_inference(
     backbone.eval().to(target)
     try:
         needed = [None] * (backbone.num_layers + 1) if needed is None else needed
-        return _Pass(backbone, source, block_arcs, target, needed, TABLE_DTYPES[table_dtype], memory_bytes).run()
+        return _Pass(backbone, source, block_edges, target, needed, TABLE_DTYPES[table_dtype], memory_bytes).run()
     finally:
         backbone.train(was_training).to(reference.device)
 
@@ -121,12 +121,12 @@ def layerwise_inference(
 class _Pass:
     """One pass over the layers; holds the scratch array that numbers the sources of some rows."""
 
-    def __init__(self, backbone, source, block_arcs, device, needed, table_dtype, memory_bytes):
-        self.backbone, self.source, self.block_arcs, self.device = backbone, source, block_arcs, device
+    def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes):
+        self.backbone, self.source, self.block_edges, self.device = backbone, source, block_edges, device
         self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
         self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
         self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
-        # Buffers that are used again: what is allocated anew for each piece leaves holes that the heap keeps.
+        # Buffers that are used again: what is allocated again for each chunk leaves holes that the heap keeps.
         self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
         self.table: np.ndarray | None = None  # what the layer reads; None: the features
         self.held: NodeSet | None = None  # nodes that have a row in it
@@ -165,8 +165,8 @@ class _Pass:
             for start in range(0, len(rows), limit):
                 nodes = rows[start : start + limit]
                 x = self._read(nodes)
-                if backbone.reads_relations:  # features are mapped by kind
-                    values = backbone.project(0, x, self._kinds(nodes))
+                if backbone.reads_edge_types:  # features are mapped by node type
+                    values = backbone.project(0, x, self._node_types(nodes))
                 else:
                     values = backbone.project(0, x)
                 self._write(table, inputs, nodes, values)
@@ -200,7 +200,7 @@ class _Pass:
         indptr, indices = torch.from_numpy(group.indptr), torch.from_numpy(group.indices)
         cursor = indptr[:-1].clone()
         row_bytes = self.dtype.itemsize * width
-        step, few = max(1, self.memory_bytes // (16 * row_bytes)), max(1, PIECE_BYTES // row_bytes)
+        step, few = max(1, self.memory_bytes // (16 * row_bytes)), max(1, CHUNK_BYTES // row_bytes)
         starts = range(0, len(sources), step)
         if len(self.streamed) < 2 * step * width:
             self.streamed = torch.empty(2 * step * width, dtype=self.dtype)
@@ -212,10 +212,10 @@ class _Pass:
             nodes = sources[start : start + step]
             x = buffers[start // step % 2][: len(nodes)]
             for first in range(0, len(nodes), few):
-                piece = nodes[first : first + few]
-                x[first : first + few] = torch.as_tensor(self._read(piece))
+                chunk = nodes[first : first + few]
+                x[first : first + few] = torch.as_tensor(self._read(chunk))
                 if backbone.symmetric_sums:
-                    x[first : first + few] *= self._scale(piece, None, weight is not None)
+                    x[first : first + few] *= self._scale(chunk, None, weight is not None)
             return x
 
         coming = reader.submit(load, 0) if starts else None
@@ -223,20 +223,20 @@ class _Pass:
             x = coming.result()
             if start + step < len(sources):
                 coming = reader.submit(load, start + step)
-            add_arcs(summed, x, start, indptr, indices, cursor, weight)
+            add_edges(summed, x, start, indptr, indices, cursor, weight)
         for start in range(0, len(rows), few):
-            piece = slice(start, min(start + few, len(rows)))
-            own, total = torch.as_tensor(self._read(rows[piece])).to(self.dtype), summed[piece]
-            counts = np.diff(group.indptr[piece.start : piece.stop + 1])
-            scale = self._scale(rows[piece], counts, weight is not None)
+            chunk = slice(start, min(start + few, len(rows)))
+            own, total = torch.as_tensor(self._read(rows[chunk])).to(self.dtype), summed[chunk]
+            counts = np.diff(group.indptr[chunk.start : chunk.stop + 1])
+            scale = self._scale(rows[chunk], counts, weight is not None)
             if backbone.symmetric_sums:
-                added = self._self_weight(rows[piece])
+                added = self._self_weight(rows[chunk])
                 total = total.addcmul_(own[:, :channels], scale if added is None else scale * added.unsqueeze(1))
             total = total if scale is None else total.mul_(scale)
-            yield rows[piece], backbone.layer_from_sum(index, total, own, projected)
+            yield rows[chunk], backbone.layer_from_sum(index, total, own, projected)
 
     def _scale(self, nodes: np.ndarray, counts: np.ndarray | None, weighted: bool) -> Tensor | None:
-        """Return the (num, 1) factors of some nodes' sums; counts: how many arcs each has."""
+        """Return the (num, 1) factors of some nodes' sums; counts: how many edges each has."""
         degree = self.source.degree(nodes) if self.backbone.needs_degree else counts
         degree = torch.as_tensor(np.asarray(degree)).to(self.dtype)
         if self.backbone.symmetric_sums:
@@ -251,51 +251,51 @@ class _Pass:
         return None if weight is None else torch.as_tensor(weight).to(self.dtype)
 
     def _groups(self, targets: NodeSet | None, channels: int) -> Iterator[RowBlock]:
-        """Yield this rank's targets, as many at once as memory has room for their sums and their arcs."""
+        """Yield this rank's targets, as many at once as memory has space for their sums and their edges."""
         sum_bytes = self.memory_bytes * 5 // 8
         most_rows = max(1, sum_bytes // (channels * self.dtype.itemsize))
-        most_arcs = self.block_arcs or max(1, self.memory_bytes // 64)
+        most_edges = self.block_edges or max(1, self.memory_bytes // 64)
         if len(self.sums) < most_rows * channels:
             self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # pages that are not used take no memory
-        pieces: list[RowBlock] = []
-        num_rows = num_arcs = 0
+        chunks: list[RowBlock] = []
+        num_rows = num_edges = 0
         for block in self._blocks(targets):
-            for piece in split_block(block, min(most_rows, most_arcs)):
-                rows, arcs = len(piece.rows), len(piece.indices)
-                if pieces and (num_rows + rows > most_rows or num_arcs + arcs > most_arcs):
-                    yield _joined(pieces)
-                    pieces, num_rows, num_arcs = [], 0, 0
-                pieces.append(piece)
-                num_rows, num_arcs = num_rows + rows, num_arcs + arcs
-        if pieces:
-            yield _joined(pieces)
+            for chunk in split_block(block, min(most_rows, most_edges)):
+                rows, edges = len(chunk.rows), len(chunk.indices)
+                if chunks and (num_rows + rows > most_rows or num_edges + edges > most_edges):
+                    yield _joined(chunks)
+                    chunks, num_rows, num_edges = [], 0, 0
+                chunks.append(chunk)
+                num_rows, num_edges = num_rows + rows, num_edges + edges
+        if chunks:
+            yield _joined(chunks)
 
     def _by_blocks(
         self, index: int, projected: bool, targets: NodeSet | None, width: int
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of a layer, a block of targets with all that they read at a time."""
         compute = self.backbone.layer_projected if projected else self.backbone.layer
-        arc_values = self.backbone.values_of_arc(width)
-        limit = self.block_arcs or max(1, self.memory_bytes // (8 * max(1, arc_values)))
+        edge_values = self.backbone.values_of_edge(width)
+        limit = self.block_edges or max(1, self.memory_bytes // (8 * max(1, edge_values)))
         for block in self._blocks(targets):
-            for piece in split_block(block, limit):
-                nodes, local = self._localise(piece)
-                yield np.asarray(piece.rows, np.int64), compute(index, self._read(nodes), local)
+            for chunk in split_block(block, limit):
+                nodes, local = self._localise(chunk)
+                yield np.asarray(chunk.rows, np.int64), compute(index, self._read(nodes), local)
 
     def _blocks(self, targets: NodeSet | None) -> Iterator[RowBlock]:
-        """Yield this rank's rows; relations that the backbone does not read are refused."""
+        """Yield this rank's rows; edge types that the backbone does not read are refused."""
         for block in self.source.blocks(targets):
-            if block.edge_type is not None and not self.backbone.reads_relations and np.any(block.edge_type):
+            if block.edge_type is not None and not self.backbone.reads_edge_types and np.any(block.edge_type):
                 raise StrategyError(
-                    f"{type(self.backbone).__name__} does not read relations, and the graph has several: train RGCN, "
+                    f"{type(self.backbone).__name__} does not read edge types, and the graph has several: train RGCN, "
                     "RGAT or HGT"
                 )
             yield block
 
-    def _kinds(self, nodes: np.ndarray) -> Tensor | None:
-        """Return the (num,) int64 kinds of some nodes, where the backbone reads them and there are several."""
-        kinds = self.source.node_type(nodes) if self.backbone.reads_relations else None
-        return None if kinds is None else self._tensor(np.asarray(kinds, np.int64))
+    def _node_types(self, nodes: np.ndarray) -> Tensor | None:
+        """Return the (num,) int64 node types of some nodes, where the backbone reads them and there are several."""
+        node_types = self.source.node_type(nodes) if self.backbone.reads_edge_types else None
+        return None if node_types is None else self._tensor(np.asarray(node_types, np.int64))
 
     def _localise(self, block: RowBlock) -> tuple[np.ndarray, Block]:
         """Return the (num_sources,) nodes that a block reads, its own rows first, and the block in their ids."""
@@ -308,12 +308,12 @@ class _Pass:
         weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
         attr = None if self.backbone.edge_dim is None else self._tensor(np.array(block.edge_attr))
         relations = None
-        if self.backbone.reads_relations and block.edge_type is not None:
+        if self.backbone.reads_edge_types and block.edge_type is not None:
             relations = self._tensor(np.asarray(block.edge_type).astype(np.int64))
-        indptr, kinds = self._tensor(block.indptr), self._kinds(nodes)
-        arcs = self._tensor(indices)
+        indptr, node_types = self._tensor(block.indptr), self._node_types(nodes)
+        edges = self._tensor(indices)
         return nodes, Block(
-            indptr, arcs, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=kinds,
+            indptr, edges, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=node_types,
             self_weight=None if added is None else self._tensor(added),
         )  # fmt: skip
 
@@ -344,19 +344,19 @@ def _rows_of(nodes: np.ndarray, held: NodeSet | None) -> np.ndarray:
     return nodes if held is None else held.positions(nodes)
 
 
-def _joined(pieces: list[RowBlock]) -> RowBlock:
+def _joined(chunks: list[RowBlock]) -> RowBlock:
     """Return the rows of several blocks as one, in memory of its own."""
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(piece.indptr) for piece in pieces)])
-    indices = np.empty(sum(len(piece.indices) for piece in pieces), pieces[0].indices.dtype)
-    np.concatenate([piece.indices for piece in pieces], out=indices)
-    weight = None if pieces[0].edge_weight is None else np.concatenate([piece.edge_weight for piece in pieces])
-    rows = np.concatenate([np.asarray(piece.rows, np.int64) for piece in pieces])
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(chunk.indptr) for chunk in chunks)])
+    indices = np.empty(sum(len(chunk.indices) for chunk in chunks), chunks[0].indices.dtype)
+    np.concatenate([chunk.indices for chunk in chunks], out=indices)
+    weight = None if chunks[0].edge_weight is None else np.concatenate([chunk.edge_weight for chunk in chunks])
+    rows = np.concatenate([np.asarray(chunk.rows, np.int64) for chunk in chunks])
     return RowBlock(rows, np.cumsum(counts), indices, weight)
 
 
 @kernel
 def _list_sources(indices, local_nid):
-    """List each source of some arcs once, and mark it with -1 in local_nid."""
+    """List each source of some edges once, and mark it with -1 in local_nid."""
     count = 0
     for e in range(len(indices)):
         if local_nid[indices[e]] == 0:

@@ -64,10 +64,10 @@ class RowBlock(NamedTuple):
     Attributes:
         rows: (num_rows,) int64, the nodes, each in one block of one rank.
         indptr: (num_rows + 1,) int64, from 0.
-        indices: (num_arcs,) int32 or int64, in-neighbours.
-        edge_weight: (num_arcs,) floating or None.
-        edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
-        edge_type: (num_arcs,) integers, the relation of each arc, or None.
+        indices: (num_edges,) int32 or int64, in-neighbours.
+        edge_weight: (num_edges,) floating or None.
+        edge_attr: (num_edges, edge_dim) features of the edges, or None.
+        edge_type: (num_edges,) integers, the edge type of each edge, or None.
     """
 
     rows: np.ndarray
@@ -86,12 +86,12 @@ class LayerSource(Protocol):
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
         """Yield this rank's rows, or those of them that are needed; over all ranks each node comes once.
 
-        Called several times, same order each time. Arcs of all rows may be mapped files: they are read where they are
+        Called several times, same order each time. Edges of all rows may be mapped files: they are read where they are
         used, and passes over the rows alone read none.
         """
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
-        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, sparse rows, or `RowsByKind`.
+        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, sparse rows, or `RowsByNodeType`.
 
         Args:
             nodes: ascending ones are read in the order of the file.
@@ -111,7 +111,7 @@ class LayerSource(Protocol):
         """Return the (num,) weights of the self-loops that GCN adds to nodes, see `Block`; None: 1 for all."""
 
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
-        """Return the (num,) int64 kinds of nodes; None in a graph of one kind and one relation."""
+        """Return the (num,) int64 node types; None in a graph of one node type and one edge type."""
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
         """Return a writable (num_rows, dim) array that all ranks share; num_rows None: one a node.
@@ -128,8 +128,8 @@ class LinkSource(Protocol):
     """One rank's share of the links that are evaluated.
 
     Attributes:
-        num_negatives: false ends of each link.
-        edge_type: (num_links,) int64 relation of each link, or None.
+        num_negatives: negatives of each link.
+        edge_type: (num_links,) int64 edge type of each link, or None.
         among_all: Whether links are ranked among all nodes, by `queries` in place of `chunks`.
         label: (num_links,) classes of the links, for `EdgeClassifier`, or None.
     """
@@ -183,7 +183,7 @@ def closure(
     Returns:
         num_layers + 1 sets, that of layer l's inputs at l and that of the outputs last; None: all nodes.
 
-    Cost: 1.5 bits a node for each set; the arcs of the rows that are needed are read once a layer, up to where all
+    Cost: 1.5 bits a node for each set; the edges of the rows that are needed are read once a layer, up to where all
     rows are.
     """
     source.union(wanted.bits)
@@ -204,7 +204,7 @@ def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeS
     """Return a set of nodes and of their in-neighbours, as this rank's rows tell.
 
     Args:
-        most: share of the nodes above which no more arcs are looked at.
+        most: share of the nodes above which no more edges are looked at.
     """
     bits, count = rows.bits.copy(), len(rows)
     for block in source.blocks(rows):
@@ -215,30 +215,30 @@ def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeS
 
 
 def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
-    """Return those rows of a block of consecutive nodes that are needed, with their arcs."""
+    """Return those rows of a block of consecutive nodes that are needed, with their edges."""
     first, offset = int(block.rows[0]) if len(block.rows) else 0, np.asarray(block.indptr, np.int64)
     chosen = needed.within(first, first + len(block.rows)) - first
     lengths = offset[chosen + 1] - offset[chosen]
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    arcs = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
-    weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[arcs]
-    attr = None if block.edge_attr is None else np.asarray(block.edge_attr)[arcs]
-    kinds = None if block.edge_type is None else np.asarray(block.edge_type)[arcs]
-    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight, attr, kinds)
+    edges = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[edges]
+    attr = None if block.edge_attr is None else np.asarray(block.edge_attr)[edges]
+    link_types = None if block.edge_type is None else np.asarray(block.edge_type)[edges]
+    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[edges], weight, attr, link_types)
 
 
-def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
-    """Split rows into pieces of at most block_arcs arcs and as many rows; a row with more arcs stands alone."""
+def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
+    """Split rows into chunks of at most block_edges edges and as many rows; a row with more edges stands alone."""
     start, num_rows, offset = 0, len(block.rows), np.asarray(block.indptr, np.int64)
     while start < num_rows:
-        stop = int(np.searchsorted(offset, offset[start] + block_arcs, side="right")) - 1
-        stop = min(max(stop, start + 1), start + block_arcs, num_rows)
-        arcs = slice(int(offset[start]), int(offset[stop]))
-        weight = None if block.edge_weight is None else block.edge_weight[arcs]
-        attr = None if block.edge_attr is None else block.edge_attr[arcs]
-        kinds = None if block.edge_type is None else block.edge_type[arcs]
+        stop = int(np.searchsorted(offset, offset[start] + block_edges, side="right")) - 1
+        stop = min(max(stop, start + 1), start + block_edges, num_rows)
+        edges = slice(int(offset[start]), int(offset[stop]))
+        weight = None if block.edge_weight is None else block.edge_weight[edges]
+        attr = None if block.edge_attr is None else block.edge_attr[edges]
+        link_types = None if block.edge_type is None else block.edge_type[edges]
         indptr = offset[start : stop + 1] - offset[start]
-        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[arcs], weight, attr, kinds)
+        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[edges], weight, attr, link_types)
         start = stop
 
 

@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric, Metric
 from ..errors import StrategyError
 from ..graph import batch_of
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
-from .decoders import DECODERS, make_decoder, pair_scores, reads_relations, scores_against
+from .decoders import DECODERS, make_decoder, pair_scores, reads_edge_types, scores_against
 from .inference import LayerwiseOutput
 from .layer_source import LayerSource
 from .node_inputs import NodeInputs
@@ -86,7 +86,7 @@ class HitsAt(LinkMetric):
         return ranks <= self.k
 
 
-SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger pieces are mapped anew
+SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger chunks are mapped again
 _POSITIVE_ROWS = 256  # links whose true scores are computed as a block
 LOSSES = ("logistic", "softmax")
 
@@ -114,7 +114,7 @@ class LinkPredictor(BackboneModule):
 
     An evaluation batch is an `EvaluationShare` with links, or a `MiniBatch` with the pairs and negatives of some
     (evaluation="sampled"). For the former all embeddings are computed exactly, layer by layer. Then each held-out link
-    is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks. Triples are ranked
+    is ranked among its negatives, a bounded chunk at a time, with the work divided among the ranks. Triples are ranked
     among all nodes, once as queries for the tail and once for the head, without the other triples that are known (the
     filtered setting). Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`. Predictions are the
     embeddings of all nodes, never scores of links: the decoder gives those of pairs of embeddings.
@@ -124,7 +124,7 @@ class LinkPredictor(BackboneModule):
             themselves.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
         decoder: "dot", "mlp", "distmult", "complex", "transe", or a module called as (source, other), or (source,
-            other, relation), with (..., channels) ends that broadcast.
+            other, edge type), with (..., channels) ends that broadcast.
         negative_weight: The w above; None: the number of negatives.
         hits: Values of k in Hits@k, each >= 1.
         embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
@@ -191,7 +191,7 @@ class LinkPredictor(BackboneModule):
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return the decoder's name, where it is one of `DECODERS`."""
-        names = {kind: name for name, kind in DECODERS.items()}
+        names = {node_type: name for name, node_type in DECODERS.items()}
         return {"decoder": names[type(self.decoder)]} if type(self.decoder) in names else {}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -203,7 +203,7 @@ class LinkPredictor(BackboneModule):
                 "PartitionDataModule and mode=mini_batch"
             )
         if batch.negatives.shape[1] == 0 and len(batch.negatives):
-            raise StrategyError("LinkPredictor needs false ends, and batches have none: leave labelled=True out")
+            raise StrategyError("LinkPredictor needs negatives, and batches have none: leave labelled=True out")
         relation = self._relation(batch.pair_type, 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
@@ -216,9 +216,9 @@ class LinkPredictor(BackboneModule):
             if len(negatives) == 1:  # shared by all pairs
                 negative = scores_against(self.decoder, ends, embeddings[negatives[0]], relation, reverse)
             else:
-                false, known, kinds = embeddings[negatives], ends[:, None], _column(relation)
+                false, known, node_types = embeddings[negatives], ends[:, None], _column(relation)
                 sides = (false, known) if reverse else (known, false)
-                negative = pair_scores(self.decoder, *sides, kinds, reverse)
+                negative = pair_scores(self.decoder, *sides, node_types, reverse)
             if relation is not None or self.loss == "softmax":
                 negative = negative.masked_fill(negatives == answers[:, None], -torch.inf)  # the answer itself is true
             loss = loss + self._losses(positive, negative).sum() / max(1, len(source))
@@ -283,9 +283,9 @@ class LinkPredictor(BackboneModule):
             return
         first = 0
         for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
-            kinds = links.edge_type
-            kinds = None if kinds is None else torch.from_numpy(kinds[first : first + pairs.shape[1]])
-            yield self._rank(output, pairs, negatives, self._relation(kinds, "links with edge_type"))
+            node_types = links.edge_type
+            node_types = None if node_types is None else torch.from_numpy(node_types[first : first + pairs.shape[1]])
+            yield self._rank(output, pairs, negatives, self._relation(node_types, "links with edge_type"))
             first += pairs.shape[1]
 
     def _rank(
@@ -313,8 +313,8 @@ class LinkPredictor(BackboneModule):
         most_ends = max(1, SCORE_BYTES // (4 * width * most_nodes))
 
         def scores(begin: int, stop: int, candidates: Tensor) -> Tensor:
-            kinds = None if relation is None else relation[begin:stop]
-            return scores_against(self.decoder, ends[begin:stop], candidates, kinds, queries.reverse).float()
+            node_types = None if relation is None else relation[begin:stop]
+            return scores_against(self.decoder, ends[begin:stop], candidates, node_types, queries.reverse).float()
 
         # As a block of the same product, so that equal embeddings get equal scores.
         rows = min(most_ends, _POSITIVE_ROWS)
@@ -326,18 +326,18 @@ class LinkPredictor(BackboneModule):
         for start in range(0, num_nodes, most_nodes):
             candidates = self._rows(output, np.arange(start, min(start + most_nodes, num_nodes)))
             for begin in range(0, num, most_ends):
-                piece = slice(begin, begin + most_ends)
+                chunk = slice(begin, begin + most_ends)
                 found = scores(begin, begin + most_ends, candidates)
                 span = begin, begin + len(found), start, start + len(candidates)
-                others = queries.of_other_kinds(*span)
+                others = queries.of_other_node_types(*span)
                 if others is not None:
                     found = found.masked_fill(torch.from_numpy(others).to(self.device), -torch.inf)
                 row, column = queries.known(*span)
                 found[torch.from_numpy(row).to(self.device), torch.from_numpy(column).to(self.device)] = -torch.inf
-                true = positive[piece, None]
-                above[piece] += (found > true).sum(dim=1)
-                beside[piece] += ((found == true) & found.isfinite()).sum(dim=1)
-                losses.add(piece, found)
+                true = positive[chunk, None]
+                above[chunk] += (found > true).sum(dim=1)
+                beside[chunk] += ((found == true) & found.isfinite()).sum(dim=1)
+                losses.add(chunk, found)
         return 1 + above + beside / 2, losses.result()
 
     def _losses(self, positive: Tensor, negative: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ class LinkPredictor(BackboneModule):
 
     def _relation(self, relation: Tensor | None, wanted: str) -> Tensor | None:
         """Return the relations of links, for a decoder that reads them."""
-        if reads_relations(self.decoder):
+        if reads_edge_types(self.decoder):
             if relation is None:
                 raise StrategyError(
                     f"decoder {type(self.decoder).__name__} reads the relation of each link, and these have none: give "
@@ -395,7 +395,7 @@ class LinkPredictor(BackboneModule):
 
 
 class _Losses:
-    """The losses of some links, whose negatives come in pieces.
+    """The losses of some links, whose negatives come in chunks.
 
     Args:
         module: Says which loss it is.
@@ -407,17 +407,17 @@ class _Losses:
         self.total = positive.clone() if self.softmax else torch.zeros_like(positive)  # logarithm of a sum, or a sum
         self.count = torch.zeros_like(positive)
 
-    def add(self, piece: slice, negative: Tensor) -> None:
+    def add(self, chunk: slice, negative: Tensor) -> None:
         """Add (num_links, num) scores of some links' negatives, -inf where there is none."""
         if self.softmax:
-            found = torch.cat([self.total[piece, None], negative], dim=1).logsumexp(dim=1)
+            found = torch.cat([self.total[chunk, None], negative], dim=1).logsumexp(dim=1)
         else:
-            found = self.total[piece] + F.softplus(negative).sum(dim=1)
-            self.count[piece] += negative.isfinite().sum(dim=1)
-        if piece == slice(None):
+            found = self.total[chunk] + F.softplus(negative).sum(dim=1)
+            self.count[chunk] += negative.isfinite().sum(dim=1)
+        if chunk == slice(None):
             self.total = found
         else:
-            self.total[piece] = found
+            self.total[chunk] = found
 
     def result(self, num_negatives: int | None = None) -> Tensor:
         """Return the (num,) losses; num_negatives: by which the mean is weighted, None: by what came."""
@@ -434,5 +434,5 @@ def _column(relation: Tensor | None) -> Tensor | None:
 
 
 def _present(negatives: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return false ends with the link's own first end where there is none: a node whose embedding is there."""
+    """Return negatives with the link's own first end where there is none: a node whose embedding is there."""
     return np.where(negatives < 0, pairs[0][:, None], negatives)

@@ -9,7 +9,7 @@ from .backbone import Backbone
 
 
 class NoLayers(Backbone):
-    """The rows of the nodes themselves, for decoders alone: no arc is read, in training or evaluation.
+    """The rows of the nodes themselves, for decoders alone: no edge is read, in training or evaluation.
 
     Rows are learned where the module has `inputs=DistributedEmbedding(...)`; they may also be stored features.
 
@@ -38,7 +38,7 @@ class NoLayers(Backbone):
         edge_weight: Tensor | None = None,
         edge_type: Tensor | None = None,
     ) -> Tensor:
-        """Return the (num_nodes, in_channels) rows as they are; arcs and what they carry pass no message."""
+        """Return the (num_nodes, in_channels) rows as they are; edges and what they carry pass no message."""
         return x
 
     def layer_channels(self, index: int) -> int:

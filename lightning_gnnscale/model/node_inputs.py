@@ -14,7 +14,7 @@ from ..errors import StrategyError
 from .checkpoint_entries import named_as
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
-from .sparse_linear import is_by_kind, is_sparse
+from .sparse_linear import is_by_node_type, is_sparse
 
 CHUNK_ROWS = 1 << 16  # of learned rows that are written at once
 
@@ -25,7 +25,7 @@ class NodeInputs(Protocol):
     Attributes:
         dim: width of a row. num_nodes: nodes of the graph. num_rows: rows, one a node where every node has one.
         is_local: no call waits for another rank.
-        kinds: `KindsWithRows`, the kinds of nodes that have rows; None, or not there: every node has one.
+        node types: `NodeTypesWithRows`, the node types that have rows; None, or not there: every node has one.
     """
 
     dim: int
@@ -91,16 +91,16 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f"{type(self.inputs).__name__} has rows for {self.inputs.num_nodes} nodes, the store has "
                 f"{store.num_nodes}: make it with num_nodes={store.num_nodes}"
             )
-        if store is not None and _kinds_of(self.inputs) is not None:
-            self._check_kinds(trainer.datamodule, _kinds_of(self.inputs))
+        if store is not None and _node_types_of(self.inputs) is not None:
+            self._check_node_types(trainer.datamodule, _node_types_of(self.inputs))
         self.inputs.join(getattr(trainer.datamodule, "rank_of_part", None))
 
     def features_of(self, batch: Any) -> Any:
         """Return a batch's features with its rows behind them, or the rows alone where it has no features.
 
-        Where `inputs` has rows for some kinds of nodes, these get theirs, behind their features where they have some.
-        Where every node has one, the kinds without features get the rows of their nodes; so do, behind their features,
-        kinds whose columns in the backbone's `in_channels` count them.
+        Where `inputs` has rows for some node types, these get theirs, behind their features where they have some.
+        Where every node has one, the node types without features get the rows of their nodes; so do, behind their
+        features, node types whose columns in the backbone's `in_channels` count them.
 
         Args:
             batch: with `n_id`, and `x` or None.
@@ -113,17 +113,23 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 'evaluation="sampled" would wait for ranks with fewer batches where rows are on several hosts: use '
                 'evaluation="layerwise"'
             )
-        kinds = _kinds_of(self.inputs)
-        x = batch.x if batch.x is not None or kinds is None else self.inputs.without_features(batch.n_id.cpu().numpy())
-        if is_by_kind(x):
-            return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels, kinds)
+        node_types = _node_types_of(self.inputs)
+        x = (
+            batch.x
+            if batch.x is not None or node_types is None
+            else self.inputs.without_features(batch.n_id.cpu().numpy())
+        )
+        if is_by_node_type(x):
+            return rows_for_node_types(
+                x, self.inputs, batch.n_id, self.inputs.dim, self._node_type_channels, node_types
+            )
         rows = self.inputs(batch.n_id)
         return rows if x is None else torch.cat([x.to(rows.dtype), rows], dim=1)
 
     @property
-    def _kind_channels(self) -> Sequence[int] | None:
-        """Columns that the backbone reads of each kind's nodes, where it tells."""
-        return getattr(getattr(self, "backbone", None), "kind_channels", None)
+    def _node_type_channels(self) -> Sequence[int] | None:
+        """Columns that the backbone reads of each node type's nodes, where it tells."""
+        return getattr(getattr(self, "backbone", None), "type_channels", None)
 
     def source_of(self, batch: Any) -> LayerSource:
         """Return what layer-wise inference over an `EvaluationShare` reads."""
@@ -135,7 +141,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f"the rows of {type(self.inputs).__name__} are as they were initialised: give ckpt_path= of a "
                 "checkpoint, or call its open() before processes are forked"
             )
-        return InputSource(batch.source, self.inputs, self._kind_channels)
+        return InputSource(batch.source, self.inputs, self._node_type_channels)
 
     def on_after_backward(self) -> None:
         """Push the gradients of the batch's rows."""
@@ -172,27 +178,28 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             bring_rows(saved["folder"], self.inputs.files_read(saved["ranks"]))
         self.inputs.load(saved["folder"], saved["ranks"])
 
-    def _check_kinds(self, datamodule: Any, kinds: Any) -> None:
-        """Refuse rows of some kinds that are not those of the store, or that the backbone does not read."""
-        what, given = type(self.inputs).__name__, f"kinds={kinds.names}"
-        if not kinds.fits(datamodule.store):
+    def _check_node_types(self, datamodule: Any, node_types: Any) -> None:
+        """Refuse rows of some node types that are not those of the store, or that the backbone does not read."""
+        what, given = type(self.inputs).__name__, f"node_types={node_types.names}"
+        if not node_types.fits(datamodule.store):
             raise StrategyError(
                 f"{what} has rows for {given} of another store: make it by for_store() of the store that is trained on"
             )
         dims = getattr(datamodule, "feature_dims", None)
         if dims is None and getattr(datamodule, "num_features", 0):
             raise StrategyError(
-                f"{what} has rows for {given}, and the store has features of all kinds in one table, which they would "
+                f"{what} has rows for {given}, and the store has features of all node types in one table, which "
+                f"they would "
                 "stand behind: leave kinds= out, so that every node has a row"
             )
-        for number, reads in enumerate(self._kind_channels or ()):
-            name, learned = kinds.node_types[number], self.inputs.dim * bool(kinds.has_rows[number])
+        for number, reads in enumerate(self._node_type_channels or ()):
+            name, learned = node_types.node_types[number], self.inputs.dim * bool(node_types.has_rows[number])
             stored = (dims or {}).get(name, 0)
             if reads != stored + learned:
                 raise StrategyError(
-                    f"nodes of kind {name!r} have {stored} features and learned rows of {learned} columns, "
+                    f"nodes of node type {name!r} have {stored} features and learned rows of {learned} columns, "
                     f"{type(self.backbone).__name__} reads {reads}: make it with in_channels of {stored + learned} for "
-                    f"{name!r}, or {what} with other kinds than {given[len('kinds=') :]}"
+                    f"{name!r}, or {what} with other node types than {given[len('kinds=') :]}"
                 )
 
     def _check_strategy(self) -> None:
@@ -213,11 +220,11 @@ class InputSource:
     Args:
         source: the graph.
         inputs: the rows.
-        kind_channels: columns that the model reads of each kind's nodes, see `rows_for_kinds`.
+        type_channels: columns that the model reads of each node type's nodes, see `rows_for_node_types`.
     """
 
-    def __init__(self, source: LayerSource, inputs: NodeInputs, kind_channels: Sequence[int] | None = None):
-        self._source, self._inputs, self._table, self._kind_channels = source, inputs, None, kind_channels
+    def __init__(self, source: LayerSource, inputs: NodeInputs, type_channels: Sequence[int] | None = None):
+        self._source, self._inputs, self._table, self._node_type_channels = source, inputs, None, type_channels
         if not inputs.is_local:
             self._table = source.table("inputs", inputs.dim, inputs.num_rows)
             for ids, rows in inputs.rows_here():
@@ -234,13 +241,18 @@ class InputSource:
         """Return (num, dim) of the stored features and the rows, or rows of a table of hidden layers."""
         if table is not None:
             return self._source.gather(nodes, table)
-        stored, kinds = self._source.gather(nodes), _kinds_of(self._inputs)
-        if stored is None and kinds is not None:
+        stored, node_types = self._source.gather(nodes), _node_types_of(self._inputs)
+        if stored is None and node_types is not None:
             stored = self._inputs.without_features(np.asarray(nodes, np.int64))
-        if is_by_kind(stored):
+        if is_by_node_type(stored):
             ids = torch.from_numpy(np.asarray(nodes, np.int64))
-            return rows_for_kinds(
-                stored, lambda some: self._rows(some.numpy()), ids, self._inputs.dim, self._kind_channels, kinds
+            return rows_for_node_types(
+                stored,
+                lambda some: self._rows(some.numpy()),
+                ids,
+                self._inputs.dim,
+                self._node_type_channels,
+                node_types,
             )
         rows = self._rows(nodes)
         if stored is None:
@@ -254,36 +266,37 @@ class InputSource:
         return torch.from_numpy(np.asarray(self._table[self._inputs.row_ids(nodes)]))
 
 
-def rows_for_kinds(
+def rows_for_node_types(
     x: Any,
     rows_of: Callable[[Tensor], Tensor],
     nodes: Tensor,
     dim: int,
     channels: Sequence[int] | None,
-    kinds: Any = None,
+    node_types: Any = None,
 ) -> Any:
-    """Return the features of kinds with the learned rows of those nodes that read some.
+    """Return the features of node types with the learned rows of those nodes that read some.
 
     Args:
-        x: `RowsByKind`.
+        x: `RowsByNodeType`.
         rows_of: (num,) ids -> (num, dim) learned rows; called once.
         nodes: (num_nodes,) int64 ids of the nodes.
         dim: columns of a learned row.
-        channels: columns that the model reads of each kind; a kind whose columns are those of its features and dim
-            has the rows behind its features. None: kinds without features alone have rows.
-        kinds: `KindsWithRows`, which tells the kinds that read rows in place of `channels`; None: every node has a row.
+        channels: columns that the model reads of each node type; a node type whose columns are those of its features
+            and dim has the rows behind its features. None: node types without features alone have rows.
+        node types: `NodeTypesWithRows`, which tells the node types that read rows in place of `channels`; None: every
+            node has a row.
     """
-    kind, device = torch.as_tensor(x.kind), nodes.device
-    if kinds is not None:
-        takes = kinds.has_rows.tolist()
+    node_type, device = torch.as_tensor(x.node_type), nodes.device
+    if node_types is not None:
+        takes = node_types.has_rows.tolist()
     else:
         counts = [None] * len(x.tables) if channels is None else channels
         takes = [_takes_rows(table, count, dim) for table, count in zip(x.tables, counts, strict=True)]
-    taking = torch.tensor(takes, device=device)[kind.to(device)]
+    taking = torch.tensor(takes, device=device)[node_type.to(device)]
     chosen, tables = nodes[taking], list(x.tables)
-    rows, of_kind = rows_of(chosen), kind.to(device)[taking]
+    rows, of_node_type = rows_of(chosen), node_type.to(device)[taking]
     for number in np.flatnonzero(takes).tolist():
-        own, table = rows[(of_kind == number).to(rows.device)], tables[number]
+        own, table = rows[(of_node_type == number).to(rows.device)], tables[number]
         if table is not None:
             table = table.dense() if is_sparse(table) else torch.as_tensor(table)
             own = torch.cat([table.to(own.device, own.dtype), own], dim=1)
@@ -298,5 +311,5 @@ def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
     return channels is not None and channels == width + dim
 
 
-def _kinds_of(inputs: NodeInputs) -> Any:
-    return getattr(inputs, "kinds", None)
+def _node_types_of(inputs: NodeInputs) -> Any:
+    return getattr(inputs, "node_types", None)

@@ -1,4 +1,4 @@
-"""What backbones over kinds of nodes and relations share: the map of each kind's features, and maps by group."""
+"""What backbones over node types and edge types share: the map of each node type's features, and maps by group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +12,9 @@ from ..graph import GraphSchema
 from .backbone import ACTIVATIONS, Backbone, check_edge_attr
 from .block import Block, make_block
 from .dropout import dropout
-from .row_layers import RowArcs
-from .sparse_linear import as_input, drop, is_by_kind, is_sparse, linear
-from .time_encoding import TimeEncoding, arc_features
+from .row_layers import RowEdges
+from .sparse_linear import as_input, drop, is_by_node_type, is_sparse, linear
+from .time_encoding import TimeEncoding, edge_features
 
 
 def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,81 +29,82 @@ def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | Non
     Returns:
         (num_rows, out_channels) or (num_rows, heads, out_channels).
     """
-    counts, pieces = torch.bincount(group, minlength=len(weight)).tolist(), []
+    counts, chunks = torch.bincount(group, minlength=len(weight)).tolist(), []
     offsets = [None] * len(weight) if bias is None else bias.unbind()
     # unbind: the gradient of all matrices is put together once, that of weight[i] would be as large for each i.
     for rows, matrix, offset in zip(values.split(counts), weight.unbind(), offsets, strict=True):
         if not len(rows):
             continue
         if matrix.dim() == 3:
-            pieces.append((rows.transpose(0, 1) @ matrix).transpose(0, 1))
+            chunks.append((rows.transpose(0, 1) @ matrix).transpose(0, 1))
         else:
-            pieces.append(rows @ matrix if offset is None else torch.addmm(offset, rows, matrix))
-    return torch.cat(pieces) if pieces else values.new_zeros((*values.shape[:-1], weight.shape[-1]))
+            chunks.append(rows @ matrix if offset is None else torch.addmm(offset, rows, matrix))
+    return torch.cat(chunks) if chunks else values.new_zeros((*values.shape[:-1], weight.shape[-1]))
 
 
-class KindLinear(nn.Module):
-    """A linear map of each kind of nodes.
+class TypedLinear(nn.Module):
+    """A linear map of each node type.
 
     Args:
         in_channels, out_channels: widths, >= 1.
-        num_kinds: number of kinds, >= 1.
+        num_node_types: number of node types, >= 1.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, num_kinds: int):
+    def __init__(self, in_channels: int, out_channels: int, num_node_types: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_kinds, in_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(num_kinds, out_channels))
+        self.weight = nn.Parameter(torch.empty(num_node_types, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(num_node_types, out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the maps anew; biases are 0."""
+        """Sample the maps again; biases are 0."""
         glorot(self.weight)
         zeros(self.bias)
 
-    def forward(self, x: Tensor, kind: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, node_type: Tensor | None) -> Tensor:
         """Return the (num_rows, out_channels) maps of (num_rows, in_channels) rows.
 
         Args:
             x: the rows.
-            kind: (num_rows,) int64; None where there is one kind.
+            node type: (num_rows,) int64; None where there is one node type.
         """
         if len(self.weight) == 1:
             return torch.addmm(self.bias[0], x, self.weight[0])
-        places, back = places_of_kinds(kind, len(self.weight))
-        return map_groups(x[places], kind[places], self.weight, self.bias)[back]
+        places, back = places_of_node_types(node_type, len(self.weight))
+        return map_groups(x[places], node_type[places], self.weight, self.bias)[back]
 
 
-def places_of_kinds(kind: Tensor, num_kinds: int) -> tuple[Tensor, Tensor]:
-    """Return the (num_rows,) positions of rows by kind, in the order given, and where each row then stands."""
-    places = torch.cat([torch.nonzero(kind == number).flatten() for number in range(num_kinds)])
+def places_of_node_types(node_type: Tensor, num_node_types: int) -> tuple[Tensor, Tensor]:
+    """Return the (num_rows,) positions of rows by node type, in the order given, and where each row then stands."""
+    places = torch.cat([torch.nonzero(node_type == number).flatten() for number in range(num_node_types)])
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places), device=places.device)
     return places, back
 
 
 class RelationalBackbone(Backbone):
-    """Base of the models over kinds of nodes and relations.
+    """Base of the models over node types and edge types.
 
-    The features of each kind are mapped to hidden_channels by a linear map of the kind, then come the activation and
-    dropout. A kind without features has a learned vector, which is the bias of that map; where learned rows of its
-    nodes are given (`inputs=`), they are its features. Layers follow as in `Backbone`; layer 0 reads what was mapped.
+    The features of each node type are mapped to hidden_channels by a linear map of the node type, then come the
+    activation and dropout. A node type without features has a learned vector, which is the bias of that map; where
+    learned rows of its nodes are given (`inputs=`), they are its features. Layers follow as in `Backbone`; layer 0
+    reads what was mapped.
 
     Args:
-        in_channels: columns of the features: one number for all kinds, or by name of the kind, 0 for one without
-            features. A kind that reads learned rows counts their columns.
+        in_channels: columns of the features: one number for all node types, or by name of the node type, 0 for one
+            without features. A node type that reads learned rows counts their columns.
         hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see `Backbone`.
-        schema: kinds and relations, a `GraphSchema` or its `as_json`.
+        schema: node types and edge types, a `GraphSchema` or its `as_json`.
         edge_dim: columns of the edge features that layers read; None: they are not read.
-        time_channels: cosines of the time between an arc and its seed (`TimeEncoding`), which are read as further
+        time_channels: cosines of the time between an edge and its seed (`TimeEncoding`), which are read as further
             columns of the edge features; batches must be disjoint trees with times. None: times are not read.
 
     Raises:
-        ValueError: no schema, a kind whose columns are not told, or an argument outside what is listed here.
+        ValueError: no schema, a node type whose columns are not told, or an argument outside what is listed here.
     """
 
     takes_negative_weights = False
-    reads_relations = True
+    reads_edge_types = True
 
     def __init__(
         self,
@@ -120,27 +121,27 @@ class RelationalBackbone(Backbone):
         time_channels: int | None = None,
     ):
         self.schema = read_schema(type(self).__name__, schema)
-        self.kind_channels = kind_channels(in_channels, self.schema)
+        self.type_channels = type_channels(in_channels, self.schema)
         if edge_dim is not None and edge_dim < 1:
             raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
         self.edge_dim, self.time_channels = edge_dim, time_channels
-        widest = max(1, *self.kind_channels)
+        widest = max(1, *self.type_channels)
         super().__init__(widest, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation)
         self.in_channels = in_channels if isinstance(in_channels, int) else dict(in_channels)
         self.input_weights = nn.ParameterList(
-            torch.empty(hidden_channels, width) for width in self.kind_channels if width
+            torch.empty(hidden_channels, width) for width in self.type_channels if width
         )
-        self.kind_vectors = nn.Parameter(torch.empty(self.schema.num_kinds, hidden_channels))
+        self.type_vectors = nn.Parameter(torch.empty(self.schema.num_node_types, hidden_channels))
         self._reset_inputs()
         self.time = None if time_channels is None else TimeEncoding(time_channels)
 
     @property
-    def arc_channels(self) -> int:
-        """Columns of what layers read of an arc: its features and the encoding of its time; 0: nothing."""
+    def edge_channels(self) -> int:
+        """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
         return (self.edge_dim or 0) + (self.time_channels or 0)
 
     def layer_channels(self, index: int) -> int:
-        return max(1, *self.kind_channels) if index == 0 else super().layer_channels(index)
+        return max(1, *self.type_channels) if index == 0 else super().layer_channels(index)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -152,7 +153,7 @@ class RelationalBackbone(Backbone):
         for weight in self.input_weights:
             glorot(weight)
         with torch.no_grad():
-            for vector, width in zip(self.kind_vectors, self.kind_channels, strict=True):
+            for vector, width in zip(self.type_vectors, self.type_channels, strict=True):
                 nn.init.zeros_(vector) if width else nn.init.normal_(vector)
 
     def forward(
@@ -172,29 +173,29 @@ class RelationalBackbone(Backbone):
         """Run all layers over a batch.
 
         Args:
-            x: `RowsByKind`; or (num_nodes, in_channels), or sparse rows, where all kinds have the same columns; None
-                where no kind has features.
+            x: `RowsByNodeType`; or (num_nodes, in_channels), or sparse rows, where all node types have the same
+                columns; None where no node type has features.
             edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr: see `Backbone.forward`.
-            edge_type: (num_arcs,) int64 relation of each arc; None where there is one.
+            edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 kind of each node; None where there is one, or where x tells it.
-            edge_time, seed_time, seed_of: times of the arcs and the seeds, and the seed of each node, as a `MiniBatch`
+            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
                 has them; read with time_channels.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
 
         Raises:
-            ValueError: kinds, relations, features or times that do not fit the model.
+            ValueError: node types, edge types, features or times that do not fit the model.
         """
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        edge_attr = arc_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
-        node_type = x.kind if is_by_kind(x) else node_type
+        edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        node_type = x.node_type if is_by_node_type(x) else node_type
         mapped = self.map_features(x, node_type)
         block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:
-        """Map each kind's rows to hidden_channels, with activation and dropout.
+        """Map each node type's rows to hidden_channels, with activation and dropout.
 
         Args:
             x, node_type: as in `forward`.
@@ -202,44 +203,50 @@ class RelationalBackbone(Backbone):
         Returns:
             (num_nodes, hidden_channels).
         """
-        num_kinds, reference = self.schema.num_kinds, self.reference
-        kind = x.kind if is_by_kind(x) else node_type
-        kind = None if kind is None else torch.as_tensor(kind).to(reference.device)
-        if kind is None and (num_kinds > 1 or x is None):
+        num_node_types, reference = self.schema.num_node_types, self.reference
+        type_number = x.node_type if is_by_node_type(x) else node_type
+        type_number = None if type_number is None else torch.as_tensor(type_number).to(reference.device)
+        if type_number is None and (num_node_types > 1 or x is None):
             raise ValueError(
                 f"{type(self).__name__} needs the kind of each node, node_type, and there is none: the schema has "
-                f"{num_kinds} kinds"
-                if num_kinds > 1
+                f"{num_node_types} node types"
+                if num_node_types > 1
                 else f"{type(self).__name__} needs features, and there are none: give inputs=DistributedEmbedding(...)"
             )
         weights = iter(self.input_weights)
-        maps = [next(weights) if width else None for width in self.kind_channels]
-        if kind is None or (num_kinds == 1 and isinstance(maps[0], Tensor) and not is_by_kind(x)):
+        maps = [next(weights) if width else None for width in self.type_channels]
+        if type_number is None or (num_node_types == 1 and isinstance(maps[0], Tensor) and not is_by_node_type(x)):
             mapped = self._map_rows(0, x, maps[0], None)
         else:
-            places, back = places_of_kinds(kind, num_kinds)
-            if len(places) != len(kind):
-                raise ValueError(f"kinds must be in [0, {num_kinds}), got {int(kind.min())} to {int(kind.max())}")
-            pieces = places.split(torch.bincount(kind, minlength=num_kinds).tolist())
-            shared = None if x is None or is_by_kind(x) else as_input(x, reference)
+            places, back = places_of_node_types(type_number, num_node_types)
+            if len(places) != len(type_number):
+                raise ValueError(
+                    f"node types must be in [0, {num_node_types}), got {int(type_number.min())} to "
+                    f"{int(type_number.max())}"
+                )
+            chunks = places.split(torch.bincount(type_number, minlength=num_node_types).tolist())
+            shared = None if x is None or is_by_node_type(x) else as_input(x, reference)
             rows = [
                 self._map_rows(number, x.tables[number], maps[number], None, len(chosen))
-                if is_by_kind(x)
+                if is_by_node_type(x)
                 else self._map_rows(number, shared, maps[number], chosen, len(chosen))
-                for number, chosen in enumerate(pieces)
+                for number, chosen in enumerate(chunks)
             ]
             mapped = torch.cat(rows)[back]
         return dropout(ACTIVATIONS[self.activation](mapped), self.dropout, self.training)
 
-    def _map_rows(self, kind: int, table: Any, weight: Tensor | None, chosen: Tensor | None, count: int = 0) -> Tensor:
-        """Return the mapped rows of a kind: of its own table, or those chosen of one that all kinds share."""
+    def _map_rows(
+        self, node_type: int, table: Any, weight: Tensor | None, chosen: Tensor | None, count: int = 0
+    ) -> Tensor:
+        """Return the mapped rows of a node type: of its own table, or those chosen of one that all node types share."""
         given = 0 if table is None else table.dim if is_sparse(table) else table.shape[1]
-        if given != self.kind_channels[kind]:
+        if given != self.type_channels[node_type]:
             raise ValueError(
-                f"features of kind {self.schema.node_types[kind]!r} have {given} columns, {type(self).__name__} takes "
-                f"{self.kind_channels[kind]}: say so in in_channels (0: none, a learned vector stands for them)"
+                f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, "
+                f"{type(self).__name__} takes "
+                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector stands for them)"
             )
-        vector = self.kind_vectors[kind]
+        vector = self.type_vectors[node_type]
         if weight is None:
             return vector.expand(count, -1)
         table = as_input(table, weight)
@@ -248,27 +255,29 @@ class RelationalBackbone(Backbone):
         return mapped[chosen] if chosen is not None and is_sparse(table) else mapped
 
     def prepare(self, block: Block) -> Block:
-        """Return the arcs as the layers read them: with the relation of each, and grouped by relation.
+        """Return the edges as the layers read them: with the edge type of each, and grouped by edge type.
 
         Raises:
-            ValueError: relations or kinds are not told where there are several, or a relation is out of range.
+            ValueError: edge types or node types are not told where there are several, or an edge type is out of range.
         """
-        relations, kinds = block.edge_type, self.schema.num_kinds
+        relations, node_types = block.edge_type, self.schema.num_node_types
         if relations is None:
-            if self.schema.num_relations > 1:
+            if self.schema.num_edge_types > 1:
                 raise ValueError(
-                    f"{type(self).__name__} needs edge_type, the relation of each arc: the schema has "
-                    f"{self.schema.num_relations} relations"
+                    f"{type(self).__name__} needs edge_type, the edge type of each edge: the schema has "
+                    f"{self.schema.num_edge_types} edge types"
                 )
             relations = torch.zeros(len(block.indices), dtype=torch.int64, device=block.indices.device)
-        if kinds > 1 and block.node_type is None:
-            raise ValueError(f"{type(self).__name__} needs node_type, the kind of each node: the schema has {kinds}")
-        if len(relations) and int(relations.max()) >= self.schema.num_relations:
-            raise ValueError(f"edge_type must be below {self.schema.num_relations}, got {int(relations.max())}")
+        if node_types > 1 and block.node_type is None:
+            raise ValueError(
+                f"{type(self).__name__} needs node_type, the kind of each node: the schema has {node_types}"
+            )
+        if len(relations) and int(relations.max()) >= self.schema.num_edge_types:
+            raise ValueError(f"edge_type must be below {self.schema.num_edge_types}, got {int(relations.max())}")
         weight = None if block.edge_weight is None else block.edge_weight.to(self.dtype)
         attr = None if block.edge_attr is None else block.edge_attr.to(self.dtype)
         block = replace(block, edge_type=relations, edge_weight=weight, edge_attr=attr)
-        return replace(block, by_relation=block.arcs_by_relation())
+        return replace(block, by_edge_type=block.edges_by_type())
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
         return self.hidden_channels if index == 0 else None
@@ -283,13 +292,14 @@ class RelationalBackbone(Backbone):
     def layer(self, index: int, x: Any, block: Block) -> Tensor:
         return self.layer_projected(index, self.map_features(x, block.node_type) if index == 0 else x, block)
 
-    def values_of_arc(self, width: int) -> int:
-        # Rows of pairs, before maps and after them, are at most as many as arcs.
-        return 6 * max(self.hidden_channels, self.out_channels) + self.arc_channels
+    def values_of_edge(self, width: int) -> int:
+        # Rows of pairs, before maps and after them, are at most as many as edges.
+        return 6 * max(self.hidden_channels, self.out_channels) + self.edge_channels
 
-    def row_arcs(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowArcs:
+    def row_edges(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowEdges:
         raise ValueError(
-            f"{type(self).__name__} reads kinds and relations, which full-graph training does not: train on parts with "
+            f"{type(self).__name__} reads node types and edge types, which full-graph training does not: train on "
+            f"parts with "
             "PartitionDataModule"
         )
 
@@ -302,23 +312,24 @@ def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> G
     """
     if schema is None:
         raise ValueError(
-            f"{model} needs schema=, the kinds and relations of the graph: say schema=dm.schema; a graph without "
-            "relations is for GraphSAGE, GAT or GCN"
+            f"{model} needs schema=, the node types and edge types of the graph: say schema=dm.schema; a graph without "
+            "edge types is for GraphSAGE, GAT or GCN"
         )
     return schema if isinstance(schema, GraphSchema) else GraphSchema.of_json(schema)
 
 
-def kind_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
-    """Return the columns of each kind's features, 0 for none.
+def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
+    """Return the columns of each node type's features, 0 for none.
 
     Raises:
-        ValueError: a kind is not named, or one that the schema does not have is; or columns below 0.
+        ValueError: a node type is not named, or one that the schema does not have is; or columns below 0.
     """
     if not isinstance(in_channels, Mapping):
         in_channels = dict.fromkeys(schema.node_types, in_channels)
     if set(in_channels) != set(schema.node_types):
         raise ValueError(
-            f"model.in_channels must give the columns of each kind ({', '.join(schema.node_types)}), 0 for one without "
+            f"model.in_channels must give the columns of each node type ({', '.join(schema.node_types)}), 0 for "
+            f"one without "
             f"features, got {', '.join(in_channels) or 'none'}"
         )
     channels = [int(in_channels[name]) for name in schema.node_types]

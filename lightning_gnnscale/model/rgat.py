@@ -12,23 +12,23 @@ from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate, edge_softmax
 from .block import Block
 from .dropout import dropout
-from .relational import KindLinear, RelationalBackbone, map_groups
+from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer
 
 NEGATIVE_SLOPE = 0.2
 
 
 class RGATLayer(nn.Module, RowLayer):
-    """PyG's `RGATConv` (additive, across relations; same parameters and names), plus a map of the node itself.
+    """PyG's `RGATConv` (additive, across edge types; same parameters and names), plus a map of the node itself.
 
     Args:
         in_channels: width of what is read.
         out_channels: width of a head.
-        num_relations, num_kinds: how many there are.
-        num_bases: matrices that the maps of relations are made of; None: each has its own.
+        num_relations, num_node_types: how many there are.
+        num_bases: matrices that the maps of edge types are made of; None: each has its own.
         heads: attention heads; side by side with concat, else averaged.
         dropout: probability on attention.
-        edge_dim: columns of what is read of an arc, 0 for nothing.
+        edge_dim: columns of what is read of an edge, 0 for nothing.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RGATLayer(nn.Module, RowLayer):
         in_channels: int,
         out_channels: int,
         num_relations: int,
-        num_kinds: int,
+        num_node_types: int,
         num_bases: int | None,
         heads: int,
         concat: bool,
@@ -55,12 +55,12 @@ class RGATLayer(nn.Module, RowLayer):
         self.q, self.k = nn.Parameter(torch.empty(width, heads)), nn.Parameter(torch.empty(width, heads))
         self.lin_edge = nn.Linear(edge_dim, width, bias=False) if edge_dim else None
         self.e = nn.Parameter(torch.empty(width, heads)) if edge_dim else None
-        self.root = KindLinear(in_channels, width if concat else out_channels, num_kinds)
+        self.root = TypedLinear(in_channels, width if concat else out_channels, num_node_types)
         self.bias = nn.Parameter(torch.empty(width if concat else out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all maps anew."""
+        """Sample all maps again."""
         for value in (*((self.att, self.basis) if self.num_bases else (self.weight,)), self.q, self.k, self.e):
             glorot(value)
         if self.lin_edge is not None:
@@ -75,7 +75,7 @@ class RGATLayer(nn.Module, RowLayer):
         values = map_groups(x[sources.source], sources.relation, weight)
         # A target's query is a product with weight @ q: its mapped row is not needed.
         query = map_groups(x[pairs.target], pairs.relation, weight @ self.q)
-        scores = (values @ self.k)[sources.place] + query[pairs.pair_of_arcs()]
+        scores = (values @ self.k)[sources.place] + query[pairs.pair_of_edges()]
         if self.lin_edge is not None:
             scores = scores + F.linear(block.edge_attr, self.e.t() @ self.lin_edge.weight)
         scores = F.leaky_relu(scores, NEGATIVE_SLOPE)
@@ -83,32 +83,32 @@ class RGATLayer(nn.Module, RowLayer):
             scores = scores + block.edge_weight.log().unsqueeze(-1)
         share = dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
         out = aggregate(values.view(-1, self.heads, self.out_channels), block.indptr, sources.place, share)
-        kind = None if block.node_type is None else block.node_type[: block.num_targets]
-        own = self.root(x[: block.num_targets], kind)
+        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
+        own = self.root(x[: block.num_targets], node_type)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + own + self.bias
 
 
 class RGAT(RelationalBackbone):
-    """Relational graph attention network: a map of each relation, and one softmax over all in-arcs of a node.
+    """Relational graph attention network: a map of each edge type, and one softmax over all in-edges of a node.
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema,
-            edge_dim, time_channels: see `RelationalBackbone`. Features and times of arcs have a share in each arc's
+            edge_dim, time_channels: see `RelationalBackbone`. Features and times of edges have a share in each edge's
             score.
         heads: attention heads of each layer, >= 1; divides hidden_channels. Those of the last layer are averaged.
         attention_dropout: probability in [0, 1) on attention; None = dropout.
-        num_bases: matrices in each layer of which those of the relations are linear combinations, >= 1; None: each
-            relation has its own.
+        num_bases: matrices in each layer of which those of the edge types are linear combinations, >= 1; None: each
+            edge type has its own.
 
-    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score).
+    An `edge_weight` w multiplies an edge's share before the softmax divides (log w is added to its score).
 
     Raises:
         ValueError: hidden_channels is no multiple of heads, num_bases below 1.
 
-    Cost: a row for each pair of a relation and a source that has arcs of it.
-    Source: Busbridge et al., Relational graph attention networks, 2019: additive attention across relations, with query
-        and key shared by the relations as in PyG's `RGATConv`. Differs: a linear map of the node itself, by kind, is
-        added, since relations hold no self-loops.
+    Cost: a row for each pair of an edge type and a source that has edges of it.
+    Source: Busbridge et al., Relational graph attention networks, 2019: additive attention across edge types, with
+        query and key shared by the edge types as in PyG's `RGATConv`. Differs: a linear map of the node itself, by
+        node type, is added, since edge types hold no self-loops.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class RGAT(RelationalBackbone):
         return RGATLayer(
             self.hidden_channels,
             self.out_channels if last else self.hidden_channels // self.heads,
-            schema.num_relations,
-            schema.num_kinds,
+            schema.num_edge_types,
+            schema.num_node_types,
             self.num_bases,
             heads=self.heads,
             concat=not last,
             dropout=self.attention_dropout,
-            edge_dim=self.arc_channels,
+            edge_dim=self.edge_channels,
         )
 
-    def values_of_arc(self, width: int) -> int:
-        return super().values_of_arc(width) + 2 * self.heads * self.out_channels  # heads of the last layer
+    def values_of_edge(self, width: int) -> int:
+        return super().values_of_edge(width) + 2 * self.heads * self.out_channels  # heads of the last layer

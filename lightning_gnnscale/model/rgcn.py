@@ -10,48 +10,52 @@ from torch_geometric.nn.inits import glorot
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate
 from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs
-from .relational import KindLinear, RelationalBackbone, map_groups
+from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer
 
 
 class RGCNLayer(nn.Module, RowLayer):
-    """A mean over each relation's in-neighbours, mapped by the relation, plus a map of the node itself by its kind.
+    """A mean over each edge type's in-neighbours, mapped by the edge type, plus a map of the node itself by its node
+    type.
 
     Args:
         in_channels, out_channels: widths.
-        num_relations, num_kinds: how many there are.
-        num_bases: matrices that the maps of relations are made of; None: each has its own.
+        num_relations, num_node_types: how many there are.
+        num_bases: matrices that the maps of edge types are made of; None: each has its own.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, num_relations: int, num_kinds: int, num_bases: int | None):
+    def __init__(
+        self, in_channels: int, out_channels: int, num_relations: int, num_node_types: int, num_bases: int | None
+    ):
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(num_bases or num_relations, in_channels, out_channels))
         self.comp = None if num_bases is None else nn.Parameter(torch.empty(num_relations, num_bases))
-        self.root = KindLinear(in_channels, out_channels, num_kinds)
+        self.root = TypedLinear(in_channels, out_channels, num_node_types)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all maps anew."""
+        """Sample all maps again."""
         glorot(self.weight)
         glorot(self.comp)
         self.root.reset_parameters()
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
         """Return (num_targets, out_channels) from (num_sources, in_channels)."""
-        kind = None if block.node_type is None else block.node_type[: block.num_targets]
-        return self._neighbors(x, block) + self.root(x[: block.num_targets], kind)
+        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
+        return self._neighbors(x, block) + self.root(x[: block.num_targets], node_type)
 
     def _neighbors(self, x: Tensor, block: Block) -> Tensor:
-        """Return the sum over relations, by whichever order of maps and sums costs least.
+        """Return the sum over edge types, by whichever order of maps and sums costs least.
 
-        What a mean reads is a row an arc; what a relation maps is a row a pair (relation, target), or a pair (relation,
-        source) where it narrows rows. With bases rows of pairs may be summed by their coefficients before the maps.
+        What a mean reads is a row an edge; what an edge type maps is a row a pair (edge type, target), or a pair (edge
+        type, source) where it narrows rows. With bases rows of pairs may be summed by their coefficients before the
+        maps.
         """
         pairs, width, out = block.target_pairs, self.in_channels, self.out_channels
-        num_pairs, num_arcs, read = len(pairs.target), len(block.indices), MULTIPLY_ADDS_PER_READ
+        num_pairs, num_edges, read = len(pairs.target), len(block.indices), MULTIPLY_ADDS_PER_READ
         shares = _shares(block, pairs)
-        maps, after = width * out, read * (num_arcs * width + num_pairs * out)
+        maps, after = width * out, read * (num_edges * width + num_pairs * out)
         if self.comp is not None:
             num_bases = len(self.weight)
             composed = num_pairs * maps + len(self.comp) * num_bases * maps + read * num_pairs * out
@@ -62,12 +66,12 @@ class RGCNLayer(nn.Module, RowLayer):
         weight = self.weight if self.comp is None else torch.einsum("rb,bio->rio", self.comp, self.weight)
         if out < width:
             sources = block.source_pairs
-            if len(sources.source) * maps + read * num_arcs * out < num_pairs * maps + after:
+            if len(sources.source) * maps + read * num_edges * out < num_pairs * maps + after:
                 mapped = map_groups(x[sources.source], sources.relation, weight)
                 if shares is None:
-                    shares = pairs.indptr.diff().to(x.dtype).reciprocal()[pairs.pair_of_arcs()]
+                    shares = pairs.indptr.diff().to(x.dtype).reciprocal()[pairs.pair_of_edges()]
                 else:
-                    shares = torch.empty_like(shares).index_copy(0, pairs.arcs, shares)
+                    shares = torch.empty_like(shares).index_copy(0, pairs.edges, shares)
                 return aggregate(mapped, block.indptr, sources.place, shares)
         means = aggregate(x, pairs.indptr, pairs.sources, shares, "mean" if shares is None else "sum")
         return aggregate(map_groups(means, pairs.relation, weight), pairs.target_indptr, pairs.target_pairs)
@@ -81,32 +85,35 @@ class RGCNLayer(nn.Module, RowLayer):
 
 
 def _shares(block: Block, pairs: TargetPairs) -> Tensor | None:
-    """Return each arc's share of the weights of its pair, in the order of `pairs.arcs`; None: all arcs of it alike."""
+    """Return each edge's share of the weights of its pair, in the order of `pairs.edges`;
+
+    None: all edges of it alike.
+    """
     if block.edge_weight is None:
         return None
-    weight = block.edge_weight[pairs.arcs]
-    pair = pairs.pair_of_arcs()[pairs.arcs]
+    weight = block.edge_weight[pairs.edges]
+    pair = pairs.pair_of_edges()[pairs.edges]
     total = weight.new_zeros(len(pairs.target)).index_add_(0, pair, weight)
     return weight / torch.where(total > 0, total, torch.ones_like(total))[pair]
 
 
 class RGCN(RelationalBackbone):
-    """Relational graph convolutional network: for each relation the mean over its in-neighbours, mapped by a matrix.
+    """Relational graph convolutional network: for each edge type the mean over its in-neighbours, mapped by a matrix.
 
     Args:
         in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema: see
             `RelationalBackbone`.
-        num_bases: matrices in each layer of which those of the relations are linear combinations, >= 1; None: each
-            relation has its own.
+        num_bases: matrices in each layer of which those of the edge types are linear combinations, >= 1; None: each
+            edge type has its own.
 
-    With an `edge_weight` the mean in a relation is weighted.
+    With an `edge_weight` the mean in an edge type is weighted.
 
     Raises:
         ValueError: num_bases below 1.
 
-    Cost: a row for each pair of a relation and a node that has arcs of it; never one for each arc and relation.
+    Cost: a row for each pair of an edge type and a node that has edges of it; never one for each edge and edge type.
     Source: Schlichtkrull et al., Modeling relational data with graph convolutional networks, ESWC 2018, equations (2)
-        and (3). Differs: features are mapped by kind first, and the map of the node itself is one a kind.
+        and (3). Differs: features are mapped by node type first, and the map of the node itself is one a node type.
     """
 
     averages = True
@@ -134,4 +141,4 @@ class RGCN(RelationalBackbone):
     def make_layer(self, index: int) -> RGCNLayer:
         schema = self.schema
         width = self.layer_channels(index + 1)
-        return RGCNLayer(self.hidden_channels, width, schema.num_relations, schema.num_kinds, self.num_bases)
+        return RGCNLayer(self.hidden_channels, width, schema.num_edge_types, schema.num_node_types, self.num_bases)

@@ -23,7 +23,7 @@ class RowDropout:
 
     Attributes:
         probability: in [0, 1); 0 changes nothing.
-        key: uint64, the same on every process: one draw of torch's generator, which the strategy seeds alike.
+        key: uint64, the same on every process: one sample of torch's generator, which the strategy seeds alike.
 
     Cost: a 64-bit hash a row (or nonzero of sparse rows), a 32-bit hash a value.
     """
@@ -32,8 +32,8 @@ class RowDropout:
     key: int = 0
 
     @classmethod
-    def draw(cls, probability: float, training: bool) -> "RowDropout":
-        """Return the dropout of the next layer; outside of training it does nothing and draws nothing."""
+    def sample(cls, probability: float, training: bool) -> "RowDropout":
+        """Return the dropout of the next layer; outside of training it does nothing and samples nothing."""
         if probability == 0 or not training:
             return cls(0.0)
         return cls(probability, fold(int(torch.randint(torch.iinfo(torch.int64).max, ()))))

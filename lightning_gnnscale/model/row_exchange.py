@@ -28,7 +28,7 @@ class RowExchange(Protocol):
     """The exchange of one layer.
 
     Attributes:
-        local_only: arcs from other processes are left out while training.
+        local_only: edges from other processes are left out while training.
         pulls: gradients are pulled in as rows of the layer's output, not sent back as rows of its input.
     """
 

@@ -17,11 +17,11 @@ from .row_exchange import NO_HALO, RowExchange, SentRows
 from .sparse_linear import SparseInput, as_input, head_rows, is_sparse, linear
 
 
-class ArcSums:
-    """Weighted sums over fixed arcs; the arcs are grouped by source once, for all backward passes.
+class EdgeSums:
+    """Weighted sums over fixed edges; the edges are grouped by source once, for all backward passes.
 
     Args:
-        block: Arcs with `edge_weight`, which needs no gradient.
+        block: Edges with `edge_weight`, which needs no gradient.
         dtype: Dtype of the values that are summed.
     """
 
@@ -30,7 +30,7 @@ class ArcSums:
 
     @cached_property
     def transposed(self) -> Transposed | None:
-        """The arcs by source; None on devices whose kernels do not read it."""
+        """The edges by source; None on devices whose kernels do not read it."""
         block = self.block
         if block.indptr.device.type != "cpu":
             return None
@@ -42,25 +42,25 @@ class ArcSums:
         return aggregate(x, block.indptr, block.indices, block.edge_weight, transposed=self.transposed)
 
     def back(self, x: Tensor) -> Tensor:
-        """Return the (num_sources, width) sums of (num_targets, width) values along the arcs reversed."""
+        """Return the (num_sources, width) sums of (num_targets, width) values along the edges reversed."""
         if self.transposed is not None:
             return aggregate(x, *self.transposed)
         out = x.new_zeros((self.block.num_sources, x.shape[1]))
-        messages = x.index_select(0, self.block.target_of_arcs()) * self.block.edge_weight.unsqueeze(1)
+        messages = x.index_select(0, self.block.target_of_edges()) * self.block.edge_weight.unsqueeze(1)
         return out.index_add(0, self.block.indices.long(), messages)
 
 
 @dataclass(frozen=True)
-class RowArcs:
-    """Arcs into the local nodes; sources are the local nodes, then the halo.
+class RowEdges:
+    """Edges into the local nodes; sources are the local nodes, then the halo.
 
     Attributes:
-        block: The arcs with the layers' weights: num_local targets, num_local + num_halo sources.
+        block: The edges with the layers' weights: num_local targets, num_local + num_halo sources.
         node_ids: (num_local + num_halo,) int64; a node has the same number on every process.
         dtype: Dtype of the values that are summed.
         kept: Products of the input features that do not change, by name; filled by the layers.
-        local_only: Whether arcs from the halo were left out, so that no process is asked for halo rows.
-        reverse_weight: (num_outer_arcs,) weight of the reverse of each arc from the halo, in a graph where every arc
+        local_only: Whether edges from the halo were left out, so that no process is asked for halo rows.
+        reverse_weight: (num_outer_edges,) weight of the reverse of each edge from the halo, in a graph where every edge
             has its reverse (in other graphs it is not used). None with edge weights.
     """
 
@@ -73,12 +73,12 @@ class RowArcs:
 
     @property
     def num_local(self) -> int:
-        """Rows that this process owns, the targets of the arcs."""
+        """Rows that this process owns, the targets of the edges."""
         return self.block.num_targets
 
     @property
     def num_halo(self) -> int:
-        """Rows of other processes that the arcs read."""
+        """Rows of other processes that the edges read."""
         return self.block.num_sources - self.num_local
 
     @cached_property
@@ -92,25 +92,25 @@ class RowArcs:
         return self.node_ids[self.num_local :].contiguous()
 
     @cached_property
-    def arc_ids(self) -> Tensor:
-        """(num_arcs,) int64: an arc has the same number on every process."""
-        targets, sources = self.block.target_of_arcs(), self.block.indices.long()
+    def edge_ids(self) -> Tensor:
+        """(num_edges,) int64: an edge has the same number on every process."""
+        targets, sources = self.block.target_of_edges(), self.block.indices.long()
         return mix64(self.node_ids)[targets] + self.node_ids[sources]
 
     @cached_property
-    def inner(self) -> ArcSums:
-        """Sums over arcs between local nodes."""
-        return ArcSums(arcs_from(self.block, 0, self.num_local), self.dtype)
+    def inner(self) -> EdgeSums:
+        """Sums over edges between local nodes."""
+        return EdgeSums(edges_from(self.block, 0, self.num_local), self.dtype)
 
     @cached_property
-    def outer(self) -> ArcSums:
-        """Sums over arcs from the halo; sources are its positions."""
-        return ArcSums(arcs_from(self.block, self.num_local, self.num_halo), self.dtype)
+    def outer(self) -> EdgeSums:
+        """Sums over edges from the halo; sources are its positions."""
+        return EdgeSums(edges_from(self.block, self.num_local, self.num_halo), self.dtype)
 
     @cached_property
-    def outer_reverse(self) -> ArcSums:
-        """Sums over arcs from local nodes into the halo, by local node: where a pulled gradient is summed."""
-        return ArcSums(replace(self.outer.block, edge_weight=self.reverse_weight), self.dtype)
+    def outer_reverse(self) -> EdgeSums:
+        """Sums over edges from local nodes into the halo, by local node: where a pulled gradient is summed."""
+        return EdgeSums(replace(self.outer.block, edge_weight=self.reverse_weight), self.dtype)
 
     def keep(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return what was computed under a name, computing it at the first call."""
@@ -119,13 +119,13 @@ class RowArcs:
         return self.kept[name]
 
 
-def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor | SparseInput, RowArcs]:
-    """Return the features and the arcs of a full-graph batch as `backbone.forward_rows` takes them.
+def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor | SparseInput, RowEdges]:
+    """Return the features and the edges of a full-graph batch as `backbone.forward_rows` takes them.
 
     They are prepared once for a model and kept in `batch.memo`, which all batches of a DataModule share.
 
     Args:
-        backbone: gives `row_arcs` and `reference`.
+        backbone: gives `row_edges` and `reference`.
         batch: a full-graph batch: `x_csr` or `x_dense`, `indptr`, `indices`, `edge_weight`, `degree`, `n_id`, `memo`.
         local_only: leave the halo out.
     """
@@ -137,12 +137,12 @@ def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor |
         block = replace(block, self_weight=batch.self_weight)
         if local_only:
             x = head_rows(x, block.num_targets)
-        kept = batch.memo[name] = backbone, x, backbone.row_arcs(block, batch.n_id, {}, local_only)
+        kept = batch.memo[name] = backbone, x, backbone.row_edges(block, batch.n_id, {}, local_only)
     return kept[1:]
 
 
-def arcs_from(block: Block, first: int, count: int) -> Block:
-    """Return the arcs whose source is in [first, first + count), renumbered from 0; rows keep their order."""
+def edges_from(block: Block, first: int, count: int) -> Block:
+    """Return the edges whose source is in [first, first + count), renumbered from 0; rows keep their order."""
     chosen = (block.indices >= first) & (block.indices < first + count)
     passed = torch.cat([block.indptr.new_zeros(1), chosen.cumsum(0)])
     degree = None if block.degree is None else block.degree[first : first + count]
@@ -161,7 +161,7 @@ class RowLayer:
     exchange: RowExchange = NO_HALO
     can_pull = False
 
-    def first_rows(self, x: Tensor | SparseInput, arcs: RowArcs, drop: RowDropout) -> Tensor:
+    def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
         """Compute the local rows of the model's first layer; features of the halo are given, not exchanged.
 
         Args:
@@ -170,7 +170,7 @@ class RowLayer:
         """
         raise NotImplementedError
 
-    def rows(self, h: Tensor, arcs: RowArcs, drop: RowDropout) -> Tensor:
+    def rows(self, h: Tensor, edges: RowEdges, drop: RowDropout) -> Tensor:
         """Compute the local rows of a later layer from the (num_local, in_channels) rows of the one before.
 
         Dropout comes after the exchange, so that what travels does not change with the mask.
@@ -179,7 +179,7 @@ class RowLayer:
 
 
 class SummingLayer(RowLayer):
-    """A layer that maps one weighted sum over its arcs: GCN, GraphSAGE.
+    """A layer that maps one weighted sum over its edges: GCN, GraphSAGE.
 
     The sum comes before the linear map, and is kept for the backward: the gradient of the weights is then local.
     """
@@ -199,18 +199,20 @@ class SummingLayer(RowLayer):
         """Return (num_rows, out_channels) from the sums, see `Backbone.layer_from_sum`."""
         return self.add_own(summed if projected else linear(summed, self.neighbor_weight), own)
 
-    def first_rows(self, x: Tensor | SparseInput, arcs: RowArcs, drop: RowDropout) -> Tensor:
-        block = arcs.block
+    def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
+        block = edges.block
         if drop.active or is_sparse(x):
-            return self(drop(x, arcs.node_ids), block)
-        summed = arcs.keep("summed", lambda: aggregate(x, block.indptr, block.indices, block.edge_weight))
-        return self.add_own(linear(summed, self.neighbor_weight), head_rows(x, arcs.num_local))
+            return self(drop(x, edges.node_ids), block)
+        summed = edges.keep("summed", lambda: aggregate(x, block.indptr, block.indices, block.edge_weight))
+        return self.add_own(linear(summed, self.neighbor_weight), head_rows(x, edges.num_local))
 
-    def rows(self, h: Tensor, arcs: RowArcs, drop: RowDropout) -> Tensor:
-        if self.training and self.exchange.pulls and not arcs.local_only:
-            own = drop(h, arcs.own_ids)
-            return self.add_own(_PulledSum.apply(own, self.neighbor_weight, h.detach(), arcs, self.exchange, drop), own)
-        summed, own = sum_rows(self.exchange, h, arcs, drop, self.training)
+    def rows(self, h: Tensor, edges: RowEdges, drop: RowDropout) -> Tensor:
+        if self.training and self.exchange.pulls and not edges.local_only:
+            own = drop(h, edges.own_ids)
+            return self.add_own(
+                _PulledSum.apply(own, self.neighbor_weight, h.detach(), edges, self.exchange, drop), own
+            )
+        summed, own = sum_rows(self.exchange, h, edges, drop, self.training)
         return self.add_own(linear(summed, self.neighbor_weight), own)
 
 
@@ -219,48 +221,48 @@ class Propagation(nn.Module, RowLayer):
 
 
 def sum_rows(
-    exchange: RowExchange, h: Tensor, arcs: RowArcs, drop: RowDropout, training: bool
+    exchange: RowExchange, h: Tensor, edges: RowEdges, drop: RowDropout, training: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sum over the arcs of the local nodes while the rows of the halo are on their way.
+    """Sum over the edges of the local nodes while the rows of the halo are on their way.
 
     Returns:
         The (num_local, width) sums, and the local rows after dropout.
     """
-    if arcs.local_only:
-        own = drop(h, arcs.own_ids)
-        return arcs.inner(own), own
+    if edges.local_only:
+        own = drop(h, edges.own_ids)
+        return edges.inner(own), own
     sent = SentRows(h, exchange, training)
-    own = drop(sent.rows, arcs.own_ids)
-    inner = arcs.inner(own)
-    return inner + arcs.outer(drop(sent.halo(), arcs.halo_ids)), own
+    own = drop(sent.rows, edges.own_ids)
+    inner = edges.inner(own)
+    return inner + edges.outer(drop(sent.halo(), edges.halo_ids)), own
 
 
 class _PulledSum(Function):
     """The linear map of a sum over [own; halo], whose gradient is summed from pulled gradients of the outputs.
 
-    With A the weights of the arcs, T = A [own; halo] and Z = T W': dW = dZ' T is local, and the gradient of the own
+    With A the weights of the edges, T = A [own; halo] and Z = T W': dW = dZ' T is local, and the gradient of the own
     rows is (A' dZ) W, where dZ of the halo is what the processes that own it send.
     """
 
     @staticmethod
-    def forward(ctx, own, weight, raw, arcs, exchange, drop):
+    def forward(ctx, own, weight, raw, edges, exchange, drop):
         transfer = exchange.send(raw, True)
-        summed = arcs.inner(own)
-        summed += arcs.outer(drop(transfer.wait(), arcs.halo_ids))
+        summed = edges.inner(own)
+        summed += edges.outer(drop(transfer.wait(), edges.halo_ids))
         ctx.save_for_backward(summed, weight)
-        ctx.arcs, ctx.exchange = arcs, exchange
+        ctx.edges, ctx.exchange = edges, exchange
         return summed @ weight.to(summed.dtype).t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         summed, weight = ctx.saved_tensors
-        arcs, grad = ctx.arcs, grad.contiguous()
+        edges, grad = ctx.edges, grad.contiguous()
         transfer = ctx.exchange.pull(grad)
         grad = grad.to(summed.dtype)
         weight_grad = grad.t() @ summed
-        readers = arcs.inner.back(grad)
+        readers = edges.inner.back(grad)
         halo = transfer.wait()
         if halo is not None:
-            readers += arcs.outer_reverse(halo)
+            readers += edges.outer_reverse(halo)
         return readers @ weight.to(readers.dtype), weight_grad.to(weight.dtype), None, None, None, None

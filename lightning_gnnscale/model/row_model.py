@@ -1,8 +1,8 @@
 """Any PyG model over the rows of one process: what its convolutions read of other nodes comes through exchanges.
 
-The model is run as it is, on the rows that the process owns. Where a convolution reads values along arcs, in
+The model is run as it is, on the rows that the process owns. Where a convolution reads values along edges, in
 `propagate` or `edge_updater`, the rows of the halo are put behind the own ones. A convolution that looks at nodes
-outside of these, as GCN does for its normalisation, is given own and halo rows, and arcs that give the halo its
+outside of these, as GCN does for its normalisation, is given own and halo rows, and edges that give the halo its
 degrees in the full graph.
 """
 
@@ -30,22 +30,22 @@ from .row_layers import RowLayer
 
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
 # How a convolution is called: on its own rows; or on own and halo rows, where the degrees of the halo are made up by
-# one arc with a weight, or by as many arcs as are missing.
+# one edge with a weight, or by as many edges as are missing.
 OWN, WEIGHTED, COUNTED = "own", "weighted", "counted"
-NUM_GHOSTS = 2  # nodes that arcs come from and go to which belong to no node of the block
+NUM_GHOSTS = 2  # nodes that edges come from and go to which belong to no node of the block
 ReadKey = tuple[str, int, int, str]  # convolution, its call in the pass, its propagation in the call, the argument
 
 
 @dataclass(frozen=True)
-class HaloArcs:
-    """The in-arcs of the nodes of a halo, as far as degrees need them.
+class HaloEdges:
+    """The in-edges of the nodes of a halo, as far as degrees need them.
 
     Attributes:
         loops: (num_loops,) int64, the position in the halo of each self-loop there.
         loop_weight: (num_loops,) float32, or None.
-        counts: (num_halo,) int64, in-arcs that are no self-loops.
+        counts: (num_halo,) int64, in-edges that are no self-loops.
         weights: (num_halo,) float64, the sums of their weights, or None.
-        max_degree: The largest number of in-arcs of any node of the full graph.
+        max_degree: The largest number of in-edges of any node of the full graph.
     """
 
     loops: Tensor
@@ -61,12 +61,12 @@ class RowGraph:
 
     Attributes:
         x: (num_own + num_halo, width) features, of the dtype of the model.
-        edge_index: (2, num_arcs) int64; targets are own nodes, ascending.
+        edge_index: (2, num_edges) int64; targets are own nodes, ascending.
         num_own: Number of own nodes.
         node_ids: (num_own + num_halo,) int64; a node has the same number on every process.
-        edges: The arguments of `EDGE_ARGUMENTS` that the model takes and the graph has, a row for each arc.
-        symmetric: Whether every arc of the graph has its reverse, and none has a weight.
-        read_halo_arcs: Returns the `HaloArcs`; called once, where a convolution needs the degrees of the halo.
+        edges: The arguments of `EDGE_ARGUMENTS` that the model takes and the graph has, a row for each edge.
+        symmetric: Whether every edge of the graph has its reverse, and none has a weight.
+        read_halo_edges: Returns the `HaloEdges`; called once, where a convolution needs the degrees of the halo.
     """
 
     x: Tensor
@@ -75,7 +75,7 @@ class RowGraph:
     node_ids: Tensor
     edges: dict[str, Tensor]
     symmetric: bool
-    read_halo_arcs: Callable[[], HaloArcs]
+    read_halo_edges: Callable[[], HaloEdges]
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -98,14 +98,14 @@ class RowGraph:
         return torch.cat([self.node_ids, -1 - torch.arange(NUM_GHOSTS, device=self.node_ids.device)])
 
     @cached_property
-    def halo_arcs(self) -> HaloArcs:
-        return self.read_halo_arcs()
+    def halo_edges(self) -> HaloEdges:
+        return self.read_halo_edges()
 
     def completing(self, mode: str) -> tuple[Tensor, Tensor | None]:
-        """Return arcs that give own and halo nodes their degrees in the full graph: (2, num) and (num,) weights.
+        """Return edges that give own and halo nodes their degrees in the full graph: (2, num) and (num,) weights.
 
         In-degrees are those of the full graph; under WEIGHTED, in a symmetric graph, out-degrees too. Under COUNTED
-        there are no weights, and a ghost has as many in-arcs as the node of the full graph that has most: an
+        there are no weights, and a ghost has as many in-edges as the node of the full graph that has most: an
         aggregation that pads rows to the longest pads them alike on every process.
         """
         if mode not in self.kept:
@@ -113,27 +113,27 @@ class RowGraph:
         return self.kept[mode]
 
     def _weighted(self) -> tuple[Tensor, Tensor]:
-        arcs, halo = self.halo_arcs, self._halo
+        edges, halo = self.halo_edges, self._halo
         sink, source = len(self.x), len(self.x) + 1
-        rest = (arcs.counts if arcs.weights is None else arcs.weights).double()
-        loops = self.num_own + arcs.loops
-        loop_weight = torch.ones_like(loops).double() if arcs.loop_weight is None else arcs.loop_weight.double()
-        pieces = [(loops, loops, loop_weight), (torch.full_like(halo, source), halo, rest)]
+        rest = (edges.counts if edges.weights is None else edges.weights).double()
+        loops = self.num_own + edges.loops
+        loop_weight = torch.ones_like(loops).double() if edges.loop_weight is None else edges.loop_weight.double()
+        chunks = [(loops, loops, loop_weight), (torch.full_like(halo, source), halo, rest)]
         if self.symmetric:
             crosses = self.edge_index[:, self.edge_index[0] >= self.num_own]
             read = torch.bincount(crosses.flatten(), minlength=len(self.x))
-            missing = torch.cat([read[: self.num_own], arcs.counts - read[self.num_own :]])
+            missing = torch.cat([read[: self.num_own], edges.counts - read[self.num_own :]])
             nodes = torch.arange(len(self.x), device=halo.device)
-            pieces.append((nodes, torch.full_like(nodes, sink), missing.double()))
-        edge_index = torch.stack([torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])])
-        weight = torch.cat([piece[2] for piece in pieces])
+            chunks.append((nodes, torch.full_like(nodes, sink), missing.double()))
+        edge_index = torch.stack([torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks])])
+        weight = torch.cat([chunk[2] for chunk in chunks])
         return edge_index[:, weight != 0], weight[weight != 0]
 
     def _counted(self) -> tuple[Tensor, None]:
-        arcs, halo = self.halo_arcs, self._halo
+        edges, halo = self.halo_edges, self._halo
         sink, source = len(self.x), len(self.x) + 1
-        loops = self.num_own + arcs.loops
-        into = torch.cat([loops, halo.repeat_interleave(arcs.counts), halo.new_full((arcs.max_degree,), sink)])
+        loops = self.num_own + edges.loops
+        into = torch.cat([loops, halo.repeat_interleave(edges.counts), halo.new_full((edges.max_degree,), sink)])
         out_of = torch.cat([loops, halo.new_full((len(into) - len(loops),), source)])
         order = torch.sort(into, stable=True).indices
         return torch.stack([out_of[order], into[order]]), None
@@ -196,7 +196,7 @@ class RowModel:
 
     @property
     def local_only(self) -> bool:
-        """Whether training leaves out arcs from other processes."""
+        """Whether training leaves out edges from other processes."""
         return any(reader.exchange.local_only for reader in self.readers.values())
 
     def graph(self, batch: Any, local_only: bool = False) -> RowGraph:
@@ -225,18 +225,18 @@ class RowModel:
             node_ids=batch.n_id[:num_own] if local_only else batch.n_id,
             edges={name: value[chosen] for name, value in edges.items()},
             symmetric=batch.symmetric and batch.edge_weight is None,
-            read_halo_arcs=lambda: _halo_arcs(batch),
+            read_halo_edges=lambda: _halo_edges(batch),
         )
         batch.memo[name] = self, graph
         return graph
 
     def edges(self, batch: Any, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor]:
-        """Return what the model takes of `EDGE_ARGUMENTS` and the graph has, (num_arcs, ...) in floats of a dtype.
+        """Return what the model takes of `EDGE_ARGUMENTS` and the graph has, (num_edges, ...) in floats of a dtype.
 
         Args:
             batch: A `FullGraphBatch`.
             dtype: Dtype of the model.
-            most: Number of arcs that are enough; None: all.
+            most: Number of edges that are enough; None: all.
         """
         accepted = _edge_arguments(self.backbone)
         name = type(self.backbone).__name__
@@ -291,11 +291,11 @@ def _edge_arguments(backbone: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in EDGE_ARGUMENTS if name in parameters)
 
 
-def _halo_arcs(batch: Any) -> HaloArcs:
-    """Return what the store tells of the halo's arcs, on the device of the batch."""
-    told = batch.halo_in_arcs()
+def _halo_edges(batch: Any) -> HaloEdges:
+    """Return what the store tells of the halo's edges, on the device of the batch."""
+    told = batch.halo_in_edges()
     values = (None if value is None else torch.as_tensor(value).to(batch.n_id.device) for value in told[:-1])
-    return HaloArcs(*values, max_degree=told[-1])
+    return HaloEdges(*values, max_degree=told[-1])
 
 
 class RowPass:
@@ -320,7 +320,7 @@ class RowPass:
         fetch: Callable[[ReadKey, Tensor, Tensor | None], Tensor | None] | None,
     ):
         self.backbone, self.graph, self.modes, self.fetch = backbone, graph, modes, fetch
-        self.depth, self.arcs = 0, graph.edge_index
+        self.depth, self.edges = 0, graph.edge_index
         self._calls: Counter = Counter()
         self._call, self._mode, self._reads = ("", 0), OWN, 0
         self._memo: dict[int, tuple[Tensor, Tensor]] = {}
@@ -342,14 +342,14 @@ class RowPass:
         self._stack.close()
 
     def ids_of(self, num_rows: int) -> Tensor | None:
-        """Return the (num_rows,) numbers of the nodes or arcs that so many rows stand for; None: of neither."""
+        """Return the (num_rows,) numbers of the nodes or edges that so many rows stand for; None: of neither."""
         graph = self.graph
         if num_rows == graph.num_own:
             return graph.node_ids[:num_rows]
         if num_rows == len(graph.square_ids) and self._mode != OWN:
             return graph.square_ids
-        if num_rows == self.arcs.shape[1]:
-            return mix64(graph.square_ids)[self.arcs[1]] + graph.square_ids[self.arcs[0]]
+        if num_rows == self.edges.shape[1]:
+            return mix64(graph.square_ids)[self.edges[1]] + graph.square_ids[self.edges[0]]
         return None
 
     def _begin(self, name: str, conv: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -368,7 +368,7 @@ class RowPass:
         self.depth -= 1
         if self.depth:
             return None
-        squared, self._mode, self.arcs = self._mode != OWN, OWN, self.graph.edge_index
+        squared, self._mode, self.edges = self._mode != OWN, OWN, self.graph.edge_index
         self._memo.clear()
         return _each_tensor(output, self._own_rows) if squared else None
 
@@ -376,20 +376,20 @@ class RowPass:
         return value[: self.graph.num_own] if value.dim() and len(value) == len(self.graph.square_ids) else value
 
     def _squared(self, conv: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Return a convolution's arguments over own, halo and ghost nodes, with the arcs that complete degrees."""
+        """Return a convolution's arguments over own, halo and ghost nodes, with the edges that complete degrees."""
         graph, bound = self.graph, inspect.signature(conv.forward).bind(*args, **kwargs)
         given = bound.arguments.get("edge_index")
         if not isinstance(given, Tensor) or given.is_sparse or given.shape[:1] != (2,):
-            raise StrategyError("its edge_index is no (2, num_arcs) tensor")
+            raise StrategyError("its edge_index is no (2, num_edges) tensor")
         extra, weight = graph.completing(self._mode)
-        num_arcs, missing = given.shape[1], len(graph.square_ids) - graph.num_own
+        num_edges, missing = given.shape[1], len(graph.square_ids) - graph.num_own
 
         def widened(value: Tensor, of_edges: bool) -> Tensor:
             if value is graph.own:
                 return graph.square_x
             if not of_edges and value.dim() and len(value) == graph.num_own:
                 return torch.cat([value, padding(value, missing)])
-            if value.dim() and len(value) == num_arcs:
+            if value.dim() and len(value) == num_edges:
                 return torch.cat([value, value.new_zeros((extra.shape[1], *value.shape[1:]))])
             return value
 
@@ -399,17 +399,17 @@ class RowPass:
         if weight is not None:
             own = bound.arguments.get("edge_weight")
             dtype = graph.x.dtype if own is None else own.dtype
-            own = graph.x.new_ones(num_arcs) if own is None else own[:num_arcs]
+            own = graph.x.new_ones(num_edges) if own is None else own[:num_edges]
             bound.arguments["edge_weight"] = torch.cat([own, weight.to(dtype)])
         return bound.args, bound.kwargs
 
     def _read(self, conv: nn.Module, names: list[str], plain: Callable, edge_index: Any, *args: Any, **kwargs: Any):
-        """Call `propagate` or `edge_updater` with the rows of the halo behind what it reads along arcs."""
+        """Call `propagate` or `edge_updater` with the rows of the halo behind what it reads along edges."""
         if args or not isinstance(edge_index, Tensor) or edge_index.is_sparse:
             raise StrategyError("it calls propagate otherwise than as (edge_index, name=value, ...)")
         if not self.depth:  # called by the model itself
             self._enter_call("", OWN)
-        self.arcs = edge_index
+        self.edges = edge_index
         source = 0 if conv.flow == "source_to_target" else 1
         key = (*self._call, self._reads)
         self._reads += 1
@@ -497,10 +497,10 @@ class _WithHalo(Function):
 
 
 class _KeyedDropout(TorchFunctionMode):
-    """Within it, `dropout` drops the same values of a node or an arc on any number of processes.
+    """Within it, `dropout` drops the same values of a node or an edge on any number of processes.
 
     Args:
-        rows: Tells the numbers of nodes and arcs; values of neither are dropped as ever.
+        rows: Tells the numbers of nodes and edges; values of neither are dropped as ever.
     """
 
     def __init__(self, rows: RowPass):
@@ -516,4 +516,4 @@ class _KeyedDropout(TorchFunctionMode):
         ids = self._rows.ids_of(len(input)) if training and 0 < p < 1 and input.dim() else None
         if ids is None:
             return function(input, p, training, inplace)
-        return RowDropout.draw(p, True)(input.reshape(len(input), prod(input.shape[1:])), ids).reshape(input.shape)
+        return RowDropout.sample(p, True)(input.reshape(len(input), prod(input.shape[1:])), ids).reshape(input.shape)

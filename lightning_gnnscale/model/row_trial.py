@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import StrategyError
-from .row_model import COUNTED, OWN, WEIGHTED, HaloArcs, ReadKey, RowGraph, RowModel, RowPass, RowPlan, convolutions
+from .row_model import COUNTED, OWN, WEIGHTED, HaloEdges, ReadKey, RowGraph, RowModel, RowPass, RowPlan, convolutions
 from .sparse_linear import as_input, dense_rows, head_rows
 
 NUM_NODES, CUT = 24, 14  # of the small graph; its second block begins at CUT
@@ -86,7 +86,7 @@ class _Trial:
         for name, conv in self.convs.items():
             if conv.flow != "source_to_target":
                 raise StrategyError(
-                    f'{self._called(name)} has flow="{conv.flow}", and a process has the arcs into its nodes alone: '
+                    f'{self._called(name)} has flow="{conv.flow}", and a process has the edges into its nodes alone: '
                     "write the graph reversed, or train on parts with PartitionDataModule"
                 )
         noted = self._run_whole(training=False)
@@ -132,7 +132,8 @@ class _Trial:
             if differs.why.startswith("it fails"):
                 raise StrategyError(self._refusal(differs.name, differs.why)) from None
             rank_zero_warn(
-                f"{self._called(differs.name)} gives other rows while it trains than on one process, as what draws at "
+                f"{self._called(differs.name)} gives other rows while it trains than on one process, as what "
+                f"samples at "
                 "random does; only dropout of nodes and of attention is the same on any number of processes"
             )
         return self._run_blocks(noted, modes, training=True, strict=False)
@@ -296,22 +297,24 @@ def _small_graphs(row_model: RowModel, batch: Any) -> tuple[RowGraph, list[RowGr
     sampled = row_model.edges(batch, dtype, LOOKED_AT)
     symmetric = batch.symmetric and batch.edge_weight is None
     rng = np.random.default_rng(0)
-    source, target = rng.integers(0, NUM_NODES - 1, (2, 40))  # the last node has no arcs
-    hub = np.arange(0, NUM_NODES - 1, 2)  # a node of the second block has the most in-arcs
+    source, target = rng.integers(0, NUM_NODES - 1, (2, 40))  # the last node has no edges
+    hub = np.arange(0, NUM_NODES - 1, 2)  # a node of the second block has the most in-edges
     source, target = np.append(source, hub), np.append(target, np.full(len(hub), CUT + 3))
     kept = source != target
-    arcs = np.stack([source[kept], target[kept]])
-    arcs = np.concatenate([arcs, arcs[::-1]], axis=1) if symmetric else arcs
+    directed_edges = np.stack([source[kept], target[kept]])
+    directed_edges = np.concatenate([directed_edges, directed_edges[::-1]], axis=1) if symmetric else directed_edges
     loops = np.array([[1, CUT + 1]] * 2)
-    arcs = np.unique(np.concatenate([arcs, loops], axis=1), axis=1)
-    arcs = arcs[:, np.lexsort((arcs[0], arcs[1]))]
-    edges = {name: _sample(value, arcs.shape[1], positive=name == "edge_weight") for name, value in sampled.items()}
-    x, edge_index = _sample(dense_rows(rows), NUM_NODES), torch.from_numpy(arcs).to(device)
+    directed_edges = np.unique(np.concatenate([directed_edges, loops], axis=1), axis=1)
+    directed_edges = directed_edges[:, np.lexsort((directed_edges[0], directed_edges[1]))]
+    edges = {
+        name: _sample(value, directed_edges.shape[1], positive=name == "edge_weight") for name, value in sampled.items()
+    }
+    x, edge_index = _sample(dense_rows(rows), NUM_NODES), torch.from_numpy(directed_edges).to(device)
     whole = RowGraph(x, edge_index, NUM_NODES, torch.arange(NUM_NODES, device=device), edges, symmetric, _nothing)
     return whole, [_block(whole, begin, end) for begin, end in ((0, CUT), (CUT, NUM_NODES))]
 
 
-def _nothing() -> HaloArcs:
+def _nothing() -> HaloEdges:
     raise AssertionError("the whole graph has no halo")
 
 
@@ -331,7 +334,7 @@ def _block(whole: RowGraph, begin: int, end: int) -> RowGraph:
     weight = edges.get("edge_weight", torch.ones_like(source, dtype=x.dtype)).double()
     rest = torch.zeros(NUM_NODES, dtype=torch.float64, device=x.device)
     rest.index_add_(0, target[~loops], weight[~loops])
-    arcs = HaloArcs(
+    directed_edges = HaloEdges(
         loops=torch.tensor([place[int(node)] for node in target[of_halo]], dtype=torch.int64, device=x.device),
         loop_weight=weight[of_halo] if weighted else None,
         counts=torch.bincount(target[~loops], minlength=NUM_NODES)[halo],
@@ -345,7 +348,7 @@ def _block(whole: RowGraph, begin: int, end: int) -> RowGraph:
         node_ids=nodes,
         edges={name: value[chosen] for name, value in edges.items()},
         symmetric=whole.symmetric,
-        read_halo_arcs=lambda: arcs,
+        read_halo_edges=lambda: directed_edges,
     )
 
 

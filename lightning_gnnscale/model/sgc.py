@@ -7,7 +7,7 @@ from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates
 from .block import Block, inverse_root, normalized
 from .row_dropout import RowDropout
-from .row_layers import Propagation, RowArcs, sum_rows
+from .row_layers import Propagation, RowEdges, sum_rows
 from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 
@@ -97,24 +97,24 @@ class SGC(Backbone):
             summed = linear(summed, self.conv.lin.weight)
         return self._finish(index, summed)
 
-    def forward_rows(self, x, arcs: RowArcs) -> Tensor:
+    def forward_rows(self, x, edges: RowEdges) -> Tensor:
         """Run over the rows of one process; dense features without dropout are propagated once and kept."""
         x, lin = as_input(x, self.reference), self.conv.lin
-        drop = RowDropout.draw(self.input_dropout, self.training)
+        drop = RowDropout.sample(self.input_dropout, self.training)
         if not drop.active and not is_sparse(x):
-            propagated = arcs.keep("propagated", lambda: self._propagate_rows(x, arcs, training=False))
+            propagated = edges.keep("propagated", lambda: self._propagate_rows(x, edges, training=False))
             return linear(propagated, lin.weight, lin.bias)
-        x = drop(x, arcs.node_ids)
+        x = drop(x, edges.node_ids)
         if not self.maps_first:
-            return linear(self._propagate_rows(dense_rows(x), arcs, self.training), lin.weight, lin.bias)
-        return self._propagate_rows(linear(x, lin.weight), arcs, self.training) + lin.bias
+            return linear(self._propagate_rows(dense_rows(x), edges, self.training), lin.weight, lin.bias)
+        return self._propagate_rows(linear(x, lin.weight), edges, self.training) + lin.bias
 
-    def _propagate_rows(self, x: Tensor, arcs: RowArcs, training: bool) -> Tensor:
+    def _propagate_rows(self, x: Tensor, edges: RowEdges, training: bool) -> Tensor:
         """Propagate num_layers times; rows of the halo come exactly unless `training`."""
-        block = arcs.block
+        block = edges.block
         h = aggregate(x, block.indptr, block.indices, block.edge_weight)
         for layer in self.convs[1:]:
-            h, _ = sum_rows(layer.exchange, h, arcs, RowDropout(0.0), training)
+            h, _ = sum_rows(layer.exchange, h, edges, RowDropout(0.0), training)
         return h
 
     def _propagate(self, index: int, x: Tensor, block: Block) -> Tensor:

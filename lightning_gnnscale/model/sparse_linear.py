@@ -31,8 +31,8 @@ def is_sparse(x: Any) -> bool:
     return hasattr(x, "indptr")
 
 
-def is_by_kind(x: Any) -> bool:
-    """Whether x has a table a kind of nodes, as `RowsByKind` has: anything with `kind` and `tables`."""
+def is_by_node_type(x: Any) -> bool:
+    """Whether x has a table a node type, as `RowsByNodeType` has: anything with `node_type` and `tables`."""
     return hasattr(x, "tables")
 
 

@@ -1,11 +1,11 @@
-"""How long before its seed an arc lies, as cosines: columns that layers read beside the features of arcs."""
+"""How long before its seed an edge lies, as cosines: columns that layers read beside the features of edges."""
 
 import torch
 from torch import Tensor, nn
 
 
 class TimeEncoding(nn.Module):
-    """Learned frequencies and phases of the time between an arc and its seed.
+    """Learned frequencies and phases of the time between an edge and its seed.
 
     Args:
         channels: number of cosines, >= 1. Frequencies begin from 1 down to 10^-9, per unit of time.
@@ -30,11 +30,11 @@ class TimeEncoding(nn.Module):
             self.phase.zero_()
 
     def forward(self, elapsed: Tensor) -> Tensor:
-        """Return (num_arcs, channels) cosines of (num_arcs,) times, in the dtype of the parameters."""
+        """Return (num_edges, channels) cosines of (num_edges,) times, in the dtype of the parameters."""
         return torch.cos(elapsed.to(self.frequency.dtype).unsqueeze(1) * self.frequency + self.phase)
 
 
-def arc_features(
+def edge_features(
     time: TimeEncoding | None,
     edge_attr: Tensor | None,
     target: Tensor,
@@ -42,15 +42,15 @@ def arc_features(
     seed_time: Tensor | None,
     seed_of: Tensor | None,
 ) -> Tensor | None:
-    """Return the features of arcs with the encoding of their times behind them.
+    """Return the features of edges with the encoding of their times behind them.
 
     Args:
         time: the encoding; None: features are returned as they are.
-        edge_attr: (num_arcs, edge_dim), or None.
-        target: (num_arcs,) int64 target of each arc.
-        edge_time: (num_arcs,) int64.
+        edge_attr: (num_edges, edge_dim), or None.
+        target: (num_edges,) int64 target of each edge.
+        edge_time: (num_edges,) int64.
         seed_time: (num_seeds,) int64.
-        seed_of: (num_nodes,) int64 seed that each node was drawn for.
+        seed_of: (num_nodes,) int64 seed that each node was sampled for.
 
     Raises:
         ValueError: the encoding is asked for, and a batch has no times, or nodes belong to no one seed.
@@ -72,7 +72,7 @@ def arc_features(
 
 
 def check_times(model: str, time_channels: int | None) -> None:
-    """Refuse to evaluate a model that reads times layer by layer: what an arc says depends on whose seed it is.
+    """Refuse to evaluate a model that reads times layer by layer: what an edge says depends on whose seed it is.
 
     Raises:
         ValueError: time_channels is given.

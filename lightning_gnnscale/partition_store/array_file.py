@@ -163,16 +163,16 @@ def checksum(path: Path, num_bytes: int | None = None, start: int = 0) -> int:
 
 
 def join_crc(first: int, second: int, num_bytes: int) -> int:
-    """Return the crc32 of two pieces of data, one behind the other, from the crc32 of each.
+    """Return the crc32 of two chunks of data, one behind the other, from the crc32 of each.
 
     Args:
-        num_bytes: length of the second piece.
+        num_bytes: length of the second chunk.
     """
     return crc_joiner(num_bytes)(first, second)
 
 
 def crc_joiner(num_bytes: int) -> Callable[[int, int], int]:
-    """Return `join_crc` for second pieces of one length.
+    """Return `join_crc` for second chunks of one length.
 
     Source: zlib's crc32_combine: the first checksum is multiplied by x^(8 num_bytes) modulo the polynomial.
     """

@@ -10,7 +10,7 @@ from ..graph import CSC
 from ..jit import kernel
 from .reader import PartitionStore
 
-_BLOCK_ARCS = 1 << 20
+_BLOCK_EDGES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class BlockRows:
         rank: Rank that owns this block.
         world_size: Number of blocks.
         offsets: (world_size + 1,) int64; rank r owns the store ids in [offsets[r], offsets[r + 1]).
-        halo_nodes: (num_halo,) int64 store ids, ascending: rows of other blocks that arcs of this block read.
+        halo_nodes: (num_halo,) int64 store ids, ascending: rows of other blocks that edges of this block read.
         send_rows: world_size arrays (num,) int64, one for each rank: ascending local ids of the own rows that it reads.
             This rank's own entry is empty.
         csc: indptr (num_local + 1,) int64 over the own rows; indices int32 local ids. A row keeps the store's order
             (ascending store id), so sums add up in the same order for any number of ranks.
         degree: (num_local + num_halo,) int64 in-degree in the full graph; where the store has edge weights, float32
             sums of the weights instead.
-        edge_weight: (num_arcs,) float32, or None.
-        symmetric: Whether every arc of the graph has its reverse.
+        edge_weight: (num_edges,) float32, or None.
+        symmetric: Whether every edge of the graph has its reverse.
         self_weight: (num_local + num_halo,) float32, the weight of the self-loop that GCN adds to each node; None: 1.
     """
 
@@ -65,7 +65,7 @@ class BlockRows:
 def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockRows:
     """Load the block of a rank: a contiguous run of parts, as even in their number as can be.
 
-    What to send comes from the own rows, or from those of the other ranks where some arc goes one way alone; nothing
+    What to send comes from the own rows, or from those of the other ranks where some edge goes one way alone; nothing
     is communicated.
 
     Args:
@@ -80,11 +80,11 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         ValueError: rank is outside [0, world_size).
         StrategyError: there are more ranks than parts.
 
-    Cost: sequential reads of the block's arcs, of all arcs where some go one way alone, and a binary search in the
-        halo for each arc that crosses. Memory: what is returned, a byte for each own row and rank, two bits a node of
+    Cost: sequential reads of the block's edges, of all edges where some go one way alone, and a binary search in the
+        halo for each edge that crosses. Memory: what is returned, a byte for each own row and rank, two bits a node of
         the whole graph, and 30 MiB; with edge weights 4 bytes a node of the whole graph and one read of all weights
         besides.
-    Source: the block rows of CAGNET's 1-D algorithm (Tripathy et al., SC 2020). Differs: only rows that arcs read
+    Source: the block rows of CAGNET's 1-D algorithm (Tripathy et al., SC 2020). Differs: only rows that edges read
         are exchanged.
     """
     if not 0 <= rank < world_size:
@@ -109,15 +109,15 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
     )
 
 
-class HaloInArcs(NamedTuple):
-    """The in-arcs of a block's halo, as far as degrees need them.
+class HaloInEdges(NamedTuple):
+    """The in-edges of a block's halo, as far as degrees need them.
 
     Attributes:
         loops: (num_loops,) int64, the position in the halo of each self-loop there.
         loop_weight: (num_loops,) float32, or None.
-        counts: (num_halo,) int64, in-arcs that are no self-loops.
+        counts: (num_halo,) int64, in-edges that are no self-loops.
         weights: (num_halo,) float64, the sums of their weights, or None.
-        max_degree: The largest number of in-arcs of any node of the graph.
+        max_degree: The largest number of in-edges of any node of the graph.
     """
 
     loops: np.ndarray
@@ -127,8 +127,8 @@ class HaloInArcs(NamedTuple):
     max_degree: int
 
 
-def halo_in_arcs(store: PartitionStore, blocks: BlockRows) -> HaloInArcs:
-    """Return what the halo of a block has of in-arcs in the whole graph.
+def halo_in_edges(store: PartitionStore, blocks: BlockRows) -> HaloInEdges:
+    """Return what the halo of a block has of in-edges in the whole graph.
 
     Args:
         store: The partition store.
@@ -144,27 +144,27 @@ def halo_in_arcs(store: PartitionStore, blocks: BlockRows) -> HaloInArcs:
     loops = np.repeat(np.arange(len(nodes)), num_loops)
     counts = (indptr[nodes + 1] - indptr[nodes]).astype(np.int64) - num_loops
     max_degree = 0
-    for start in range(0, store.num_nodes, _BLOCK_ARCS):
-        max_degree = max(max_degree, int(np.diff(indptr[start : start + _BLOCK_ARCS + 1]).max(initial=0)))
+    for start in range(0, store.num_nodes, _BLOCK_EDGES):
+        max_degree = max(max_degree, int(np.diff(indptr[start : start + _BLOCK_EDGES + 1]).max(initial=0)))
     if store.edge_weight is None:
-        return HaloInArcs(loops, None, counts, None, max_degree)
+        return HaloInEdges(loops, None, counts, None, max_degree)
     weights = np.zeros(len(nodes))
     _sum_weights(indptr, store.edge_weight, nodes, bounds, weights)
     places = np.concatenate([np.arange(*pair) for pair in bounds.tolist()] or [np.empty(0, np.int64)]).astype(np.int64)
-    return HaloInArcs(loops, np.asarray(store.edge_weight[places], np.float32), counts, weights, max_degree)
+    return HaloInEdges(loops, np.asarray(store.edge_weight[places], np.float32), counts, weights, max_degree)
 
 
 def edge_feature_rows(store: PartitionStore, blocks: BlockRows, most: int | None = None) -> np.ndarray:
-    """Return the (num_arcs, dim) edge features of a block's arcs, of the stored dtype.
+    """Return the (num_edges, dim) edge features of a block's edges, of the stored dtype.
 
     Args:
         store: A store with edge features.
         blocks: A block of it.
-        most: Number of arcs, from the first on, that are enough; None: all.
+        most: Number of edges, from the first on, that are enough; None: all.
     """
     first = int(store.csc.indptr[blocks.offsets[blocks.rank]])
-    num_arcs = blocks.csc.num_arcs if most is None else min(most, blocks.csc.num_arcs)
-    return np.array(store.edge_features[first : first + num_arcs])
+    num_edges = blocks.csc.num_edges if most is None else min(most, blocks.csc.num_edges)
+    return np.array(store.edge_features[first : first + num_edges])
 
 
 def part_runs(num_parts: int, world_size: int) -> list[range]:
@@ -201,8 +201,8 @@ def _send_rows(store: PartitionStore, offsets: np.ndarray, rank: int) -> tuple[n
 def _local_ids(sources: np.ndarray, first: int, last: int, begin: int, end: int, halo: np.ndarray) -> np.ndarray:
     """Return sources[first:last], store ids, as (last - first,) int32 local ids in the same order."""
     local = np.empty(last - first, np.int32)
-    for start in range(first, last, _BLOCK_ARCS):
-        nodes = np.asarray(sources[start : min(start + _BLOCK_ARCS, last)])
+    for start in range(first, last, _BLOCK_EDGES):
+        nodes = np.asarray(sources[start : min(start + _BLOCK_EDGES, last)])
         ids = local[start - first : start - first + len(nodes)]
         crosses = (nodes < begin) | (nodes >= end)
         ids[:] = nodes - begin
@@ -219,7 +219,7 @@ def _degree(store: PartitionStore, begin: int, end: int, halo: np.ndarray) -> np
 
 @kernel
 def _find_loops(indptr, indices, nodes, bounds):
-    """Write for each node the [first, end) of the arcs from itself; sources ascend within a row."""
+    """Write for each node the [first, end) of the edges from itself; sources ascend within a row."""
     for i in range(len(nodes)):
         for side in range(2):
             low, high = indptr[nodes[i]], indptr[nodes[i] + 1]
@@ -234,12 +234,12 @@ def _find_loops(indptr, indices, nodes, bounds):
 
 @kernel
 def _sum_weights(indptr, weight, nodes, bounds, out):
-    """Add up for each node the weights of its in-arcs, but for those in its bounds."""
+    """Add up for each node the weights of its in-edges, but for those in its bounds."""
     for i in range(len(nodes)):
-        for arc in range(indptr[nodes[i]], bounds[i, 0]):
-            out[i] += weight[arc]
-        for arc in range(bounds[i, 1], indptr[nodes[i] + 1]):
-            out[i] += weight[arc]
+        for edge in range(indptr[nodes[i]], bounds[i, 0]):
+            out[i] += weight[edge]
+        for edge in range(bounds[i, 1], indptr[nodes[i] + 1]):
+            out[i] += weight[edge]
 
 
 @kernel

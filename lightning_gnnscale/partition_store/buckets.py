@@ -36,9 +36,9 @@ class BucketLayout:
         return [range(int(group[0]), int(group[-1]) + 1) for group in groups]
 
     @classmethod
-    def plan(cls, num_nodes: int, num_arcs: int, sort_arcs: int) -> "BucketLayout":
-        """Choose buckets that hold half a sort buffer of arcs on average."""
-        wanted = min(_MOST_BUCKETS, max(1, -(-2 * num_arcs // sort_arcs)))
+    def plan(cls, num_nodes: int, num_edges: int, sort_edges: int) -> "BucketLayout":
+        """Choose buckets that hold half a sort buffer of edges on average."""
+        wanted = min(_MOST_BUCKETS, max(1, -(-2 * num_edges // sort_edges)))
         rows = max(1, -(-num_nodes // wanted))
         shift = min((rows - 1).bit_length(), _MOST_SHIFT)
         return cls(shift, max(1, (num_nodes + (1 << shift) - 1) >> shift))
@@ -46,12 +46,12 @@ class BucketLayout:
 
 @dataclass
 class Runs:
-    """The bucketed arcs on disk, group of buckets by group: columns in which each spill is sorted by bucket.
+    """The bucketed edges on disk, group of buckets by group: columns in which each spill is sorted by bucket.
 
     Attributes:
         journal: knows the files.
         groups: see `BucketLayout`.
-        index: (num_spills, num_buckets + 1) int64, where each bucket begins among the arcs of its spill.
+        index: (num_spills, num_buckets + 1) int64, where each bucket begins among the edges of its spill.
         columns: (row within the bucket, source as store id, edge id or none) of each group.
     """
 
@@ -143,12 +143,12 @@ class _Spill:
             self.note()
 
     def _reverse_apart(self, loops: np.ndarray) -> np.ndarray:
-        """Return (num_edges,) bool: self-loops whose reverse is of another relation; (0,) where there are none."""
+        """Return (num_edges,) bool: self-loops whose reverse is of another edge type; (0,) where there are none."""
         apart = np.zeros(0, bool)
         if self.relations is not None and self.both and not self.drop_loops and loops.any():
             found = np.flatnonzero(loops) + self.first_edge
             apart = loops.copy()
-            apart[loops] = self.relations.relation_of(found) != self.relations.relation_of(~found)
+            apart[loops] = self.relations.edge_type_of(found) != self.relations.edge_type_of(~found)
         return apart
 
     def note(self, done: bool = False) -> None:
@@ -171,11 +171,11 @@ def bucket_edges(
 ) -> None:
     """Stream the edges once, relabel them, and write them bucketed by destination row.
 
-    With `stream.to_undirected` each edge is followed by its reverse; a self-loop stays one arc, unless its reverse is
-    of another relation. With `stream.remove_self_loops` self-loops go. Arcs carry their edge id only where relations,
-    weights or features need it.
+    With `stream.to_undirected` each edge is followed by its reverse; a self-loop stays one edge, unless its reverse is
+    of another edge type. With `stream.remove_self_loops` self-loops go. Edges carry their edge id only where edge
+    types, weights or features need it.
 
-    Cost: one pass; `budget.spill_edges` edges in memory; 8 to 24 bytes of scratch disk an arc.
+    Cost: one pass; `budget.spill_edges` edges in memory; 8 to 24 bytes of scratch disk an edge.
     """
     if journal.is_done(STEP):
         return
@@ -193,12 +193,12 @@ def bucket_edges(
 
 def bucket_layout(inputs: StoreInputs, budget: WriteBudget) -> BucketLayout:
     """Return the buckets of these inputs."""
-    num_arcs = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
-    return BucketLayout.plan(inputs.num_nodes, num_arcs, budget.sort_arcs)
+    num_edges = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
+    return BucketLayout.plan(inputs.num_nodes, num_edges, budget.sort_edges)
 
 
 def open_runs(journal: Journal, inputs: StoreInputs, layout: BucketLayout) -> Runs:
-    """Map the bucketed arcs."""
+    """Map the bucketed edges."""
     num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
     index = map_rows(journal.folder / INDEX_FILE, np.int64, (num_rows[INDEX_FILE], layout.num_buckets + 1))
     dtypes = [np.dtype(np.int32), id_dtype(inputs.num_nodes), np.dtype(np.int64)]
@@ -213,7 +213,7 @@ def open_runs(journal: Journal, inputs: StoreInputs, layout: BucketLayout) -> Ru
 
 
 def drop_runs(journal: Journal) -> None:
-    """Delete what is left of the bucketed arcs; the journal forgets it first."""
+    """Delete what is left of the bucketed edges; the journal forgets it first."""
     journal.write(STEP, done=True)
     for path in journal.folder.glob("run_*.npy"):
         path.unlink()
@@ -244,7 +244,7 @@ def _translate(nodes, store_nid, out):
 
 @kernel
 def _count(src, dst, shift, num_buckets, both, drop_loops, apart):
-    """Return the (num_buckets + 1,) offsets of the arcs by bucket; apart: see `_Spill._reverse_apart`."""
+    """Return the (num_buckets + 1,) offsets of the edges by bucket; apart: see `_Spill._reverse_apart`."""
     offsets = np.zeros(num_buckets + 1, np.int64)
     for i in range(len(src)):
         loop = src[i] == dst[i]
@@ -260,9 +260,9 @@ def _count(src, dst, shift, num_buckets, both, drop_loops, apart):
 
 @kernel
 def _place(src, dst, shift, both, drop_loops, apart, first_edge, cursor, out_row, out_src, out_edge):
-    """Write each arc, and its reverse behind it, to the next free place of its bucket.
+    """Write each edge, and its reverse behind it, to the next free place of its bucket.
 
-    The edge id of an added reverse is stored as its complement, below 0: `drop_repeats` prefers a listed arc to it.
+    The edge id of an added reverse is stored as its complement, below 0: `drop_repeats` prefers a listed edge to it.
     """
     mask = (1 << shift) - 1
     with_edge = len(out_edge) > 0

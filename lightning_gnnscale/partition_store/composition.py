@@ -1,4 +1,4 @@
-"""What the parts of a store are made of: nodes, halos, training nodes, labels, and the arcs between each two."""
+"""What the parts of a store are made of: nodes, halos, training nodes, labels, and the edges between each two."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,26 +9,26 @@ from .reader import PartitionStore
 
 _MOST_GROUPS = 128
 _MOST_LABELS = 24
-_PIECES = 16
+_CHUNKS = 16
 
 
-def store_composition(store: PartitionStore, most_arcs: int = 1 << 22) -> dict:
-    """Count what each part holds; of a store of more arcs some evenly spaced runs of each part's rows stand for it.
+def store_composition(store: PartitionStore, most_edges: int = 1 << 22) -> dict:
+    """Count what each part holds; of a store of more edges some evenly spaced runs of each part's rows stand for it.
 
     Parts are counted together where they are more than 128, so many consecutive ones in a group.
 
     Args:
-        store: an open store; nothing of one at a URL is fetched for this, so that arcs and labels are left out.
-        most_arcs: arcs that are read, >= 1.
+        store: an open store; nothing of one at a URL is fetched for this, so that edges and labels are left out.
+        most_edges: edges that are read, >= 1.
 
     Returns:
         Plain values: `parts`, the first part of each group; `nodes`, `halo`, `train`, counts by group, `train` None
         without a training mask; `row_bytes`, of a feature row on disk, and `packs_halo`, whether halo rows are packed;
-        `arcs`, group by group the arcs into it from each group; `labels`, the most frequent ones, and `label_counts`,
-        group by label, both None without labels; `arcs_share`, the share of arcs that was read. Counts from a share of
-        the rows are scaled to all.
+        `edges`, group by group the edges into it from each group; `labels`, the most frequent ones, and `label_counts`,
+        group by label, both None without labels; `edges_share`, the share of edges that was read. Counts from a share
+        of the rows are scaled to all.
 
-    Cost: one read of most_arcs arcs, and of the training mask.
+    Cost: one read of most_edges edges, and of the training mask.
     """
     num_groups = min(store.num_parts, _MOST_GROUPS)
     group = np.arange(store.num_parts) * num_groups // store.num_parts
@@ -44,19 +44,19 @@ def store_composition(store: PartitionStore, most_arcs: int = 1 << 22) -> dict:
         "train": None if train is None else _by_group(train, group),
         "row_bytes": 0 if store.features is None else store.features.nbytes / max(store.num_nodes, 1),
         "packs_halo": store.part_features is not store.features,
-        "arcs": None,
+        "edges": None,
         "labels": None,
         "label_counts": None,
-        "arcs_share": 0.0,
+        "edges_share": 0.0,
     }
     if store.fetched is not None:
         return found
-    num_read, arcs, counts = 0, np.zeros((num_groups, num_groups)), []
-    share = min(1.0, most_arcs / max(store.num_arcs, 1))
+    num_read, edges, counts = 0, np.zeros((num_groups, num_groups)), []
+    share = min(1.0, most_edges / max(store.num_edges, 1))
     for part, (begin, end) in enumerate(pairwise(offsets)):
         from_group, labelled = np.zeros(num_groups), []
         rows = 0
-        for first, last in _pieces(int(begin), int(end), share):
+        for first, last in _chunks(int(begin), int(end), share):
             low, high = store.csc.indptr[[first, last]].tolist()
             sources = np.searchsorted(offsets, store.csc.indices[low:high], side="right") - 1
             from_group += np.bincount(group[sources], minlength=num_groups)
@@ -64,10 +64,10 @@ def store_composition(store: PartitionStore, most_arcs: int = 1 << 22) -> dict:
             rows += last - first
         num_read += int(from_group.sum())
         in_part = int(store.csc.indptr[end] - store.csc.indptr[begin])
-        arcs[group[part]] += from_group * in_part / max(from_group.sum(), 1)
+        edges[group[part]] += from_group * in_part / max(from_group.sum(), 1)
         if store.labels is not None:
             counts.append((group[part], _label_counts(labelled) * ((end - begin) / max(rows, 1))))
-    found |= {"arcs": arcs.round().astype(int).tolist(), "arcs_share": num_read / max(store.num_arcs, 1)}
+    found |= {"edges": edges.round().astype(int).tolist(), "edges_share": num_read / max(store.num_edges, 1)}
     return found | _labels(counts, num_groups)
 
 
@@ -75,13 +75,13 @@ def _by_group(values, group: np.ndarray) -> list[int]:
     return np.bincount(group, weights=values).astype(int).tolist()
 
 
-def _pieces(begin: int, end: int, share: float) -> Iterator[tuple[int, int]]:
+def _chunks(begin: int, end: int, share: float) -> Iterator[tuple[int, int]]:
     """Yield runs of rows that are together a share of [begin, end), evenly spaced; at least one row of each."""
-    if share >= 1 or end - begin <= _PIECES:
+    if share >= 1 or end - begin <= _CHUNKS:
         if end > begin:
             yield begin, end
         return
-    for first, last in pairwise(np.linspace(begin, end, _PIECES + 1).astype(int)):
+    for first, last in pairwise(np.linspace(begin, end, _CHUNKS + 1).astype(int)):
         yield int(first), int(first + max(1, (last - first) * share))
 
 

@@ -1,4 +1,4 @@
-"""Buckets of arcs to CSC rows: the second half of the external sort, and the list of arcs that leave their part."""
+"""Buckets of edges to CSC rows: the second half of the external sort, and the list of edges that leave their part."""
 
 import warnings
 
@@ -19,10 +19,10 @@ _DIGIT_BITS = 11
 
 
 class SortBuffer:
-    """Two sets of columns between which a radix sort moves arcs back and forth. They grow when a longer row comes.
+    """Two sets of columns between which a radix sort moves edges back and forth. They grow when a longer row comes.
 
     Args:
-        capacity: Number of arcs that there is room for at first.
+        capacity: Number of edges that there is space for at first.
         id_dtype: Dtype of the source ids.
         with_edge: Whether edge ids are sorted along.
     """
@@ -39,35 +39,35 @@ class SortBuffer:
             for _ in range(2)
         ]
 
-    def columns(self, num_arcs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (row, src, edge) to fill with num_arcs arcs."""
-        if num_arcs > self.capacity:
-            self._allocate(num_arcs)
-        return self._cut(0, num_arcs)
+    def columns(self, num_edges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (row, src, edge) to fill with num_edges edges."""
+        if num_edges > self.capacity:
+            self._allocate(num_edges)
+        return self._cut(0, num_edges)
 
-    def sort(self, num_arcs: int, num_rows: int, num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sort(self, num_edges: int, num_rows: int, num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sort what stands in `columns`, stably by (row, src).
 
         Returns:
-            (num_rows + 1,) int64 offsets, (num_arcs,) sources, (num_arcs,) edge ids (or none).
+            (num_rows + 1,) int64 offsets, (num_edges,) sources, (num_edges,) edge ids (or none).
         """
         bits = max(1, (num_nodes - 1).bit_length())
         passes = -(-bits // _DIGIT_BITS)
-        here, there = self._cut(0, num_arcs), self._cut(1, num_arcs)
+        here, there = self._cut(0, num_edges), self._cut(1, num_edges)
         digit_bits = -(-bits // passes)
         for digit in range(passes):
             _sort_digit(*here, *there, digit * digit_bits, digit_bits)
             here, there = there, here
         return _sort_rows(*here, there[1], there[2], num_rows), there[1], there[2]
 
-    def _cut(self, side: int, num_arcs: int):
+    def _cut(self, side: int, num_edges: int):
         row, src, edge = self.sides[side]
-        return row[:num_arcs], src[:num_arcs], edge[:num_arcs]
+        return row[:num_edges], src[:num_edges], edge[:num_edges]
 
 
 @kernel
 def select_rows(row, src, edge, first_row, last_row, out_row, out_src, out_edge, position):
-    """Append the arcs whose row is in [first_row, last_row) from `position` on; return the position behind them."""
+    """Append the edges whose row is in [first_row, last_row) from `position` on; return the position behind them."""
     with_edge = len(edge) > 0
     for i in range(len(row)):
         if first_row <= row[i] < last_row:
@@ -81,7 +81,7 @@ def select_rows(row, src, edge, first_row, last_row, out_row, out_src, out_edge,
 
 @kernel
 def count_rows(row, counts):
-    """Add the number of arcs of each row to counts."""
+    """Add the number of edges of each row to counts."""
     for i in range(len(row)):
         counts[row[i]] += 1
 
@@ -124,36 +124,36 @@ def _sort_rows(row, src, edge, out_src, out_edge, num_rows):
 
 
 @kernel
-def order_relations(offsets, src, edge, relation):
-    """Sort arcs of equal sources within each row by relation, stably, in place."""
+def order_edge_types(offsets, src, edge, relation):
+    """Sort edges of equal sources within each row by edge type, stably, in place."""
     for row in range(len(offsets) - 1):
         for i in range(offsets[row] + 1, offsets[row + 1]):
-            kind, name, place = relation[i], edge[i], i
-            while place > offsets[row] and src[place - 1] == src[i] and relation[place - 1] > kind:
+            node_type, name, place = relation[i], edge[i], i
+            while place > offsets[row] and src[place - 1] == src[i] and relation[place - 1] > node_type:
                 relation[place], edge[place] = relation[place - 1], edge[place - 1]
                 place -= 1
-            relation[place], edge[place] = kind, name
+            relation[place], edge[place] = node_type, name
 
 
 @kernel
 def drop_repeats(offsets, src, edge, relation):
     """Keep one of equal sources in each row, in place: the first that is listed, else the first added reverse.
 
-    offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the arcs left.
-    Where relations are given, arcs of different ones are different.
+    offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the edges left.
+    Where edge types are given, edges of different ones are different.
     """
-    with_edge, with_relation = len(edge) > 0, len(relation) > 0
+    with_edge, with_edge_type = len(edge) > 0, len(relation) > 0
     count = 0
     begin = offsets[0]
     for row in range(len(offsets) - 1):
         end = offsets[row + 1]
         for i in range(begin, end):
             fresh = i == begin or src[i] != src[count - 1]
-            if fresh or (with_relation and relation[i] != relation[count - 1]):
+            if fresh or (with_edge_type and relation[i] != relation[count - 1]):
                 src[count] = src[i]
                 if with_edge:
                     edge[count] = edge[i]
-                if with_relation:
+                if with_edge_type:
                     relation[count] = relation[i]
                 count += 1
             elif with_edge and edge[count - 1] < 0 <= edge[i]:
@@ -168,12 +168,12 @@ def drop_repeats(offsets, src, edge, relation):
 
 @kernel
 def count_listed_repeats(offsets, src, edge, relation):
-    """Return how many listed arcs have an earlier one with the same ends; edge ids as `drop_repeats` takes them."""
-    count, with_relation = 0, len(relation) > 0
+    """Return how many listed edges have an earlier one with the same ends; edge ids as `drop_repeats` takes them."""
+    count, with_edge_type = 0, len(relation) > 0
     for row in range(len(offsets) - 1):
         listed = False
         for i in range(offsets[row], offsets[row + 1]):
-            if i == offsets[row] or src[i] != src[i - 1] or (with_relation and relation[i] != relation[i - 1]):
+            if i == offsets[row] or src[i] != src[i - 1] or (with_edge_type and relation[i] != relation[i - 1]):
                 listed = False
             if edge[i] >= 0:
                 count += listed
@@ -183,12 +183,12 @@ def count_listed_repeats(offsets, src, edge, relation):
 
 @kernel
 def list_repeats(offsets, src, edge, relation, kept, again):
-    """Fill kept and again with the edge ids of each listed arc that has an earlier one: the first's, and its own."""
-    count, with_relation = 0, len(relation) > 0
+    """Fill kept and again with the edge ids of each listed edge that has an earlier one: the first's, and its own."""
+    count, with_edge_type = 0, len(relation) > 0
     for row in range(len(offsets) - 1):
         first = np.int64(-1)
         for i in range(offsets[row], offsets[row + 1]):
-            if i == offsets[row] or src[i] != src[i - 1] or (with_relation and relation[i] != relation[i - 1]):
+            if i == offsets[row] or src[i] != src[i - 1] or (with_edge_type and relation[i] != relation[i - 1]):
                 first = np.int64(-1)
             if edge[i] >= 0:
                 if first >= 0:
@@ -200,10 +200,10 @@ def list_repeats(offsets, src, edge, relation, kept, again):
 
 @kernel
 def direction_sums(first_row, offsets, src):
-    """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the arcs u -> v, u != v, repeats included.
+    """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the edges u -> v, u != v, repeats included.
 
-    The sums over a whole graph are equal if every arc has its reverse as often as it stands, and otherwise only by a
-    chance of 2**-64.
+    The sums over a whole graph are equal if every edge has its reverse as often as it stands, and otherwise only by a
+    probability of 2**-64.
     """
     forward, backward = np.uint64(0), np.uint64(0)
     for row in range(len(offsets) - 1):
@@ -216,17 +216,17 @@ def direction_sums(first_row, offsets, src):
 
 
 STEP = "rows"
-MOST_DEGREE = 255  # in a file of bytes: 255 stands for 255 arcs or more
-_ARC_BLOCK_BYTES = 1 << 25
+MOST_DEGREE = 255  # in a file of bytes: 255 stands for 255 edges or more
+_EDGE_BLOCK_BYTES = 1 << 25
 _SLOT_BITS = 12
 _CROSS_NODE = "cross_node.npy"
 _CROSS = {_CROSS_NODE: np.dtype(np.int64), "cross_core.npy": np.dtype(np.int32), "cross_arc.npy": np.dtype(np.int64)}
 
 
 class RowWriter:
-    """Writes the CSC, the arc arrays and the cross arcs, a range of rows at a time.
+    """Writes the CSC, the edge arrays and the cross edges, a range of rows at a time.
 
-    Cross arcs, u -> v with u and v in different parts, are kept by the part of u, as (v, local id of u, position), as
+    Cross edges, u -> v with u and v in different parts, are kept by the part of u, as (v, local id of u, position), as
     far as the halo's rows need them: they come out sorted by (v, u), which is the order of that part's halo rows.
     """
 
@@ -240,13 +240,13 @@ class RowWriter:
         self.indptr = journal.open_file(STEP, "csc_indptr.npy", np.int64)
         self.indices = journal.open_file(STEP, "csc_indices.npy", nodes)
         self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
-        self.arc_files: list[tuple[ArrayFile, np.ndarray]] = []
-        for name, source in inputs.arc_values.items():
+        self.edge_files: list[tuple[ArrayFile, np.ndarray]] = []
+        for name, source in inputs.edge_values.items():
             dtype = {"edge_weight": np.float32, "edge_time": np.int64, "edge_label": np.int32}.get(name, source.dtype)
-            self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+            self.edge_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
         self.edge_type = None
         if inputs.relations is not None:
-            self.edge_type = journal.open_file(STEP, "edge_type.npy", inputs.relations.relation_dtype)
+            self.edge_type = journal.open_file(STEP, "edge_type.npy", inputs.relations.edge_type_dtype)
         self.weighted_degree = None
         if inputs.edge_weight is not None:
             self.weighted_degree = journal.open_file(STEP, "weighted_degree.npy", np.float32)
@@ -264,15 +264,15 @@ class RowWriter:
         """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
         relation = np.empty(0, np.uint8)
         if self.edge_type is not None:
-            relation = self.inputs.relations.relation_of(edge)
-            order_relations(offsets, src, edge, relation)
+            relation = self.inputs.relations.edge_type_of(edge)
+            order_edge_types(offsets, src, edge, relation)
         if self.inputs.stream.to_undirected and self.inputs.edge_time is not None:
             edge = np.maximum(edge, ~edge)  # each is an event of its own, and none a repeat
         elif self.inputs.stream.to_undirected:
-            if self.arc_files:
+            if self.edge_files:
                 self.lost += self._count_lost(offsets, src, edge, relation)
-            num_arcs = drop_repeats(offsets, src, edge, relation)
-            src, edge, relation = src[:num_arcs], edge[:num_arcs], relation[:num_arcs]
+            num_edges = drop_repeats(offsets, src, edge, relation)
+            src, edge, relation = src[:num_edges], edge[:num_edges], relation[:num_edges]
         else:
             for i, value in enumerate(direction_sums(first_row, offsets, src)):
                 self.sums[i] = np.uint64((int(self.sums[i]) + int(value)) & 0xFFFFFFFFFFFFFFFF)
@@ -285,34 +285,34 @@ class RowWriter:
         if self.edge_type is not None:
             self.edge_type.append(relation)
         weight_sums = np.zeros(len(offsets) - 1)
-        for file, source in self.arc_files:
-            step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
+        for file, source in self.edge_files:
+            step = max(1, _EDGE_BLOCK_BYTES // max(1, file.row_bytes))
             for begin in range(0, len(edge), step):
                 check_whole(source)
                 # np.take would copy the whole of a source that does not lie in C order.
                 values = source[edge[begin : begin + step]].astype(file.dtype, copy=False)
                 file.append(values)
                 if source is self.inputs.edge_weight:
-                    _add_arcs(offsets, begin, values, weight_sums)
+                    _add_edges(offsets, begin, values, weight_sums)
         if self.weighted_degree is not None:
             self.weighted_degree.append(weight_sums.astype(np.float32))
         given = self.inputs.edge_weight
         weights_of = None if given is None else lambda places: given[edge[places]].astype(np.float32, copy=False)
         for file, values in zip(self.loops, self_weights(first_row, offsets, src, weights_of), strict=True):
             file.append(values)
-        return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
+        return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.edge_files)
 
     def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray, relation: np.ndarray) -> int:
         """Return how many edges are listed after another of the same two nodes, with other values than the first."""
         kept, again = np.empty((2, count_listed_repeats(offsets, src, edge, relation)), np.int64)
         list_repeats(offsets, src, edge, relation, kept, again)
         lost = np.zeros(len(kept), bool)
-        for _, source in self.arc_files:
-            rows = max(1, _ARC_BLOCK_BYTES // max(1, source[:1].nbytes))
+        for _, source in self.edge_files:
+            rows = max(1, _EDGE_BLOCK_BYTES // max(1, source[:1].nbytes))
             for begin in range(0, len(kept), rows):
-                piece = slice(begin, begin + rows)
-                differs = source[kept[piece]] != source[again[piece]]
-                lost[piece] |= differs if differs.ndim == 1 else differs.any(axis=1)
+                chunk = slice(begin, begin + rows)
+                differs = source[kept[chunk]] != source[again[chunk]]
+                lost[chunk] |= differs if differs.ndim == 1 else differs.any(axis=1)
         return int(lost.sum())
 
     def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
@@ -332,7 +332,7 @@ class RowWriter:
         """What stays in the store; nothing of self-loops where there are none."""
         more = [file for file in (self.edge_type, self.weighted_degree) if file is not None]
         more += self.loops if self.loops[0].num_rows else []
-        return [self.indptr, self.indices, self.degree, *(file for file, _ in self.arc_files), *more]
+        return [self.indptr, self.indices, self.degree, *(file for file, _ in self.edge_files), *more]
 
     @property
     def scratch(self) -> list[ArrayFile]:
@@ -346,13 +346,13 @@ class RowWriter:
         self.journal.write(STEP, bucket=next_bucket, sums=sums, lost=self.lost, files=states)
 
     def finish(self) -> None:
-        """Close what stays, and write that the rows are done; the cross arcs stay as they are, for the halo."""
+        """Close what stays, and write that the rows are done; the cross edges stay as they are, for the halo."""
         undirected = bool(self.inputs.stream.to_undirected)
         symmetric = undirected or self.sums[0] == self.sums[1]
         for file in self.files:
             file.close()
         if self.lost:
-            named = list(self.inputs.arc_values)
+            named = list(self.inputs.edge_values)
             warnings.warn(
                 f"{self.inputs.stream.name}: {self.lost} edges are listed after another one of the same two nodes, "
                 f"with other {' and '.join(named)}, and only the first of a pair is kept: say to_undirected=False to "
@@ -385,23 +385,23 @@ def write_rows(
 ) -> None:
     """Sort bucket after bucket into CSC rows; repeats go where the stream is made undirected.
 
-    Bucketed arcs are deleted, group of buckets by group, as they are sorted.
+    Bucketed edges are deleted, group of buckets by group, as they are sorted.
 
-    Cost: one read of the bucketed arcs (of a bucket above `budget.sort_arcs`, one for each share of its rows).
+    Cost: one read of the bucketed edges (of a bucket above `budget.sort_edges`, one for each share of its rows).
     """
     if journal.is_done(STEP):
         return
     writer = RowWriter(journal, inputs, ids)
-    buffer = SortBuffer(budget.sort_arcs, id_dtype(inputs.num_nodes), inputs.carries_edge_ids)
+    buffer = SortBuffer(budget.sort_edges, id_dtype(inputs.num_nodes), inputs.carries_edge_ids)
     ends = {group.stop for group in runs.groups}
     try:
         for bucket in range(writer.bucket, layout.num_buckets):
             written = 0
             begin = bucket << layout.shift
             num_rows = min(1 << layout.shift, inputs.num_nodes - begin)
-            for first, last, num_arcs in _row_ranges(runs, bucket, num_rows, budget.sort_arcs):
-                _read_range(runs, bucket, first, last, buffer.columns(num_arcs))
-                sorted_rows = buffer.sort(num_arcs, last - first, inputs.num_nodes)
+            for first, last, num_edges in _row_ranges(runs, bucket, num_rows, budget.sort_edges):
+                _read_range(runs, bucket, first, last, buffer.columns(num_edges))
+                sorted_rows = buffer.sort(num_edges, last - first, inputs.num_nodes)
                 written += writer.write(begin + first, *sorted_rows)
             if journal.due(written) or bucket + 1 in ends:
                 writer.note(bucket + 1)
@@ -414,7 +414,7 @@ def write_rows(
 
 
 def map_cross(journal: Journal, inputs: StoreInputs) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the index and the columns (node, core, arc) of the cross arcs, empty where they were not needed."""
+    """Return the index and the columns (node, core, edge) of the cross edges, empty where they were not needed."""
     num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
     names = _cross_columns(inputs)
     shape = (num_rows["cross_index.npy"], inputs.num_parts + 1)
@@ -427,7 +427,7 @@ def map_cross(journal: Journal, inputs: StoreInputs) -> tuple[np.ndarray, list[n
 
 
 def drop_cross(journal: Journal) -> None:
-    """Delete the cross arcs; the journal forgets them first."""
+    """Delete the cross edges; the journal forgets them first."""
     state = journal.state(STEP)
     kept = {name: entry for name, entry in state["files"].items() if not name.startswith("cross_")}
     journal.write(STEP, **{**state, "files": kept})
@@ -436,9 +436,9 @@ def drop_cross(journal: Journal) -> None:
 
 
 def _cross_columns(inputs: StoreInputs) -> dict[str, np.dtype]:
-    """Return the files of the cross arcs that are needed, and their dtypes.
+    """Return the files of the cross edges that are needed, and their dtypes.
 
-    Where reverses are added, a halo's rows are the transpose of the core's: at most the places of arcs are needed.
+    Where reverses are added, a halo's rows are the transpose of the core's: at most the places of edges are needed.
     """
     both, places = bool(inputs.stream.to_undirected), inputs.carries_edge_ids
     needed = {_CROSS_NODE: places or not both, "cross_core.npy": not both, "cross_arc.npy": places}
@@ -446,12 +446,12 @@ def _cross_columns(inputs: StoreInputs) -> dict[str, np.dtype]:
     return {name: dtypes[name] for name in _CROSS if needed[name]}
 
 
-def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_arcs: int):
-    """Cut a bucket into ranges of rows with at most sort_arcs arcs each (a longer row stands alone)."""
+def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_edges: int):
+    """Cut a bucket into ranges of rows with at most sort_edges edges each (a longer row stands alone)."""
     if num_rows <= 0:
         return []
     total = sum(len(row) for row, _, _ in runs.segments(bucket))
-    if total <= sort_arcs:
+    if total <= sort_edges:
         return [(0, num_rows, total)]
     counts = np.zeros(num_rows, np.int64)
     for row, _, _ in runs.segments(bucket):
@@ -459,7 +459,7 @@ def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_arcs: int):
     sums = np.concatenate([[0], np.cumsum(counts)])
     ranges, first = [], 0
     while first < num_rows:
-        last = int(np.searchsorted(sums, sums[first] + sort_arcs, side="right")) - 1
+        last = int(np.searchsorted(sums, sums[first] + sort_edges, side="right")) - 1
         last = min(max(last, first + 1), num_rows)
         ranges.append((first, last, int(sums[last] - sums[first])))
         first = last
@@ -481,8 +481,8 @@ def part_slots(part_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 @kernel
-def _add_arcs(offsets, begin, values, sums):
-    """Add the values of the arcs from `begin` on to the sums (num_rows,) float64 of their rows."""
+def _add_edges(offsets, begin, values, sums):
+    """Add the values of the edges from `begin` on to the sums (num_rows,) float64 of their rows."""
     end, row = begin + len(values), np.searchsorted(offsets, begin, side="right") - 1
     while row < len(sums) and offsets[row] < end:
         for i in range(max(begin, offsets[row]), min(end, offsets[row + 1])):
@@ -513,8 +513,8 @@ def _count_cross(first_row, offsets, src, part_offsets, slots, shift):
 
 
 @kernel
-def _place_cross(first_row, offsets, src, base, part_offsets, slots, shift, cursor, out_node, out_core, out_arc):
-    with_core, with_arc = len(out_core) > 0, len(out_arc) > 0
+def _place_cross(first_row, offsets, src, base, part_offsets, slots, shift, cursor, out_node, out_core, out_edge):
+    with_core, with_edge = len(out_core) > 0, len(out_edge) > 0
     for row in range(len(offsets) - 1):
         own = _part_of(first_row + row, part_offsets, slots, shift)
         begin, end = part_offsets[own], part_offsets[own + 1]
@@ -526,5 +526,5 @@ def _place_cross(first_row, offsets, src, base, part_offsets, slots, shift, curs
                 out_node[place] = first_row + row
                 if with_core:
                     out_core[place] = src[i] - part_offsets[source_part]
-                if with_arc:
-                    out_arc[place] = base + i
+                if with_edge:
+                    out_edge[place] = base + i

@@ -12,7 +12,7 @@ from .halo_rows import number_bytes
 from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
 
-RUN_FILES = 16  # how many files bucketed arcs fall into, at most; each is deleted once it is sorted
+RUN_FILES = 16  # how many files bucketed edges fall into, at most; each is deleted once it is sorted
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class WriteBudget:
 
     Attributes:
         spill_edges: source edges that are bucketed at once; 24 to 56 bytes each.
-        sort_arcs: arcs that are sorted at once; 16 bytes each, 32 where edges carry weights or features. A single
+        sort_edges: edges that are sorted at once; 16 bytes each, 32 where edges carry weights or features. A single
             row that is longer is sorted whole.
         block_bytes: feature bytes that are copied at once, twice in memory.
         checkpoint_bytes: bytes written between two lines of the journal.
     """
 
     spill_edges: int = 1 << 22
-    sort_arcs: int = 1 << 23
+    sort_edges: int = 1 << 23
     block_bytes: int | str = 1 << 26
     checkpoint_bytes: int | str = 1 << 28
 
@@ -60,7 +60,7 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
 def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int | None = None) -> int:
     """Return an upper bound of the disk that the writer takes at its peak, scratch included, bytes.
 
-    It counts on no file of bucketed arcs being larger than twice its even share.
+    It counts on no file of bucketed edges being larger than twice its even share.
 
     Args:
         edge_cut_ratio: share of edges between parts, 1 if it is not known.
@@ -69,30 +69,30 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
     ids = id_dtype(inputs.num_nodes).itemsize
     edge_id = 8 if inputs.carries_edge_ids else 0
     both = bool(inputs.stream.to_undirected)
-    num_arcs = inputs.stream.num_edges * (2 if both else 1)
-    per_arc = sum(_row_bytes(array) for array in inputs.arc_values.values())
+    num_edges = inputs.stream.num_edges * (2 if both else 1)
+    per_edge = sum(_row_bytes(array) for array in inputs.edge_values.values())
     if inputs.relations is not None:
-        per_arc += inputs.relations.relation_dtype.itemsize
+        per_edge += inputs.relations.edge_type_dtype.itemsize
     if inputs.edge_weight is not None:
-        per_arc += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
-    runs = num_arcs * (4 + ids + edge_id)
-    cut_arcs = int(num_arcs * edge_cut_ratio)
+        per_edge += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
+    runs = num_edges * (4 + ids + edge_id)
+    cut_edges = int(num_edges * edge_cut_ratio)
     if halo_rows is None:
-        halo_rows = min(cut_arcs, inputs.num_nodes * max(0, inputs.num_parts - 1))
-    cross = 0 if both and not edge_id else cut_arcs * (ids + (0 if both else 4) + edge_id)
+        halo_rows = min(cut_edges, inputs.num_nodes * max(0, inputs.num_parts - 1))
+    cross = 0 if both and not edge_id else cut_edges * (ids + (0 if both else 4) + edge_id)
     halo = halo_rows * (ids + 4) + inputs.num_nodes if inputs.pack_halo else 0  # the nodes, and where their rows stand
-    if not both:  # the number of arcs of each halo node, most in one byte, and their sources
-        halo += halo_rows + cut_arcs // 64 + cut_arcs * number_bytes(inputs.num_nodes)
+    if not both:  # the number of edges of each halo node, most in one byte, and their sources
+        halo += halo_rows + cut_edges // 64 + cut_edges * number_bytes(inputs.num_nodes)
     if edge_id:
-        halo += halo_rows * number_bytes(num_arcs)
+        halo += halo_rows * number_bytes(num_edges)
     rows_bytes = feature_bytes(inputs.features, inputs.feature_storage)
     packed = halo_rows * -(-rows_bytes // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
     degree = 4 if inputs.edge_weight is not None else 0
-    rows = num_arcs * (ids + per_arc) + (9 + degree) * inputs.num_nodes
+    rows = num_edges * (ids + per_edge) + (9 + degree) * inputs.num_nodes
     tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + rows_bytes
     if inputs.labels is not None:
         tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
-    share = min(1, 2 / RUN_FILES)  # bucketed arcs go as rows come
+    share = min(1, 2 / RUN_FILES)  # bucketed edges go as rows come
     return tables + max(runs + int((rows + cross) * share), rows + cross + max(int(runs * share), halo + packed))
 
 

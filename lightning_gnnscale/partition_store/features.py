@@ -20,10 +20,10 @@ class FeatureTable(Protocol):
     """What a store offers of its features; rows are store ids. Tables derive from it for what they leave out.
 
     Attributes:
-        by_kind: Whether rows come as `KindRows`, of kinds with features of their own.
+        by_node_type: Whether rows come as `TypedRows`, of node types with features of their own.
         is_packed: Whether the rows of halos lie packed, part after part.
         halo_count: (num_rows,) uint8 number of halos that a node is in, where that is known.
-        storage: The form of codes, one a kind where rows come by kind; None where the rows are plain numbers.
+        storage: The form of codes, one a node type where rows come by node type; None where the rows are plain numbers.
         gather_later: As `DistributedFeatures` has it: gathers rows of which some lie with other workers; None: all of
             them are here.
     """
@@ -32,7 +32,7 @@ class FeatureTable(Protocol):
     dim: int
     dtype: np.dtype
     is_sparse: bool
-    by_kind = False
+    by_node_type = False
     is_packed = False
     halo_count = None
     storage = None
@@ -249,7 +249,7 @@ class LoadedRows(FeatureTable):
 
     Attributes:
         held: The nodes.
-        table: Their rows, in a table of the source's kind.
+        table: Their rows, in a table of the source's node type.
         num_rows: Number of rows in the source table.
         order: (num,) int32 row in `table` of each held node, by ascending id. None: rows are in ascending order of id.
         beside: Rows of other nodes that are in memory anyway, in ascending order of id; None: there are none.
@@ -283,9 +283,9 @@ class LoadedRows(FeatureTable):
         return self.table.is_sparse
 
     @property
-    def by_kind(self) -> bool:
-        """Whether rows come as `KindRows`."""
-        return self.table.by_kind
+    def by_node_type(self) -> bool:
+        """Whether rows come as `TypedRows`."""
+        return self.table.by_node_type
 
     @property
     def nbytes(self) -> int:
@@ -311,7 +311,7 @@ class LoadedRows(FeatureTable):
 def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | tuple[RowCode | None, ...] | None]:
     """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None.
 
-    Where kinds have tables of their own, the code is one a kind.
+    Where node types have tables of their own, the code is one a node type.
     """
     return features.raw, features.storage
 

@@ -11,28 +11,28 @@ from .features import CSRFeatures, DenseFeatures
 from .halo_rows import HaloForm, count_halos, encode_halo, encode_halo_end, halo_and_edges, halo_of_rows
 from .inputs import StoreInputs
 from .journal import Journal, file_states
-from .kind_features import NodeKinds
-from .manifest import kind_prefix
+from .manifest import type_prefix
 from .node_tables import Progress
+from .typed_features import NodeTypes
 
 STEP = "halo"
 PACK_STEP = "halo_features"
 _BLOCK_ROWS = 1 << 16
 
 
-class _KindLists:
-    """Appends, part after part, the halo nodes of a kind, by their rows among the nodes of the kind."""
+class _NodeTypeLists:
+    """Appends, part after part, the halo nodes of a node type, by their rows among the nodes of the node type."""
 
-    def __init__(self, journal: Journal, kind: int, num_nodes: int):
-        self.kind = kind
-        self.nodes = journal.open_file(STEP, f"{kind_prefix(kind)}halo_nodes.npy", id_dtype(num_nodes))
-        self.offsets = journal.open_file(STEP, f"{kind_prefix(kind)}halo_offsets.npy", np.int64)
+    def __init__(self, journal: Journal, node_type: int, num_nodes: int):
+        self.node_type = node_type
+        self.nodes = journal.open_file(STEP, f"{type_prefix(node_type)}halo_nodes.npy", id_dtype(num_nodes))
+        self.offsets = journal.open_file(STEP, f"{type_prefix(node_type)}halo_offsets.npy", np.int64)
         if self.offsets.num_rows == 0:
             self.offsets.append(np.zeros(1, np.int64))
 
-    def append(self, kinds: np.ndarray, rows: np.ndarray) -> int:
-        """Append the nodes of this kind among those of a part's halo; return the bytes."""
-        own = rows[kinds == self.kind].astype(self.nodes.dtype)
+    def append(self, node_types: np.ndarray, rows: np.ndarray) -> int:
+        """Append the nodes of this node type among those of a part's halo; return the bytes."""
+        own = rows[node_types == self.node_type].astype(self.nodes.dtype)
         self.nodes.append(own)
         self.offsets.append(np.array([self.nodes.num_rows], np.int64))
         return own.nbytes + self.offsets.row_bytes
@@ -42,17 +42,19 @@ class _HaloWriter:
     """Appends the halo of one part after another."""
 
     def __init__(
-        self, journal: Journal, inputs: StoreInputs, csc: CSC, part_offsets: np.ndarray, node_kinds: NodeKinds | None
+        self, journal: Journal, inputs: StoreInputs, csc: CSC, part_offsets: np.ndarray, node_types: NodeTypes | None
     ):
         self.journal, self.csc, self.part_offsets = journal, csc, part_offsets
         self.part = journal.state(STEP).get("part", 0)
         self.form = HaloForm(rows=not journal.state("rows")["symmetric"], places=inputs.carries_edge_ids)
         self.offsets = journal.open_file(STEP, "halo_offsets.npy", np.int64)
         self.nodes = self.code = self.code_offsets = None
-        self.node_kinds, self.lists = node_kinds, []
-        if inputs.pack_halo and inputs.kind_features:
-            sizes = np.diff(inputs.relations.kind_offsets).tolist()
-            self.lists = [_KindLists(journal, kind, sizes[kind]) for kind in sorted(inputs.kind_features)]
+        self.node_types, self.lists = node_types, []
+        if inputs.pack_halo and inputs.typed_features:
+            sizes = np.diff(inputs.relations.type_offsets).tolist()
+            self.lists = [
+                _NodeTypeLists(journal, node_type, sizes[node_type]) for node_type in sorted(inputs.typed_features)
+            ]
         elif inputs.pack_halo:
             self.nodes = journal.open_file(STEP, "halo_nodes.npy", id_dtype(inputs.num_nodes))
         if self.form.stores_any:
@@ -68,13 +70,13 @@ class _HaloWriter:
                 if file is not None:
                     file.append(np.zeros(1, np.int64))
 
-    def write_part(self, part: int, block_arcs: int) -> int:
+    def write_part(self, part: int, block_edges: int) -> int:
         """Append the number of a part's halo nodes, and of them and their rows what is stored; return the bytes."""
         core = self.part_offsets[part : part + 2].tolist()
         if self.counts is None:
-            held = halo_of_rows(self.csc, *core, block_arcs)
+            held = halo_of_rows(self.csc, *core, block_edges)
         else:
-            held, counts = halo_and_edges(self.csc, *core, block_arcs)
+            held, counts = halo_and_edges(self.csc, *core, block_edges)
             self.counts.append([*counts])
         self.num_halo += len(held)
         self.offsets.append(np.array([self.num_halo], np.int64))
@@ -85,8 +87,8 @@ class _HaloWriter:
             self.nodes.append(nodes.astype(self.nodes.dtype))
             listed = len(nodes) * self.nodes.row_bytes
         if self.lists:
-            kinds, rows = self.node_kinds.locate(np.asarray(nodes))
-            listed = sum(one.append(kinds, rows) for one in self.lists)
+            node_types, rows = self.node_types.locate(np.asarray(nodes))
+            listed = sum(one.append(node_types, rows) for one in self.lists)
         if self.code is None:
             return listed
         state = 0, 0
@@ -118,9 +120,9 @@ class _HaloWriter:
             file.release()
 
 
-def degree_dtype(num_arcs: int) -> np.dtype:
+def degree_dtype(num_edges: int) -> np.dtype:
     """Return the dtype of a loaded part's degrees."""
-    return np.dtype(np.int32 if num_arcs <= np.iinfo(np.int32).max else np.int64)
+    return np.dtype(np.int32 if num_edges <= np.iinfo(np.int32).max else np.int64)
 
 
 def write_halo(
@@ -128,25 +130,25 @@ def write_halo(
     inputs: StoreInputs,
     csc: CSC,
     part_offsets: np.ndarray,
-    node_kinds: NodeKinds | None,
+    node_types: NodeTypes | None,
     budget: WriteBudget,
     progress: Progress,
 ) -> None:
     """Write, part by part, what of the one-hop halo cannot be derived: see `halo_rows`.
 
     The halo is the core's in-neighbours outside of it, and their rows within the core. Their number is stored; the
-    nodes themselves where their feature rows are packed, kind by kind where kinds have features of their own; the rows
-    as far as they are no transpose.
+    nodes themselves where their feature rows are packed, node type by node type where node types have features of
+    their own; the rows as far as they are no transpose.
 
-    Cost: one read of the CSC and of the cross arcs; two bits a node of memory, and 8 bytes a halo node where more
+    Cost: one read of the CSC and of the cross edges; two bits a node of memory, and 8 bytes a halo node where more
         than the number is stored.
     """
     if journal.is_done(STEP):
         return
-    writer = _HaloWriter(journal, inputs, csc, part_offsets, node_kinds)
+    writer = _HaloWriter(journal, inputs, csc, part_offsets, node_types)
     try:
         for part in range(writer.part, inputs.num_parts):
-            written = writer.write_part(part, budget.sort_arcs)
+            written = writer.write_part(part, budget.sort_edges)
             if journal.due(written):
                 writer.note(part + 1)
             progress("listing halos", part + 1, inputs.num_parts)
@@ -170,8 +172,9 @@ def pack_halo_features(
     stands in.
 
     Args:
-        prefix: What the names of the files begin with: those of a kind, see `kind_prefix`; "" where there is one table.
-        features: The table, of all nodes or of those of the kind.
+        prefix: What the names of the files begin with: those of a node type, see `type_prefix`; "" where there is one
+        table.
+        features: The table, of all nodes or of those of the node type.
         budget: Feature bytes that are held at once: `block_bytes`, or as many as a third of the free memory and
             `checkpoint_bytes` allow, where they are more.
 

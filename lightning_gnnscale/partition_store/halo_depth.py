@@ -12,7 +12,7 @@ _FAR = 255
 
 
 def distances(csc: CSC, begin: int, end: int, hops: int) -> np.ndarray:
-    """Return (num_nodes,) uint8: steps along arcs from a node into rows [begin, end), 255 beyond `hops`.
+    """Return (num_nodes,) uint8: steps along edges from a node into rows [begin, end), 255 beyond `hops`.
 
     Cost: O(hops * num_nodes) plus the rows of all nodes nearer than `hops`.
     """
@@ -33,20 +33,20 @@ def rows_within(csc: CSC, nodes: np.ndarray, num_core: int, distance: np.ndarray
         distance: as `distances` gives them.
 
     Returns:
-        CSC over local ids, indices int32, ascending in a row; (num_arcs,) int64 positions in `csc`.
+        CSC over local ids, indices int32, ascending in a row; (num_edges,) int64 positions in `csc`.
     """
     local_id = np.full(csc.num_rows, -1, np.int32)
     local_id[nodes] = np.arange(len(nodes), dtype=np.int32)
     indptr = np.zeros(len(nodes) + 1, np.int64)
     _count_within(csc.indptr, csc.indices, nodes, distance, hops, indptr)
     indices = np.empty(indptr[-1], np.int32)
-    arc_id = np.empty(indptr[-1], np.int64)
-    _fill_within(csc.indptr, csc.indices, nodes, num_core, local_id, distance, hops, indptr, indices, arc_id)
-    return CSC(indptr, indices), arc_id
+    edge_id = np.empty(indptr[-1], np.int64)
+    _fill_within(csc.indptr, csc.indices, nodes, num_core, local_id, distance, hops, indptr, indices, edge_id)
+    return CSC(indptr, indices), edge_id
 
 
-def assigned_arcs(csc: CSC, num_core: int, original: np.ndarray, seed: int) -> np.ndarray:
-    """Return (num_arcs,) bool: the arcs a part keeps when each cross edge is given to one of its two parts.
+def assigned_edges(csc: CSC, num_core: int, original: np.ndarray, seed: int) -> np.ndarray:
+    """Return (num_edges,) bool: the edges a part keeps when each cross edge is given to one of its two parts.
 
     The owner of {u, v} is the part of min(u, v) or of max(u, v), by one bit of hash(seed, min, max) over original
     ids: both parts agree, both directions go together.
@@ -58,18 +58,18 @@ def assigned_arcs(csc: CSC, num_core: int, original: np.ndarray, seed: int) -> n
     return _assigned(csc.indptr, csc.indices, num_core, original, np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
 
 
-def keep_arcs(csc: CSC, num_core: int, keep: np.ndarray):
-    """Drop arcs, and the halo nodes that no longer feed a core node.
+def keep_edges(csc: CSC, num_core: int, keep: np.ndarray):
+    """Drop edges, and the halo nodes that no longer feed a core node.
 
     Returns:
-        (num_halo,) bool of the halo nodes that stay, the new CSC, (num_arcs,) positions of its arcs in the old one.
+        (num_halo,) bool of the halo nodes that stay, the new CSC, (num_edges,) positions of its edges in the old one.
     """
     num_local = csc.num_rows
     local_id = np.full(num_local, -1, np.int32)
     local_id[:num_core] = np.arange(num_core, dtype=np.int32)
     used = np.zeros(num_local, np.bool_)
-    core_arcs = slice(0, int(csc.indptr[num_core]))
-    used[csc.indices[core_arcs][keep[core_arcs]]] = True
+    core_edges = slice(0, int(csc.indptr[num_core]))
+    used[csc.indices[core_edges][keep[core_edges]]] = True
     used[:num_core] = True
     local_id[used] = np.arange(int(used.sum()), dtype=np.int32)
     rows = np.repeat(np.arange(num_local), np.diff(csc.indptr))
@@ -86,11 +86,11 @@ def localise(
 
     Args:
         indptr: (num_core + 1,) int64 from 0.
-        sources: (num_arcs,) store ids in [begin, end) or in the halo.
+        sources: (num_edges,) store ids in [begin, end) or in the halo.
         begin, end: Store ids that bound the core.
         held: The nodes of the halo, counted.
-        indices: (num_arcs or more,) int32; the first num_arcs are filled with local ids.
-        positions: (num_arcs or more,) int64; filled with where each source stood; empty: they are not asked for.
+        indices: (num_edges or more,) int32; the first num_edges are filled with local ids.
+        positions: (num_edges or more,) int64; filled with where each source stood; empty: they are not asked for.
     """
     _localise(indptr, sources, begin, end, held.words, held.before, indices, positions)
 
@@ -116,7 +116,7 @@ def _count_within(indptr, indices, nodes, distance, hops, out):
 
 
 @kernel
-def _fill_within(indptr, indices, nodes, num_core, local_id, distance, hops, out_indptr, out, arc_id):
+def _fill_within(indptr, indices, nodes, num_core, local_id, distance, hops, out_indptr, out, edge_id):
     for row in range(len(nodes)):
         node = nodes[row]
         place = out_indptr[row]
@@ -127,7 +127,7 @@ def _fill_within(indptr, indices, nodes, num_core, local_id, distance, hops, out
                     continue
                 if (local_id[source] >= num_core) == (halo == 1):
                     out[place] = local_id[source]
-                    arc_id[place] = i
+                    edge_id[place] = i
                     place += 1
 
 

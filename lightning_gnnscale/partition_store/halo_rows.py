@@ -1,13 +1,13 @@
 """What a part reads beyond its core: nodes from the sources of its rows; rows by transposing them, or from a code.
 
-A halo node's row holds its sources in the core of the part. Where every arc stands in both directions, the row is the
-transpose of the core's own arcs, and nothing of it is stored. Elsewhere the rows are a run of bytes, one halo node
-behind the other: the number of arcs, the place of the first arc in a store with arc arrays, and the sources. With arc
-arrays and both directions, the places alone are stored. The arcs of a row that come from one part stand in one run of
-the CSC, so that the place of the first tells them all.
+A halo node's row holds its sources in the core of the part. Where every edge stands in both directions, the row is the
+transpose of the core's own edges, and nothing of it is stored. Elsewhere the rows are a run of bytes, one halo node
+behind the other: the number of edges, the place of the first edge in a store with edge arrays, and the sources. With
+edge arrays and both directions, the places alone are stored. The edges of a row that come from one part stand in one
+run of the CSC, so that the place of the first tells them all.
 
 A number takes 7 bits a byte, lowest first; the highest bit of a byte says that another byte follows (LEB128). Places
-count from the arcs of the halo node before, sources from the source before, so that most numbers take a byte or two.
+count from the edges of the halo node before, sources from the source before, so that most numbers take a byte or two.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..graph import CSC
 from ..jit import kernel
 from .planned_reads import RankedNodes
 
-_BLOCK_ARCS = 1 << 20
+_BLOCK_EDGES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class HaloForm:
     """What of the halo's rows is stored.
 
     Attributes:
-        rows: Whether the arcs are: where some arc does not stand in both directions.
-        places: Whether the places of arcs are: in a store with arc arrays.
+        rows: Whether the edges are: where some edge does not stand in both directions.
+        places: Whether the places of edges are: in a store with edge arrays.
     """
 
     rows: bool
@@ -38,34 +38,34 @@ class HaloForm:
         return self.rows or self.places
 
 
-def halo_of_rows(csc: CSC, begin: int, end: int, block_arcs: int = _BLOCK_ARCS) -> RankedNodes | None:
-    """Return the sources of arcs into rows [begin, end) that lie outside it; None where one is no node of the graph.
+def halo_of_rows(csc: CSC, begin: int, end: int, block_edges: int = _BLOCK_EDGES) -> RankedNodes | None:
+    """Return the sources of edges into rows [begin, end) that lie outside it; None where one is no node of the graph.
 
     Args:
         csc: The whole graph.
         begin, end: Store ids that bound the core.
-        block_arcs: How many arcs are looked at between two steps, so that a memory map is read in pieces.
+        block_edges: How many edges are looked at between two steps, so that a memory map is read in chunks.
 
     Cost: one read of the rows; memory of two bits a node of the whole graph.
     """
     held = RankedNodes.empty(csc.num_rows)
     first, last = int(csc.indptr[begin]), int(csc.indptr[end])
-    for position in range(first, last, block_arcs):
-        sources = csc.indices[position : min(position + block_arcs, last)]
+    for position in range(first, last, block_edges):
+        sources = csc.indices[position : min(position + block_edges, last)]
         if add_sources(sources, begin, end, csc.num_rows, held) < 0:
             return None
     return held.count()
 
 
 def add_sources(sources: np.ndarray, begin: int, end: int, num_nodes: int, held: RankedNodes) -> int:
-    """Add the sources outside [begin, end) to a set, and count their arcs.
+    """Add the sources outside [begin, end) to a set, and count their edges.
 
     Args:
-        sources: (num_arcs,) store ids.
+        sources: (num_edges,) store ids.
         held: The set; changed in place.
 
     Returns:
-        The number of arcs from outside; -1 where a source is not in [0, num_nodes).
+        The number of edges from outside; -1 where a source is not in [0, num_nodes).
     """
     crossing, new = _add_sources(sources, begin, end, num_nodes, held.words)
     held.size += new
@@ -73,7 +73,7 @@ def add_sources(sources: np.ndarray, begin: int, end: int, num_nodes: int, held:
 
 
 def halo_and_edges(
-    csc: CSC, begin: int, end: int, block_arcs: int = _BLOCK_ARCS
+    csc: CSC, begin: int, end: int, block_edges: int = _BLOCK_EDGES
 ) -> tuple[RankedNodes, tuple[int, int, int]]:
     """Do what `halo_of_rows` does, and count the edges of rows of a graph that lists each edge in both directions.
 
@@ -89,7 +89,7 @@ def halo_and_edges(
     parent, counts = np.arange(end - begin, dtype=csc.indices.dtype), np.zeros(2, np.int64)
     row = 0
     while row < end - begin:
-        last = int(np.searchsorted(indptr, indptr[row] + block_arcs, side="right")) - 1
+        last = int(np.searchsorted(indptr, indptr[row] + block_edges, side="right")) - 1
         last = min(max(last, row + 1), end - begin)
         sources = csc.indices[int(indptr[row]) : int(indptr[last])]
         add_sources(sources, begin, end, csc.num_rows, held)
@@ -105,7 +105,7 @@ def transpose_halo(csc: CSC, num_core: int) -> None:
         csc: A part in local ids whose core rows stand; the halo rows, zeros in `indptr`, are filled in place.
         num_core: The number of core rows.
 
-    Cost: two passes over the core's arcs.
+    Cost: two passes over the core's edges.
     """
     _transpose_halo(csc.indptr, csc.indices, num_core)
 
@@ -123,13 +123,13 @@ def encode_halo(
     Args:
         form: What is stored.
         nodes: (num_halo,) store ids of the part's halo, ascending; `held`: the same.
-        cross: (node, source, place), each (num_arcs,) and ascending by node and source: the arcs from the core of the
+        cross: (node, source, place), each (num_edges,) and ascending by node and source: the edges from the core of the
             part to nodes beyond it, whether in the halo or not. `source` is a local id and `place` a position in the
             CSC; either is empty where the form does not need it.
-        state: How many nodes are encoded, and the place behind the last arc; (0, 0) at first.
+        state: How many nodes are encoded, and the place behind the last edge; (0, 0) at first.
 
     Returns:
-        (num_bytes,) uint8, and the state behind them. Nodes beyond the last arc are left for `encode_halo_end`.
+        (num_bytes,) uint8, and the state behind them. Nodes beyond the last edge are left for `encode_halo_end`.
     """
     flags = form.rows, form.places
     size, *_ = _encode(*flags, nodes, held.words, *cross, *state, np.empty(0, np.uint8))
@@ -139,7 +139,7 @@ def encode_halo(
 
 
 def encode_halo_end(form: HaloForm, num_halo: int, state: tuple[int, int]) -> np.ndarray:
-    """Encode the empty rows behind the last arc; see `encode_halo`."""
+    """Encode the empty rows behind the last edge; see `encode_halo`."""
     return np.zeros(num_halo - state[0] if form.rows else 0, np.uint8)
 
 
@@ -157,20 +157,20 @@ def decode_lengths(form: HaloForm, code: np.ndarray, indptr: np.ndarray) -> bool
     return bool(_decode_lengths(form.places, code, indptr))
 
 
-def decode_halo(form: HaloForm, code: np.ndarray, csc: CSC, num_core: int, num_arcs: int, places: np.ndarray) -> bool:
+def decode_halo(form: HaloForm, code: np.ndarray, csc: CSC, num_core: int, num_edges: int, places: np.ndarray) -> bool:
     """Decode sources and places into the halo rows of a part.
 
     Args:
         form: What is stored.
         code: (num_bytes,) uint8, the whole halo of a part.
         csc: The part in local ids; the indices of halo rows are filled in place where the form has rows.
-        num_core, num_arcs: Sources are below the one, places below the other.
-        places: (part's arcs,) int64, filled in place where the form has places.
+        num_core, num_edges: Sources are below the one, places below the other.
+        places: (part's edges,) int64, filled in place where the form has places.
 
     Returns:
         Whether the code is whole and every number in its range.
     """
-    return bool(_decode(form.rows, form.places, code, csc.indptr[num_core:], num_core, num_arcs, csc.indices, places))
+    return bool(_decode(form.rows, form.places, code, csc.indptr[num_core:], num_core, num_edges, csc.indices, places))
 
 
 def number_bytes(limit: int) -> int:
@@ -205,8 +205,8 @@ def _count_halos(nodes, count):
 def _transpose_halo(indptr, indices, num_core):
     """Row h's cursor stands at indptr[h + 1]: it begins where the row does and ends where the next one begins."""
     num_local = len(indptr) - 1
-    core_arcs = indptr[num_core]
-    for i in range(core_arcs):
+    core_edges = indptr[num_core]
+    for i in range(core_edges):
         if indices[i] >= num_core and indices[i] + 2 <= num_local:
             indptr[indices[i] + 2] += 1
     for row in range(num_core, num_local):
@@ -295,7 +295,7 @@ def _decode_lengths(with_places, code, indptr):
 
 
 @kernel
-def _decode(rows, with_places, code, indptr, num_core, num_arcs, indices, places):
+def _decode(rows, with_places, code, indptr, num_core, num_edges, indices, places):
     at, behind = np.int64(0), np.int64(0)
     for row in range(len(indptr) - 1):
         first, last = indptr[row], indptr[row + 1]
@@ -305,7 +305,7 @@ def _decode(rows, with_places, code, indptr, num_core, num_arcs, indices, places
             continue
         if with_places:
             gap, at = _take(code, at)
-            if gap < 0 or gap > num_arcs - behind - (last - first):
+            if gap < 0 or gap > num_edges - behind - (last - first):
                 return False
             behind += gap
             for i in range(first, last):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..edge_stream.options import split_columns, table_path
-from ..edge_stream.relations import RelationStream
+from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..graph import id_dtype
@@ -145,17 +145,20 @@ class StoreInputs(Columns):
     pack_halo: bool
 
     @property
-    def relations(self) -> RelationStream | None:
-        """The stream, where it tells kinds and relations apart; else None."""
-        return self.stream if isinstance(self.stream, RelationStream) else None
+    def relations(self) -> HeteroStream | None:
+        """The stream, where it tells node types and edge types apart; else None."""
+        return self.stream if isinstance(self.stream, HeteroStream) else None
 
     @property
-    def kind_features(self) -> dict[int, Any]:
-        """Features by the number of their kind, in a graph whose kinds have features of their own; else none."""
+    def typed_features(self) -> dict[int, Any]:
+        """Features by the number of their node type, in a graph whose node types have features of their own;
+
+        else none.
+        """
         return self.features if isinstance(self.features, dict) else {}
 
     @property
-    def arc_values(self) -> dict[str, np.ndarray]:
+    def edge_values(self) -> dict[str, np.ndarray]:
         """Values by edge id that are given, by the name of their file."""
         values = {name: getattr(self, name) for name in ("edge_weight", "edge_features", "edge_time", "edge_label")}
         return {name: value for name, value in values.items() if value is not None}
@@ -166,7 +169,7 @@ class StoreInputs(Columns):
 
     @property
     def carries_edge_ids(self) -> bool:
-        return bool(self.arc_values) or self.relations is not None
+        return bool(self.edge_values) or self.relations is not None
 
     def fingerprint(self) -> str:
         """Return `input_fingerprint` of these inputs."""
@@ -222,10 +225,10 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
         ValueError: one has another shape or dtype than the graph asks for.
     """
     num_nodes, num_edges = stream.count()
-    by_kind, features = isinstance(columns.features, Mapping), columns.features
+    by_node_type, features = isinstance(columns.features, Mapping), columns.features
     masks = sorted(masks_by_name(columns.masks).items())
     return {
-        "features": _features_by_kind(features, stream) if by_kind else load_features(features, num_nodes),
+        "features": _features_by_node_type(features, stream) if by_node_type else load_features(features, num_nodes),
         "labels": _one_column(_load_rows("labels", columns.labels, num_nodes, (1, 2))),
         "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in masks},
         "edge_weight": _load_rows("edge_weight", columns.edge_weight, num_edges, (1,)),
@@ -236,15 +239,15 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _features_by_kind(features: Mapping, stream) -> dict[int, np.ndarray | SparseSource]:
-    """Return features by the number of their kind."""
-    if not isinstance(stream, RelationStream):
-        raise ValueError("features by kind need a graph with kinds: give one array, or a TypedGraph")
+def _features_by_node_type(features: Mapping, stream) -> dict[int, np.ndarray | SparseSource]:
+    """Return features by the number of their node type."""
+    if not isinstance(stream, HeteroStream):
+        raise ValueError("features by node type need a heterogeneous graph: give one array, or a HeteroGraph")
     names, loaded = stream.schema.node_types, {}
     unknown = sorted(set(features) - set(names))
     if unknown:
-        raise ValueError(f"features: no kind {unknown[0]!r}, there are {', '.join(names)}")
-    for number, (name, count) in enumerate(zip(names, np.diff(stream.kind_offsets), strict=True)):
+        raise ValueError(f"features: no node type {unknown[0]!r}, there are {', '.join(names)}")
+    for number, (name, count) in enumerate(zip(names, np.diff(stream.type_offsets), strict=True)):
         if features.get(name) is not None:
             try:
                 loaded[number] = load_features(features[name], int(count))
@@ -360,7 +363,7 @@ def _without_edges(name: str, num_nodes: int, shape: tuple[int, ...]) -> str:
     return f": the graph has {num_nodes} nodes; if the last have no edges, say num_nodes={shape[0]} where it is opened"
 
 
-def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: str = "fiub") -> np.ndarray | None:
+def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], node_types: str = "fiub") -> np.ndarray | None:
     if array is None:
         return None
     if isinstance(array, str | os.PathLike) and not is_url(array) and not named_file(array).is_file():
@@ -375,7 +378,7 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: s
         raise ValueError(
             f"{name} must have shape {wanted}, got {array.shape}{file}{_without_edges(name, num_rows, array.shape)}"
         )
-    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+    if array.dtype.kind not in node_types or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
 
@@ -461,7 +464,7 @@ def input_fingerprint(
     columns = columns or Columns()
     features = columns.features
     if isinstance(features, Mapping):
-        features = _features_by_kind(features, stream) if isinstance(next(iter(features), 0), str) else features
+        features = _features_by_node_type(features, stream) if isinstance(next(iter(features), 0), str) else features
     elif features is not None and not isinstance(features, np.ndarray | SparseSource):
         features = load_features(features, _num_rows(features))
     facts: dict[str, Any] = {
@@ -489,8 +492,8 @@ def input_fingerprint(
 
 
 def _reverses_apart(stream) -> bool:
-    """Whether the reverse of a self-loop is of another relation."""
-    if not stream.to_undirected or not isinstance(stream, RelationStream):
+    """Whether the reverse of a self-loop is of another edge type."""
+    if not stream.to_undirected or not isinstance(stream, HeteroStream):
         return False
     pairs = zip(stream.schema.edge_types, stream.schema.reverse, strict=True)
     return any(ends[0] == ends[2] and back != number for number, (ends, back) in enumerate(pairs))
@@ -498,7 +501,7 @@ def _reverses_apart(stream) -> bool:
 
 def _feature_identity(features) -> Any:
     if isinstance(features, Mapping):
-        return {str(kind): _feature_identity(rows) for kind, rows in sorted(features.items())}
+        return {str(node_type): _feature_identity(rows) for node_type, rows in sorted(features.items())}
     return [identity(part) for part in features] if isinstance(features, tuple) else identity(features)
 
 
@@ -521,8 +524,12 @@ def input_files(stream, columns: Columns, part_id=None) -> dict:
     arrays = {name: getattr(columns, name) for name in names} | {"part_id": part_id}
     arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (columns.masks or {}).items()}
     arrays |= {} if columns.edge_label is None else {"edge_label": columns.edge_label}
-    by_kind = isinstance(features, Mapping)
-    arrays |= {f"features[{kind!r}]": rows for kind, rows in features.items()} if by_kind else {"features": features}
+    by_node_type = isinstance(features, Mapping)
+    arrays |= (
+        {f"features[{node_type!r}]": rows for node_type, rows in features.items()}
+        if by_node_type
+        else {"features": features}
+    )
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
         parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]

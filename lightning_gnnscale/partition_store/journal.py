@@ -290,7 +290,7 @@ def finish_publishing(root: Path, source: dict, overwrite: bool) -> bool:
 
 
 def publish(partial: Path, root: Path) -> None:
-    """Let the finished store appear at root; one that stands there goes once the new one has its name."""
+    """Let the finished store appear at root; one that exists there goes once the new one has its name."""
     for path in partial.iterdir():
         if path.name not in (MANIFEST, SOURCE) and path.suffix != ".npy":
             path.unlink()

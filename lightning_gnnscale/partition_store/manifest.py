@@ -15,17 +15,17 @@ from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
-ARC_FILES = {
+EDGE_FILES = {
     "edge_weight",
     "edge_features",
     "edge_time",
     "edge_type",
     "edge_label",
-}  # values of arcs, in the order of the rows
+}  # values of edges, in the order of the rows
 EDGE_COUNTS = ("inside", "cut", "components")  # of each part's core, where each edge is listed in both directions
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
-SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
+SOURCE = "source.json"  # the fingerprint of the input: apart, since it distinguishes files that hold the same graph
 _SEAL = "seal"
 
 
@@ -195,7 +195,7 @@ def _read_sealed(path: Path) -> dict:
 
 def wrong_field(manifest: dict) -> str | None:
     """Return the field of a manifest that is missing, of another type or out of range, or None."""
-    kinds: dict[str, Callable[[Any], bool]] = {
+    checks: dict[str, Callable[[Any], bool]] = {
         **dict.fromkeys(("num_nodes", "num_arcs"), lambda value: _is_count(value)),
         "num_parts": lambda value: _is_count(value) and value > 0,
         **dict.fromkeys(
@@ -212,9 +212,9 @@ def wrong_field(manifest: dict) -> str | None:
         "regression": lambda value: isinstance(value, bool),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
-    for name, fits in kinds.items():
+    for name, fits in checks.items():
         if name not in manifest and name in ("edge_counts", "schema", "regression"):
-            continue  # of a directed graph, of one kind and one relation, with classes
+            continue  # of a directed graph, of one node type and one edge type, with classes
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):
@@ -237,12 +237,12 @@ def _is_schema(value: Any) -> bool:
         sizes, dims = value["kind_sizes"], value["feature_dims"]
     except (KeyError, TypeError, ValueError):
         return False
-    kinds = schema.num_kinds
+    node_types = schema.num_node_types
     return (
         isinstance(sizes, list)
-        and len(sizes) == kinds
+        and len(sizes) == node_types
         and all(_is_count(size) for size in sizes)
-        and (dims is None or (isinstance(dims, list) and len(dims) == kinds))
+        and (dims is None or (isinstance(dims, list) and len(dims) == node_types))
         and all(width is None or _is_count(width) for width in dims or ())
     )
 
@@ -264,25 +264,28 @@ def _is_entry(entry: Any) -> bool:
 
 def wrong_files(manifest: dict) -> str | None:
     """Return what does not fit between the files of a manifest and its counts, or None."""
-    files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
+    files, nodes, edges = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
     ids, dim = id_dtype(nodes), manifest["feature_dim"]
-    has_arc_arrays = not ARC_FILES.isdisjoint(files)
+    has_edge_arrays = not EDGE_FILES.isdisjoint(files)
     expected: dict[str, tuple[Any, tuple]] = {
         "part_offsets": (np.int64, (manifest["num_parts"] + 1,)),
         "original_nid": (ids, (nodes,)),
         "store_nid": (ids, (nodes,)),
         "csc_indptr": (np.int64, (nodes + 1,)),
-        "csc_indices": (ids, (arcs,)),
+        "csc_indices": (ids, (edges,)),
         "halo_offsets": (np.int64, (manifest["num_parts"] + 1,)),
         "in_degree": (np.uint8, (nodes,)),
         **{f"mask_{name}": (np.bool_, (nodes,)) for name in manifest["masks"]},
     }
-    if has_arc_arrays or not manifest["symmetric"]:
+    if has_edge_arrays or not manifest["symmetric"]:
         expected["halo_code"] = (np.uint8, (None,))
         expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     schema = manifest.get("schema")
     sizes, dims = ([], []) if schema is None else (schema["kind_sizes"], schema["feature_dims"] or [])
-    tables = [("", nodes, dim), *((kind_prefix(kind), sizes[kind], width) for kind, width in enumerate(dims))]
+    tables = [
+        ("", nodes, dim),
+        *((type_prefix(node_type), sizes[node_type], width) for node_type, width in enumerate(dims)),
+    ]
     tables = [table for table in tables if table[2] is not None]
     for prefix, rows, _ in tables if manifest["pack_halo"] else ():
         own, packed = id_dtype(rows), (_length(files, f"{prefix}halo_nodes"),)
@@ -291,20 +294,20 @@ def wrong_files(manifest: dict) -> str | None:
         if prefix:
             expected[f"{prefix}halo_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     if manifest["least_edge_weight"] is not None:
-        expected |= {"edge_weight": (np.float32, (arcs,)), "weighted_degree": (np.float32, (nodes,))}
+        expected |= {"edge_weight": (np.float32, (edges,)), "weighted_degree": (np.float32, (nodes,))}
     if "edge_features" in files:
-        expected["edge_features"] = (None, (arcs, None))
+        expected["edge_features"] = (None, (edges, None))
     if "edge_time" in files:
-        expected["edge_time"] = (np.int64, (arcs,))
+        expected["edge_time"] = (np.int64, (edges,))
     if "edge_label" in files:
-        expected["edge_label"] = (np.int32, (arcs,))
+        expected["edge_label"] = (np.int32, (edges,))
     if not {"self_loop_nodes", "self_loop_weight"}.isdisjoint(files):
         looped = (_length(files, "self_loop_nodes"),)
         expected |= {"self_loop_nodes": (ids, looped), "self_loop_weight": (np.float32, looped)}
     if "node_time" in files:
         expected["node_time"] = (np.int64, (nodes,))
     if schema is not None:
-        expected["edge_type"] = (np.uint8 if len(schema["edge_types"]) <= 256 else np.uint16, (arcs,))
+        expected["edge_type"] = (np.uint8 if len(schema["edge_types"]) <= 256 else np.uint16, (edges,))
         expected["kind_starts"] = (np.int64, (manifest["num_parts"] * len(schema["node_types"]) + 1,))
     if "labels" in files:
         several = len(files["labels"]["shape"]) == 2
@@ -339,9 +342,9 @@ def wrong_files(manifest: dict) -> str | None:
     return None
 
 
-def kind_prefix(kind: int | None) -> str:
-    """Return what the names of a kind's own files begin with; nothing for None, where all nodes have one table."""
-    return "" if kind is None else f"kind{kind}_"
+def type_prefix(node_type: int | None) -> str:
+    """Return what the names of a node type's own files begin with; nothing for None, where all nodes have one table."""
+    return "" if node_type is None else f"kind{node_type}_"
 
 
 def _length(files: dict, name: str) -> int:

@@ -8,23 +8,23 @@ import numpy as np
 
 from ..graph import CSC, GraphSchema
 from ..jit import kernel
-from .kind_features import NodeKinds
 from .planned_reads import read_rows, read_slice
+from .typed_features import NodeTypes
 
 
-class GraphKinds(NamedTuple):
-    """What tells nodes and arcs of a graph apart.
+class GraphTypes(NamedTuple):
+    """The node types, edge types and times of a graph.
 
     Attributes:
-        schema: Kinds and relations; None of a graph of one kind and one relation.
-        node_kinds: Where the nodes of each kind are among the store's ids; None without a schema.
-        edge_type: (num_arcs,) relation of each arc of the graph's CSC, or None.
-        edge_time: (num_arcs,) int64 time of each arc, or None.
+        schema: Node types and edge types; None of a graph of one node type and one edge type.
+        node_types: Where the nodes of each node type are among the store's ids; None without a schema.
+        edge_type: (num_edges,) edge type of each edge of the graph's CSC, or None.
+        edge_time: (num_edges,) int64 time of each edge, or None.
         node_time: (num_local,) int64 time of each local node, or None.
     """
 
     schema: GraphSchema | None
-    node_kinds: NodeKinds | None
+    node_types: NodeTypes | None
     edge_type: np.ndarray | None = None
     edge_time: np.ndarray | None = None
     node_time: np.ndarray | None = None
@@ -36,35 +36,37 @@ class GraphKinds(NamedTuple):
         return {"edge_types": self.schema is not None, **times}
 
     @classmethod
-    def of(cls, store, graph) -> "GraphKinds | None":
+    def of(cls, store, graph) -> "GraphTypes | None":
         """Return what a `PartitionStore` knows of a graph that was loaded from it; mapped of a `WholeGraph`."""
         if store.schema is None and store.edge_time is None and store.node_time is None:
             return None
-        arcs, nodes = [store.edge_type, store.edge_time], store.node_time
-        if graph.arc_id is not None:
-            num_core_arcs = int(graph.csc.indptr[graph.num_core])
-            arcs = [None if values is None else _arc_values(values, graph.arc_id, num_core_arcs) for values in arcs]
+        edges, nodes = [store.edge_type, store.edge_time], store.node_time
+        if graph.edge_id is not None:
+            num_core_edges = int(graph.csc.indptr[graph.num_core])
+            edges = [
+                None if values is None else _edge_values(values, graph.edge_id, num_core_edges) for values in edges
+            ]
         if nodes is not None and len(graph.halo_nodes):
             core = nodes[graph.core_start : graph.core_start + graph.num_core]
             nodes = np.concatenate([core, nodes[graph.halo_nodes]])
         elif nodes is not None:
             nodes = nodes[graph.core_start : graph.core_start + graph.num_core]
-        return cls(store.schema, store.node_kinds, *arcs, nodes)
+        return cls(store.schema, store.node_types, *edges, nodes)
 
 
 def _has(graph) -> dict[str, bool]:
-    return {**(graph.kinds or GraphKinds(None, None)).has, "edge_weight": graph.edge_weight is not None}
+    return {**(graph.types or GraphTypes(None, None)).has, "edge_weight": graph.edge_weight is not None}
 
 
-def _arc_values(values: np.ndarray, arc_id: np.ndarray, num_core_arcs: int) -> np.ndarray:
-    """Return values of a part's arcs: those of its core rows stand in one run, the others are read in order."""
-    out = np.empty(len(arc_id), values.dtype)
-    own, others = arc_id[:num_core_arcs], arc_id[num_core_arcs:]
+def _edge_values(values: np.ndarray, edge_id: np.ndarray, num_core_edges: int) -> np.ndarray:
+    """Return values of a part's edges: those of its core rows stand in one run, the others are read in order."""
+    out = np.empty(len(edge_id), values.dtype)
+    own, others = edge_id[:num_core_edges], edge_id[num_core_edges:]
     if len(own):
         low = int(own.min())
-        out[:num_core_arcs] = read_slice(values[low : int(own.max()) + 1])[own - low]
+        out[:num_core_edges] = read_slice(values[low : int(own.max()) + 1])[own - low]
     order = np.argsort(others)
-    out[num_core_arcs:][order] = read_rows(values, others[order])
+    out[num_core_edges:][order] = read_rows(values, others[order])
     return out
 
 
@@ -81,12 +83,12 @@ class PartGraph:
         halo_nodes: (num_halo,) store ids, ascending.
         csc: rows and indices are local ids; indices int32, ascending within a row.
         degree: (num_local,) int32 or int64, in-degree of each local node in the FULL graph.
-        arc_id: (num_arcs,) int64 position of each arc in the store's arc arrays; None in a store without them.
+        edge_id: (num_edges,) int64 position of each edge in the store's edge arrays; None in a store without them.
         hops: how far the halo reaches.
-        symmetric: whether every arc stands in both directions.
-        kinds: Kinds and relations of its nodes and arcs, and when they are there; None of a graph of one kind and one
-            relation without times.
-        edge_weight: The store's weights, by `arc_id`; None in a store without them.
+        symmetric: whether every edge stands in both directions.
+        node types: Node types and edge types of its nodes and edges, and when they are there; None of a graph of one
+            node type and one edge type without times.
+        edge_weight: The store's weights, by `edge_id`; None in a store without them.
         self_weight: (num_local,) float32, the weight of the self-loop that GCN adds to each node; None: 1 for all.
     """
 
@@ -96,10 +98,10 @@ class PartGraph:
     halo_nodes: np.ndarray
     csc: CSC
     degree: np.ndarray
-    arc_id: np.ndarray | None
+    edge_id: np.ndarray | None
     hops: int = 1
     symmetric: bool = False
-    kinds: "GraphKinds | None" = None
+    types: "GraphTypes | None" = None
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
 
@@ -125,31 +127,31 @@ class PartGraph:
         return np.concatenate([core, self.halo_nodes])
 
     def symmetrised(self) -> "PartGraph":
-        """Return the part with both directions of every arc it holds, repeats dropped.
+        """Return the part with both directions of every edge it holds, repeats dropped.
 
-        An arc that stood there keeps its `arc_id`; an added one carries the id of the arc it reverses. `degree` stays
-        the full graph's in-degree where the new row is not longer; sums of weights stay as they are. A part that is
-        symmetric already is returned as it is.
+        An edge that stood there keeps its `edge_id`; an added one carries the id of the edge it reverses. `degree`
+        stays the full graph's in-degree where the new row is not longer; sums of weights stay as they are. A part that
+        is symmetric already is returned as it is.
 
-        Cost: O(num_local + num_arcs) time; three copies of the arcs while it runs.
+        Cost: O(num_local + num_edges) time; three copies of the edges while it runs.
         """
         if self.symmetric:
             return self
-        if self.kinds is not None:
+        if self.types is not None:
             raise ValueError(
-                'direction="both" would give reverses the relation of the arc itself: use direction="in", or write the '
-                "store with to_undirected=True, whose reverses have relations of their own"
+                'direction="both" gives reverses the edge type of the edge itself: use direction="in", or write the '
+                "store with to_undirected=True, whose reverses have edge types of their own"
             )
         indptr, indices = self.csc
-        carry = self.arc_id is not None
-        arc_id = self.arc_id if carry else np.zeros(0, np.int64)
-        out_indptr, out_indices, out_arc = _transpose(indptr, indices, arc_id, carry)
-        both = _merge(indptr, indices, arc_id, out_indptr, out_indices, out_arc, carry)
+        carry = self.edge_id is not None
+        edge_id = self.edge_id if carry else np.zeros(0, np.int64)
+        out_indptr, out_indices, out_edge = _transpose(indptr, indices, edge_id, carry)
+        both = _merge(indptr, indices, edge_id, out_indptr, out_indices, out_edge, carry)
         degree = self.degree
         if degree.dtype.kind != "f":  # a row longer than its degree would be taken for a part of a shorter one
             degree = np.maximum(degree, np.diff(both[0])).astype(degree.dtype)
-        csc, arc_id = CSC(both[0], both[1]), both[2] if carry else None
-        return replace(self, csc=csc, degree=degree, arc_id=arc_id, symmetric=True)
+        csc, edge_id = CSC(both[0], both[1]), both[2] if carry else None
+        return replace(self, csc=csc, degree=degree, edge_id=edge_id, symmetric=True)
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,11 @@ class WholeGraph:
 
     Attributes:
         part: Number that stands for the part in keys: the rank.
-        csc: CSC of the store; positions in it are arc positions.
+        csc: CSC of the store; positions in it are edge positions.
         degree: (num_nodes,) in-degree.
-        symmetric: Whether every arc has its reverse.
+        symmetric: Whether every edge has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
-        kinds, edge_weight, self_weight: As for `PartGraph`.
+        node types, edge_weight, self_weight: As for `PartGraph`.
     """
 
     part: int
@@ -172,10 +174,10 @@ class WholeGraph:
     symmetric: bool = False
     root: Path | None = None
     fingerprint: str = ""
-    kinds: GraphKinds | None = None
+    types: GraphTypes | None = None
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
-    arc_id = None  # positions in its CSC are those of the store
+    edge_id = None  # positions in its CSC are those of the store
 
     @classmethod
     def of(
@@ -186,9 +188,9 @@ class WholeGraph:
         return cls(part, csc, degree, symmetric=symmetric, root=root, fingerprint=fingerprint)
 
     @classmethod
-    def of_store(cls, store, part: int, arcs: bool = True) -> "WholeGraph":
-        """Return the view of a `PartitionStore` for one rank; without `arcs` only offsets may be read of its CSC."""
-        csc = store.csc if arcs else store.csc_of_parts(())
+    def of_store(cls, store, part: int, edges: bool = True) -> "WholeGraph":
+        """Return the view of a `PartitionStore` for one rank; without `edges` only offsets may be read of its CSC."""
+        csc = store.csc if edges else store.csc_of_parts(())
         return cls.of(csc, part, store.symmetric, store.root, store.layout_fingerprint)
 
     @property
@@ -223,7 +225,7 @@ class WholeGraph:
 
 
 @kernel
-def _transpose(indptr, indices, arc_id, carry):
+def _transpose(indptr, indices, edge_id, carry):
     """Rows by source instead of destination; ascending within a row."""
     num_rows = len(indptr) - 1
     out_indptr = np.zeros(num_rows + 1, np.int64)
@@ -233,24 +235,24 @@ def _transpose(indptr, indices, arc_id, carry):
         out_indptr[row + 1] += out_indptr[row]
     cursor = out_indptr[:-1].copy()
     out_indices = np.empty_like(indices)
-    out_arc = np.empty(len(arc_id), np.int64)
+    out_edge = np.empty(len(edge_id), np.int64)
     for row in range(num_rows):
         for i in range(indptr[row], indptr[row + 1]):
             position = cursor[indices[i]]
             cursor[indices[i]] += 1
             out_indices[position] = row
             if carry:
-                out_arc[position] = arc_id[i]
-    return out_indptr, out_indices, out_arc
+                out_edge[position] = edge_id[i]
+    return out_indptr, out_indices, out_edge
 
 
 @kernel
-def _merge(indptr_a, indices_a, arc_a, indptr_b, indices_b, arc_b, carry):
+def _merge(indptr_a, indices_a, edge_a, indptr_b, indices_b, edge_b, carry):
     """Merge two sorted CSCs row by row; of equal entries the first of `a` stays, else the first of `b`."""
     num_rows = len(indptr_a) - 1
     indptr = np.zeros(num_rows + 1, np.int64)
     indices = np.empty(len(indices_a) + len(indices_b), indices_a.dtype)
-    arc = np.empty(len(arc_a) + len(arc_b), np.int64)
+    edge = np.empty(len(edge_a) + len(edge_b), np.int64)
     count = 0
     for row in range(num_rows):
         a, end_a = indptr_a[row], indptr_a[row + 1]
@@ -261,27 +263,27 @@ def _merge(indptr_a, indices_a, arc_a, indptr_b, indices_b, arc_b, carry):
             if count == indptr[row] or indices[count - 1] != value:
                 indices[count] = value
                 if carry:
-                    arc[count] = arc_a[a] if from_a else arc_b[b]
+                    edge[count] = edge_a[a] if from_a else edge_b[b]
                 count += 1
             if from_a:
                 a += 1
             else:
                 b += 1
         indptr[row + 1] = count
-    return indptr, indices[:count].copy(), arc[: count if carry else 0].copy()
+    return indptr, indices[:count].copy(), edge[: count if carry else 0].copy()
 
 
 def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
     """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
     store.fetch_part(part, rows)
     graph = _weighted(store, store.load_part(part, halo_hops))
-    return replace(graph, kinds=GraphKinds.of(store, graph), self_weight=store.self_weight(graph.nodes))
+    return replace(graph, types=GraphTypes.of(store, graph), self_weight=store.self_weight(graph.nodes))
 
 
-def load_whole_graph(store, part: int, arcs: bool = True) -> WholeGraph:
+def load_whole_graph(store, part: int, edges: bool = True) -> WholeGraph:
     """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
-    graph = _weighted(store, WholeGraph.of_store(store, part, arcs))
-    return replace(graph, kinds=GraphKinds.of(store, graph), self_weight=store.self_weight())
+    graph = _weighted(store, WholeGraph.of_store(store, part, edges))
+    return replace(graph, types=GraphTypes.of(store, graph), self_weight=store.self_weight())
 
 
 def _weighted(store, graph):
@@ -293,8 +295,8 @@ def _weighted(store, graph):
     return replace(graph, degree=degree, edge_weight=store.edge_weight)
 
 
-def arc_weights(graph) -> np.ndarray | None:
-    """Return the (num_arcs,) weights of a graph's arcs, in memory of a part and mapped of a `WholeGraph`, or None."""
-    if graph.edge_weight is None or graph.arc_id is None:
+def edge_weights(graph) -> np.ndarray | None:
+    """Return the (num_edges,) weights of a graph's edges, in memory of a part and mapped of a `WholeGraph`, or None."""
+    if graph.edge_weight is None or graph.edge_id is None:
         return graph.edge_weight
-    return _arc_values(graph.edge_weight, graph.arc_id, int(graph.csc.indptr[graph.num_core]))
+    return _edge_values(graph.edge_weight, graph.edge_id, int(graph.csc.indptr[graph.num_core]))

@@ -71,7 +71,7 @@ def publish(
     Args:
         root: Folder of the store.
         url: Where its objects go, for example s3://bucket/products.
-        overwrite: Whether another store that stands there may be replaced. Until the new one is whole there is none.
+        overwrite: Whether another store that exists there may be replaced. Until the new one is whole there is none.
         storage_options, timeout_s: See `ObjectStore`.
         progress: Called with ("publish", bytes done, bytes in all).
 
@@ -106,7 +106,7 @@ def check_free(objects: ObjectStore, own: Mapping[str, bytes] | None, overwrite:
     """Return whether a store is to be published: False where this very one stands there.
 
     Args:
-        own: Manifest and source of the store by name; None: not known yet, any store that stands there is another.
+        own: Manifest and source of the store by name; None: not known yet, any store that exists there is another.
 
     Raises:
         PartitionStoreError: another one stands there, and `overwrite` is off.
@@ -176,7 +176,7 @@ class FetchedFiles:
     """The files of a published store on this machine, with holes where nothing has been fetched.
 
     All processes of the machine share the folder: a block is fetched by one of them, once. Blocks that are fetched
-    stay over runs and kills, unless a cap makes room for others.
+    stay over runs and kills, unless a cap makes space for others.
 
     Args:
         root: A folder that `fetch_store` has made.
@@ -258,14 +258,14 @@ class FetchedFiles:
                 marked[np.minimum(first + between, last)] = True
         return name, np.flatnonzero(marked)
 
-    def pieces(self, name: str, rows: np.ndarray) -> list[np.ndarray] | None:
-        """Return positions of rows, divided so that the blocks of each piece fit under the cap; None: they all do."""
+    def chunks(self, name: str, rows: np.ndarray) -> list[np.ndarray] | None:
+        """Return positions of rows, divided so that the blocks of each chunk fit under the cap; None: they all do."""
         if self.cap_bytes is None or not len(rows):
             return None
-        room = self.cap_bytes - int(self._bytes[self._used[:-1] == _PINNED].sum())
-        if int(self._bytes[self._first[name] + self.blocks_of_rows(name, rows)[1]].sum()) <= room:
+        space = self.cap_bytes - int(self._bytes[self._used[:-1] == _PINNED].sum())
+        if int(self._bytes[self._first[name] + self.blocks_of_rows(name, rows)[1]].sum()) <= space:
             return None
-        group = rows * self._row_bytes(name) // self._size // max(1, room // self._size - 1)
+        group = rows * self._row_bytes(name) // self._size // max(1, space // self._size - 1)
         order = np.argsort(group, kind="stable")
         return np.split(order, 1 + np.flatnonzero(np.diff(group[order])))
 
@@ -286,7 +286,7 @@ class FetchedFiles:
             before = self._in_use.copy()
             self._in_use[at] = True
             try:
-                self._make_room()
+                self._make_space()
                 self._fetch(wanted)
                 self._used[-1] += 1
                 self._used[at] = np.maximum(self._used[at], self._used[-1])
@@ -306,7 +306,7 @@ class FetchedFiles:
         if total > self.cap_bytes:
             _log.info(
                 f"{self.url}: {format_bytes(total)} do not fit store_cache_bytes={format_bytes(self.cap_bytes)}: parts"
-                " that make room for others are fetched again"
+                " that make space for others are fetched again"
             )
 
     def _table(self, name: str) -> np.ndarray:
@@ -339,7 +339,7 @@ class FetchedFiles:
                     turn.depth -= 1
 
     def _fetch(self, wanted: tuple[tuple[str, np.ndarray], ...]) -> None:
-        remedy = "make room, set GNNSCALE_FETCHED to a larger disk, or say store_cache_bytes="
+        remedy = "make space, set GNNSCALE_FETCHED to a larger disk, or say store_cache_bytes="
         with disk_errors(self.root, "written", remedy, PartitionStoreError):
             for name, blocks in wanted:
                 missing = blocks[self._used[self._first[name] + blocks] <= 0]
@@ -406,10 +406,10 @@ class FetchedFiles:
     def _damaged(self, name: str, what: str) -> PartitionStoreError:
         return PartitionStoreError(
             f"{self.url}/{name}.npy: {what}: damaged, or replaced since training began; publish the store again, or"
-            " start anew"
+            " start again"
         )
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         """Let go of the blocks used longest ago until those that are wanted fit under the cap."""
         used = self._used[:-1]
         stays = self._in_use | (used == _PINNED)
@@ -475,7 +475,7 @@ def fetch_store(
         "cap_bytes": cap_bytes,
         "block_bytes": BLOCK_BYTES,
     }
-    with disk_errors(root, "written", "make room, or set GNNSCALE_FETCHED to another disk", PartitionStoreError):
+    with disk_errors(root, "written", "make space, or set GNNSCALE_FETCHED to another disk", PartitionStoreError):
         root.parent.mkdir(parents=True, exist_ok=True)
         with held_lock(f"{root}.lock", f"is opening {objects.url}"):
             if not (root / FETCHED).is_file():
@@ -612,12 +612,12 @@ class FetchedRows(DenseFeatures):
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         nodes = checked_rows(nodes, self.num_rows)
-        pieces = self.files.pieces(self.name, nodes)
-        if pieces is None:
+        chunks = self.files.chunks(self.name, nodes)
+        if chunks is None:
             with self.reading(lambda: nodes) as array:
                 return DenseFeatures(array, self.storage).gather(nodes, out)
         out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
-        for positions in pieces:
+        for positions in chunks:
             with self.reading(lambda positions=positions: nodes[positions]) as array:
                 out[positions] = DenseFeatures(array, self.storage).gather(nodes[positions])
         return out
@@ -625,7 +625,7 @@ class FetchedRows(DenseFeatures):
     def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple[DenseFeatures, None]:
         nodes = checked_rows(nodes, self.num_rows)
         out = np.empty((len(nodes), *self.mapped.shape[1:]), self.mapped.dtype) if out is None else out
-        for positions in self.files.pieces(self.name, nodes) or [slice(None)]:
+        for positions in self.files.chunks(self.name, nodes) or [slice(None)]:
             place = positions if isinstance(positions, slice) else slice(positions[0], positions[-1] + 1)
             with self.reading(lambda place=place: nodes[place]) as array:
                 read_rows(array, nodes[place], out[place])
@@ -638,7 +638,7 @@ def _rows_again(root: str, settings: dict, name: str, dtype: np.dtype, shape: tu
 
 
 def fetched_again(root: str | os.PathLike, settings: dict) -> FetchedFiles:
-    """Return the files of a fetched store in another process: of this machine, or of one that fetches them anew.
+    """Return the files of a fetched store in another process: of this machine, or of one that fetches them again.
 
     Raises:
         PartitionStoreError: the store that stands at the URL is not the one that was opened first.
@@ -650,7 +650,7 @@ def fetched_again(root: str | os.PathLike, settings: dict) -> FetchedFiles:
     files = fetch_store(**kept)
     if files.root.name != Path(root).name:
         raise PartitionStoreError(
-            f"{files.url}: the store that stands here has another fingerprint than the trainer's: start all machines"
-            " anew on one store"
+            f"{files.url}: the store that exists here has another fingerprint than the trainer's: start all machines"
+            " again on one store"
         )
     return files

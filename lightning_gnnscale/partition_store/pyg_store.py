@@ -30,9 +30,9 @@ class PyGStore(FeatureStore, GraphStore):
 
     Raises:
         PartitionStoreError: there is none.
-        ValueError: it has kinds or relations, which would be dropped.
+        ValueError: it has node types or edge types, which would be dropped.
 
-    Cost: what is asked for; all of a table where no index is given, and arcs are mapped.
+    Cost: what is asked for; all of a table where no index is given, and edges are mapped.
     """
 
     def __init__(self, store: str | os.PathLike | PartitionStore):
@@ -41,8 +41,8 @@ class PyGStore(FeatureStore, GraphStore):
         schema = self.store.schema
         if schema is not None:
             raise ValueError(
-                f"PyGStore has one kind of nodes and one relation, and the store {schema.num_kinds} and "
-                f"{schema.num_relations}: use PartitionDataModule, whose batches have to_hetero()"
+                f"PyGStore has one node type and one edge type, and the store {schema.num_node_types} and "
+                f"{schema.num_edge_types}: use PartitionDataModule, whose batches have to_hetero()"
             )
         self._arrays = {}
         if self.store.labels is not None:
@@ -68,11 +68,11 @@ class PyGStore(FeatureStore, GraphStore):
         return [TensorAttr(None, name) for name in names]
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """Return the one relation there is."""
+        """Return the one edge type there is."""
         return [EdgeAttr(None, EdgeLayout.CSC, True, (self.num_nodes, self.num_nodes))]
 
     def edge_values(self, e_id: np.ndarray) -> dict[str, Tensor]:
-        """Return `edge_attr` and `edge_weight` of arcs, those that the store has.
+        """Return `edge_attr` and `edge_weight` of edges, those that the store has.
 
         Args:
             e_id: (num,) int64 positions in `store.csc`.

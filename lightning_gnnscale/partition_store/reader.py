@@ -15,15 +15,15 @@ from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_code
 from .halo import degree_dtype
-from .halo_depth import assigned_arcs, distances, keep_arcs, localise, rows_within
+from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
-from .kind_features import KindFeatures, NodeKinds
-from .manifest import ARC_FILES, MANIFEST, REMEDY, digest, kind_prefix, read_manifest, read_source
+from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
 from .self_loops import spread
+from .typed_features import NodeTypes, TypedFeatures
 from .verify import broken, compare_once, read_later, rises, verify_store
 
 
@@ -46,7 +46,7 @@ class PartitionStore:
         labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels, or numbers to
             predict (`regression`); or None.
         masks: name to (num_nodes,) bool.
-        symmetric: whether every arc stands in both directions, as often in one as in the other.
+        symmetric: whether every edge stands in both directions, as often in one as in the other.
     """
 
     def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None, verify: bool = True):
@@ -61,8 +61,8 @@ class PartitionStore:
         self._halo_offsets = np.array(self._map("halo_offsets"))
         self._in_degree, self._halo_nodes = self._map("in_degree"), self._map("halo_nodes")
         self._halo_code, self._halo_code_offsets = self._map("halo_code"), self._map("halo_code_offsets")
-        has_arc_arrays = not ARC_FILES.isdisjoint(manifest["files"])
-        self._halo_form = HaloForm(rows=not manifest["symmetric"], places=has_arc_arrays)
+        has_edge_arrays = not EDGE_FILES.isdisjoint(manifest["files"])
+        self._halo_form = HaloForm(rows=not manifest["symmetric"], places=has_edge_arrays)
         num_halo = self._halo_offsets[-1] if self._halo_nodes is None else len(self._halo_nodes)
         checked = [("part_offsets", self.part_offsets, self.num_nodes), ("halo_offsets", self._halo_offsets, num_halo)]
         if self._halo_code is not None:
@@ -81,7 +81,7 @@ class PartitionStore:
                 fetched when it is first read, in sequence, once for all processes of this machine. Sparse features,
                 values of edges, and what is looked up all over the graph (`csc`, `features.array`) are fetched whole.
             verify: whether a folder's files are compared with their checksums, once a machine until they change (see
-                `compare_once`): those of a few bytes a node now, arcs and the rows of `load_features` when they are
+                `compare_once`): those of a few bytes a node now, edges and the rows of `load_features` when they are
                 first asked for. Dense rows that are read from `features` itself are compared by `verify()`, and by the
                 DataModules. False: files are read as they are, unless damage could end the process.
             fetching: Options for a URL: cache, cache_bytes, storage_options, timeout_s, see `fetch_store`.
@@ -140,7 +140,7 @@ class PartitionStore:
 
     def __repr__(self) -> str:
         return (
-            f"PartitionStore({str(self.root)!r}, num_nodes={self.num_nodes}, num_arcs={self.num_arcs},"
+            f"PartitionStore({str(self.root)!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges},"
             f" num_parts={self.num_parts})"
         )
 
@@ -150,8 +150,8 @@ class PartitionStore:
         return self.manifest["num_nodes"]
 
     @property
-    def num_arcs(self) -> int:
-        """Number of stored arcs; an undirected edge is two."""
+    def num_edges(self) -> int:
+        """Number of stored edges; an undirected edge is two."""
         return self.manifest["num_arcs"]
 
     @property
@@ -161,7 +161,7 @@ class PartitionStore:
 
     @property
     def symmetric(self) -> bool:
-        """Whether each arc's reverse is stored too."""
+        """Whether each edge's reverse is stored too."""
         return self.manifest["symmetric"]
 
     @property
@@ -171,7 +171,7 @@ class PartitionStore:
 
     @cached_property
     def layout_fingerprint(self) -> str:
-        """What identifies the order of nodes and arcs: the input, and the part of every node, whoever chose it."""
+        """What identifies the order of nodes and edges: the input, and the part of every node, whoever chose it."""
         return f"{self.fingerprint}{read_source(self.root).get('part_id_crc32', 0):08x}"
 
     @property
@@ -187,7 +187,7 @@ class PartitionStore:
             PartitionStoreError: its files are damaged; see `compare_once`, which looks once a machine.
         """
         compare_once(self, ("csc_indptr", "csc_indices"))
-        self._check_rises("csc_indptr", self._csc.indptr, self.num_arcs)
+        self._check_rises("csc_indptr", self._csc.indptr, self.num_edges)
         return self._csc
 
     def csc_of_parts(self, parts: Iterable[int], nodes: np.ndarray | Sequence[int] = (), features: bool = False) -> CSC:
@@ -209,13 +209,13 @@ class PartitionStore:
 
     @cached_property
     def edge_weight(self) -> np.ndarray | None:
-        """(num_arcs,) float32 or None; compared as `open` says."""
+        """(num_edges,) float32 or None; compared as `open` says."""
         self._compare("edge_weight")
         return self._map("edge_weight")
 
     @cached_property
     def edge_features(self) -> np.ndarray | None:
-        """(num_arcs, dim) or None; compared as `open` says."""
+        """(num_edges, dim) or None; compared as `open` says."""
         self._compare("edge_features")
         return self._map("edge_features")
 
@@ -227,36 +227,38 @@ class PartitionStore:
 
     @cached_property
     def schema(self) -> GraphSchema | None:
-        """The kinds and relations of the graph; None of a graph of one kind and one relation."""
+        """The node types and edge types of the graph; None of a graph of one node type and one edge type."""
         schema = self.manifest.get("schema")
         return None if schema is None else GraphSchema.of_json(schema)
 
     @property
-    def kind_sizes(self) -> dict[str, int] | None:
-        """Number of nodes by kind; None without a schema."""
-        kinds = self.manifest.get("schema")
-        return None if kinds is None else dict(zip(kinds["node_types"], kinds["kind_sizes"], strict=True))
+    def type_sizes(self) -> dict[str, int] | None:
+        """Number of nodes by node type; None without a schema."""
+        node_types = self.manifest.get("schema")
+        return (
+            None if node_types is None else dict(zip(node_types["node_types"], node_types["kind_sizes"], strict=True))
+        )
 
     @cached_property
-    def node_kinds(self) -> NodeKinds | None:
-        """Where the nodes of each kind are: in every part a run of store ids; None without a schema."""
-        return None if self.schema is None else NodeKinds.of_runs(self._map("kind_starts"), self.schema.num_kinds)
+    def node_types(self) -> NodeTypes | None:
+        """Where the nodes of each node type are: in every part a run of store ids; None without a schema."""
+        return None if self.schema is None else NodeTypes.of_runs(self._map("kind_starts"), self.schema.num_node_types)
 
     @cached_property
     def edge_type(self) -> np.ndarray | None:
-        """(num_arcs,) uint8 or uint16 relation of each arc, None without a schema; compared as `open` says."""
+        """(num_edges,) uint8 or uint16 edge type of each edge, None without a schema; compared as `open` says."""
         self._compare("edge_type")
         return self._map("edge_type")
 
     @cached_property
     def edge_time(self) -> np.ndarray | None:
-        """(num_arcs,) int64 time of each arc, or None; compared as `open` says."""
+        """(num_edges,) int64 time of each edge, or None; compared as `open` says."""
         self._compare("edge_time")
         return self._map("edge_time")
 
     @cached_property
     def edge_label(self) -> np.ndarray | None:
-        """(num_arcs,) int32 class of each arc's edge, -1 = unknown, or None; compared as `open` says."""
+        """(num_edges,) int32 class of each edge's edge, -1 = unknown, or None; compared as `open` says."""
         self._compare("edge_label")
         return self._map("edge_label")
 
@@ -266,42 +268,47 @@ class PartitionStore:
         return self._map("node_time")
 
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
-        """Return the (num,) int64 kinds of store ids; None in a graph of one kind and one relation."""
-        return None if self.node_kinds is None else self.node_kinds.kind_of(np.asarray(nodes, np.int64))
+        """Return the (num,) int64 node types of store ids; None in a graph of one node type and one edge type."""
+        return None if self.node_types is None else self.node_types.type_of(np.asarray(nodes, np.int64))
 
     @cached_property
     def features(self) -> FeatureTable | None:
-        """Table of (num_nodes, dim), `KindFeatures` where kinds have their own, or None; see `csc` for sparse ones."""
+        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None;
+
+        see `csc` for sparse ones.
+        """
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
             return self._features("features", self.manifest["feature_dim"])
-        tables = [self._features(f"{kind_prefix(kind)}features", width) for kind, width in enumerate(dims)]
-        return KindFeatures(tuple(tables), self.node_kinds)
+        tables = [self._features(f"{type_prefix(node_type)}features", width) for node_type, width in enumerate(dims)]
+        return TypedFeatures(tuple(tables), self.node_types)
 
     @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
         if not self.manifest["pack_halo"]:
             return self.features
-        if not isinstance(self.features, KindFeatures):
+        if not isinstance(self.features, TypedFeatures):
             return self._packed(None, self.features, self.part_offsets)
-        kinds, tables = self.node_kinds, list(self.features.tables)
-        for kind, table in enumerate(tables):
+        node_types, tables = self.node_types, list(self.features.tables)
+        for node_type, table in enumerate(tables):
             if table is not None:
-                own = np.append(kinds.rows[kind :: kinds.num_kinds], table.num_rows)
-                tables[kind] = self._packed(kind, table, own)
-        return KindFeatures(tuple(tables), kinds)
+                own = np.append(node_types.rows[node_type :: node_types.num_node_types], table.num_rows)
+                tables[node_type] = self._packed(node_type, table, own)
+        return TypedFeatures(tuple(tables), node_types)
 
-    def _packed(self, kind: int | None, owned: DenseFeatures | CSRFeatures, part_offsets: np.ndarray) -> PackedFeatures:
-        """Return a table, that of a kind or of all nodes, with its packed halo rows; see `PackedFeatures`."""
-        prefix = kind_prefix(kind)
+    def _packed(
+        self, node_type: int | None, owned: DenseFeatures | CSRFeatures, part_offsets: np.ndarray
+    ) -> PackedFeatures:
+        """Return a table, that of a node type or of all nodes, with its packed halo rows; see `PackedFeatures`."""
+        prefix = type_prefix(node_type)
         packed = self._features(f"{prefix}halo_features", owned.dim)
         halo = (self._map(f"{prefix}halo_{name}") for name in ("offsets", "nodes", "places", "count"))
         return PackedFeatures(owned, packed, part_offsets, *halo)
 
     @cached_property
     def weighted_degree(self) -> np.ndarray:
-        """(num_nodes,) float32: what the weights of a node's in-arcs add up to; the in-degree without weights.
+        """(num_nodes,) float32: what the weights of a node's in-edges add up to; the in-degree without weights.
 
         Cost: none with weights, whose sums are stored; else 4 bytes a node on first use.
         """
@@ -340,8 +347,8 @@ class PartitionStore:
 
     @property
     def edge_row_bytes(self) -> int:
-        """Bytes that an arc takes beside its source: its weight and its features."""
-        stored = (self._map(name) for name in sorted(ARC_FILES))
+        """Bytes that an edge takes beside its source: its weight and its features."""
+        stored = (self._map(name) for name in sorted(EDGE_FILES))
         return sum(rows[:1].nbytes for rows in stored if rows is not None)
 
     def is_replaced(self) -> bool:
@@ -355,7 +362,7 @@ class PartitionStore:
     def user_ids(self, store_nodes: np.ndarray) -> np.ndarray:
         """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids.
 
-        In a graph with kinds ids are those of the node's kind: its own, otherwise its row among them.
+        In a heterogeneous graph ids are those of the node's node type: its own, otherwise its row among them.
 
         Returns:
             (num,) integers, or for ids that are strings an object array of str.
@@ -389,7 +396,7 @@ class PartitionStore:
         Cost: one read of the rows; memory of two bits a node of the whole graph.
         """
         self._compare("csc_indices")
-        self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
+        self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_edges)
         first, last = self._csc.indptr[[begin, end]].tolist()
         with self._held("csc_indices", first, last):
             return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
@@ -402,13 +409,13 @@ class PartitionStore:
             hops: how far the halo reaches. 1: core rows complete, halo rows cut to neighbours in the core. 2 and
                 more: rows nearer than `hops` complete, those at `hops` cut to nearer neighbours. 0: each cross edge
                 is given to one of its two parts, by a hash of its ends and the store's seed, and only that part
-                sees it; where arcs go one way, only if the arc's target is in its core or feeds it.
+                sees it; where edges go one way, only if the edge's target is in its core or feeds it.
 
         Returns:
             PartGraph with arrays of its own.
 
         Cost: hops 0 and 1: sequential reads of the part's rows, of what is stored of its halo's, and of a byte for
-            the degree of each node; 8 bytes an arc (16 with arc ids) and two bits a node of the whole graph while it
+            the degree of each node; 8 bytes an edge (16 with edge ids) and two bits a node of the whole graph while it
             runs, and 27 (35) at the peak of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the
             whole graph, and reads of the rows of other parts.
         """
@@ -454,7 +461,7 @@ class PartitionStore:
 
     def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
         rows = read_slice(self._csc.indptr[begin : end + 1])
-        self._check_rises("csc_indptr", rows, self.num_arcs)
+        self._check_rises("csc_indptr", rows, self.num_edges)
         first, last = int(rows[0]), int(rows[-1])
         with self._held("csc_indices", first, last):
             sources = read_slice(self._csc.indices[first:last])
@@ -477,7 +484,7 @@ class PartitionStore:
         csc = CSC(indptr, indices)
         if not form.rows:
             transpose_halo(csc, num_core)
-        if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_arcs, places):
+        if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_edges, places):
             raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
         degree = self._degree_of(halo_nodes)
         return PartGraph(
@@ -487,7 +494,7 @@ class PartitionStore:
             halo_nodes=halo_nodes,
             csc=csc,
             degree=np.concatenate([np.diff(indptr[: num_core + 1]).astype(degree.dtype), degree]),
-            arc_id=places if form.places else None,
+            edge_id=places if form.places else None,
             hops=1,
             symmetric=self.symmetric,
         )
@@ -514,7 +521,7 @@ class PartitionStore:
 
     def _degree_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
-        degree = self._in_degree[nodes].astype(degree_dtype(self.num_arcs))
+        degree = self._in_degree[nodes].astype(degree_dtype(self.num_edges))
         large = np.flatnonzero(degree == MOST_DEGREE)
         if len(large):
             known, values = self._large_degrees
@@ -532,21 +539,21 @@ class PartitionStore:
         distance = distances(self.csc, begin, end, hops)
         halo_nodes = np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
         nodes = np.concatenate([np.arange(begin, end, dtype=halo_nodes.dtype), halo_nodes])
-        csc, arc_id = rows_within(self.csc, nodes, end - begin, distance, hops)
-        degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(degree_dtype(self.num_arcs))
-        arc_id = arc_id if self._halo_form.places else None
-        return PartGraph(part, begin, end - begin, halo_nodes, csc, degree, arc_id, hops, self.symmetric)
+        csc, edge_id = rows_within(self.csc, nodes, end - begin, distance, hops)
+        degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(degree_dtype(self.num_edges))
+        edge_id = edge_id if self._halo_form.places else None
+        return PartGraph(part, begin, end - begin, halo_nodes, csc, degree, edge_id, hops, self.symmetric)
 
     def _without_halo(self, near: PartGraph) -> PartGraph:
         original = self.original_nid[near.nodes].astype(np.int64)
-        keep = assigned_arcs(near.csc, near.num_core, original, self.manifest["seed"])
-        stays, csc, positions = keep_arcs(near.csc, near.num_core, keep)
+        keep = assigned_edges(near.csc, near.num_core, original, self.manifest["seed"])
+        stays, csc, positions = keep_edges(near.csc, near.num_core, keep)
         return replace(
             near,
             halo_nodes=near.halo_nodes[stays],
             csc=csc,
             degree=np.concatenate([near.degree[: near.num_core], near.degree[near.num_core :][stays]]),
-            arc_id=None if near.arc_id is None else near.arc_id[positions],
+            edge_id=None if near.edge_id is None else near.edge_id[positions],
             hops=0,
         )
 

@@ -18,8 +18,8 @@ def self_weights(
     Args:
         first_row: Id of the node of the first row.
         indptr: (num_rows + 1,) integers, from 0.
-        indices: (num_arcs,) sources, ascending within a row; of equal ones the last that was listed comes last.
-        weights_of: Returns the (num,) weights of arcs at some positions; None: arcs have weight 1.
+        indices: (num_edges,) sources, ascending within a row; of equal ones the last that was listed comes last.
+        weights_of: Returns the (num,) weights of edges at some positions; None: edges have weight 1.
 
     Returns:
         (num_looped,) int64 ids, ascending, and (num_looped,) float32.
@@ -43,7 +43,7 @@ def spread(nodes: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndar
 
 @kernel
 def _loop_places(first_row, indptr, indices):
-    """Return the positions of the arcs whose source is their row, ascending."""
+    """Return the positions of the edges whose source is their row, ascending."""
     first = np.empty(len(indptr) - 1, np.int64)
     total = 0
     for row in range(len(indptr) - 1):

@@ -15,10 +15,10 @@ from ..jit import kernel
 from .array_file import map_rows
 from .features import FeatureTable
 from .halo_rows import count_halos
-from .manifest import REMEDY, check_file, check_size, kind_prefix, read_manifest, sealed, unsealed
+from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
 from .packed_features import PackedFeatures
 
-# Files whose size goes by arcs, features or text: they are compared when they are first read, not on opening.
+# Files whose size goes by edges, features or text: they are compared when they are first read, not on opening.
 READ_LATER = {
     "csc_indices",
     "halo_code",
@@ -31,8 +31,8 @@ READ_LATER = {
     "user_id_offsets",
     "user_id_bytes",
 }
-_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
-_BLOCK_ARCS = 1 << 23
+_ROWS = re.compile(r"(node type\d+_)?(halo_)?features(_indices|_data)?")
+_BLOCK_EDGES = 1 << 23
 _BLOCK_ROWS = 1 << 16
 
 
@@ -65,20 +65,24 @@ def verify_content(store) -> None:
                 table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
     for part in range(store.num_parts):
         _check_halo(store, part, packed)
-    for kind, table in packed.items():
+    for node_type, table in packed.items():
         count = np.zeros(table.num_rows, np.uint8)
         count_halos(table.halo_nodes, count)
         if not np.array_equal(count, table.halo_count):
-            raise broken(store, f"{kind_prefix(kind)}halo_count", "does not count the halos of each node")
+            raise broken(store, f"{type_prefix(node_type)}halo_count", "does not count the halos of each node")
 
 
 def _packed_tables(store) -> dict[int | None, PackedFeatures]:
-    """Return the tables with packed halo rows by their kind, None where all nodes have one table."""
-    return {kind: table for kind, table in _tables(store.part_features).items() if isinstance(table, PackedFeatures)}
+    """Return the tables with packed halo rows by their node type, None where all nodes have one table."""
+    return {
+        node_type: table
+        for node_type, table in _tables(store.part_features).items()
+        if isinstance(table, PackedFeatures)
+    }
 
 
 def _tables(features) -> dict[int | None, FeatureTable | None]:
-    return dict(enumerate(features.tables)) if features is not None and features.by_kind else {None: features}
+    return dict(enumerate(features.tables)) if features is not None and features.by_node_type else {None: features}
 
 
 def compare_once(store, names=None) -> int:
@@ -174,9 +178,9 @@ def _check_range(store, name: str) -> None:
     lengths = {"csc_indptr": "csc_indices", "halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
     limits = dict.fromkeys(("csc_indices", "original_nid", "store_nid", "self_loop_nodes"), nodes)
     tables = [("", nodes, store.manifest["feature_dim"])]
-    for kind, dim in enumerate(schema.get("feature_dims") or ()):
-        tables.append((kind_prefix(kind), schema["kind_sizes"][kind], dim))
-        lengths[f"{kind_prefix(kind)}halo_offsets"] = f"{kind_prefix(kind)}halo_nodes"
+    for node_type, dim in enumerate(schema.get("feature_dims") or ()):
+        tables.append((type_prefix(node_type), schema["kind_sizes"][node_type], dim))
+        lengths[f"{type_prefix(node_type)}halo_offsets"] = f"{type_prefix(node_type)}halo_nodes"
     for prefix, rows, dim in tables:
         limits |= {f"{prefix}halo_nodes": rows, f"{prefix}halo_places": shape[0]}
         for to in (f"{prefix}features", f"{prefix}halo_features"):
@@ -188,8 +192,8 @@ def _check_range(store, name: str) -> None:
             raise broken(store, name, f"does not rise from 0 to {last}")
     elif name in limits:
         values = map_rows(store.root / f"{name}.npy", np.dtype(files[name]["dtype"]), tuple(shape))
-        for begin in range(0, len(values), _BLOCK_ARCS):
-            block = values[begin : begin + _BLOCK_ARCS]
+        for begin in range(0, len(values), _BLOCK_EDGES):
+            block = values[begin : begin + _BLOCK_EDGES]
             if block.min() < 0 or block.max() >= limits[name]:
                 raise broken(store, name, f"names what does not exist: its values lie in [0, {limits[name]})")
 
@@ -198,8 +202,8 @@ def _check_ids(store) -> None:
     offsets = store.part_offsets
     if offsets[0] != 0 or offsets[-1] != store.num_nodes or (np.diff(offsets) < 0).any():
         raise broken(store, "part_offsets", "does not rise from 0 to num_nodes")
-    for begin in range(0, store.num_nodes, _BLOCK_ARCS):
-        nodes = np.arange(begin, min(begin + _BLOCK_ARCS, store.num_nodes))
+    for begin in range(0, store.num_nodes, _BLOCK_EDGES):
+        nodes = np.arange(begin, min(begin + _BLOCK_EDGES, store.num_nodes))
         original = store.original_nid[nodes]
         outside = len(original) and (original.min() < 0 or original.max() >= store.num_nodes)
         if outside or (store.store_nid[original] != nodes).any():
@@ -208,29 +212,29 @@ def _check_ids(store) -> None:
 
 def _check_rows(store) -> None:
     indptr, indices = store.csc
-    if indptr[0] != 0 or indptr[-1] != store.num_arcs or not _rises(indptr):
-        raise broken(store, "csc_indptr", "does not rise from 0 to num_arcs")
+    if indptr[0] != 0 or indptr[-1] != store.num_edges or not _rises(indptr):
+        raise broken(store, "csc_indptr", "does not rise from 0 to num_edges")
     if not _rows_ascend(indptr, indices, store.num_nodes):
         raise broken(store, "csc_indices", "a row is out of order or names a node that does not exist")
 
 
 def _check_halo(store, part: int, packed: dict[int | None, PackedFeatures]) -> None:
-    """Compare a loaded part with the whole graph: its halo's degrees, rows, places of arcs, and packed nodes."""
+    """Compare a loaded part with the whole graph: its halo's degrees, rows, places of edges, and packed nodes."""
     graph = store.load_part(part)
     if not np.array_equal(graph.degree, store.csc.indptr[graph.nodes + 1] - store.csc.indptr[graph.nodes]):
         raise broken(store, "in_degree", f"part {part} has other degrees")
     core = graph.core_start, graph.core_start + graph.num_core
-    places = np.empty(0, np.int64) if graph.arc_id is None else graph.arc_id
+    places = np.empty(0, np.int64) if graph.edge_id is None else graph.edge_id
     halo = CSC(graph.csc.indptr[graph.num_core :], graph.csc.indices)
     if not _same_restricted_rows(*store.csc, *core, graph.halo_nodes, *halo, places):
         name = "halo_code" if "halo_code" in store.manifest["files"] else "csc_indices"
         raise broken(store, name, f"part {part}: halo rows are not those of the graph")
-    for kind, table in packed.items():
+    for node_type, table in packed.items():
         first, last = table.halo_offsets[part : part + 2]
-        held, prefix = graph.halo_nodes, kind_prefix(kind)
-        if kind is not None:
-            kinds, rows = store.node_kinds.locate(np.asarray(held))
-            held = rows[kinds == kind]
+        held, prefix = graph.halo_nodes, type_prefix(node_type)
+        if node_type is not None:
+            node_types, rows = store.node_types.locate(np.asarray(held))
+            held = rows[node_types == node_type]
         if not np.array_equal(table.halo_nodes[first:last], held):
             raise broken(store, f"{prefix}halo_nodes", f"part {part} reads other nodes")
         if not np.array_equal(np.sort(table.halo_places[first:last]), np.arange(last - first)):
@@ -260,7 +264,7 @@ def _rows_ascend(indptr, indices, num_nodes):
 
 @kernel
 def _same_restricted_rows(indptr, indices, begin, end, halo, halo_indptr, local_indices, places):
-    """Return whether each halo row is its row of the whole graph, cut to [begin, end), and its arcs stand there."""
+    """Return whether each halo row is its row of the whole graph, cut to [begin, end), and its edges stand there."""
     for row in range(len(halo)):
         at = halo_indptr[row]
         for i in range(indptr[halo[row]], indptr[halo[row] + 1]):

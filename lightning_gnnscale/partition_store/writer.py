@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream import NodeIds
-from ..edge_stream.relations import IdsByKind
+from ..edge_stream.relations import IdsByNodeType
 from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
 from ..events import stage
 from ..graph import CSC, id_dtype
@@ -43,10 +43,10 @@ from .journal import (
     store_folder,
     writer_lock,
 )
-from .kind_features import NodeKinds
-from .manifest import EDGE_COUNTS, FORMAT_VERSION, describe_files, kind_prefix, write_manifest
+from .manifest import EDGE_COUNTS, FORMAT_VERSION, describe_files, type_prefix, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
+from .typed_features import NodeTypes
 from .value_checks import check_values, least_value, tell_odd_nodes
 
 
@@ -64,21 +64,21 @@ def write_partition_store(
     check_finite: bool = True,
     **named,
 ) -> PartitionStore:
-    """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
+    """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that exists.
 
     The store appears at `root` at once and complete; until then everything is in `<root>.partial`. After a kill the
     same call goes on with what is done and ends in the same bytes. A finished store of the same input is opened.
 
     Args:
         root: folder of the store.
-        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats of one relation (of an arc's weights
+        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats of one edge type (of an edge's weights
             that of the first edge in its direction stays, else that of the first one the other way; edges with times
             are all kept), its `remove_self_loops` drops
             self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
         columns: Features, labels, masks and the like: a `GraphDataset` or `Columns`, see there; None: those of `named`.
         progress: called with (what, done, total) about once a block.
-        overwrite: write anew even if a store stands at root, and discard an unfinished one of other input; the old
+        overwrite: write again even if a store stands at root, and discard an unfinished one of other input; the old
             store stays until the new one is complete.
         pack_halo: also store each halo's nodes and feature rows, so that a part loads with sequential reads.
         budget: buffer sizes.
@@ -98,7 +98,7 @@ def write_partition_store(
 
     Cost: one pass over the edges (one more if the stream is not counted yet), one more over labels and edge values,
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
-        disk of about two times the arcs, which shrinks as the rows are written.
+        disk of about two times the edges, which shrinks as the rows are written.
     """
     if columns is not None and named:
         raise ValueError(f"columns are given, and {', '.join(named)} beside them: name them in one place")
@@ -113,7 +113,7 @@ def write_partition_store(
     tell_odd_nodes(classes, inputs.masks)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     folder = partial_folder(root)
-    remedy = "make room, and run the same command: it goes on from there"
+    remedy = "make space, and run the same command: it goes on from there"
     with disk_errors(folder, "written", remedy, PartitionStoreError):
         root.parent.mkdir(parents=True, exist_ok=True)
         with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
@@ -178,14 +178,14 @@ def _write_files(
         write_rows(journal, inputs, ids, layout, open_runs(journal, inputs, layout), budget, progress)
     drop_runs(journal)
     if not journal.is_done("halo"):
-        kinds = None if inputs.relations is None else inputs.relations.schema.num_kinds
-        node_kinds = None if kinds is None else NodeKinds.of_runs(_kind_starts(inputs), kinds)
-        write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, node_kinds, budget, progress)
+        node_types = None if inputs.relations is None else inputs.relations.schema.num_node_types
+        node_type_numbers = None if node_types is None else NodeTypes.of_runs(_type_starts(inputs), node_types)
+        write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, node_type_numbers, budget, progress)
     drop_cross(journal)
     if inputs.pack_halo:
-        for kind, rows in (inputs.kind_features or {None: inputs.features}).items():
-            table = _map_features(journal, kind_prefix(kind), rows, inputs.feature_storage)
-            pack_halo_features(journal, kind_prefix(kind), table, inputs.num_parts, budget, progress)
+        for node_type, rows in (inputs.typed_features or {None: inputs.features}).items():
+            table = _map_features(journal, type_prefix(node_type), rows, inputs.feature_storage)
+            pack_halo_features(journal, type_prefix(node_type), table, inputs.num_parts, budget, progress)
 
 
 def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
@@ -193,7 +193,7 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
         return
     arrays = ids._asdict()
     if inputs.relations is not None:
-        arrays["kind_starts"] = _kind_starts(inputs)
+        arrays["kind_starts"] = _type_starts(inputs)
     if getattr(inputs.stream, "node_ids", None) is not None:
         arrays |= _user_ids(inputs.stream.node_ids, ids.original_nid)
     files = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
@@ -202,9 +202,9 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
     journal.finish("ids", *files)
 
 
-def _kind_starts(inputs: StoreInputs) -> np.ndarray:
-    """Return (num_parts * num_kinds + 1,) store ids at which the kinds of each part begin, part by part."""
-    offsets, num_parts = inputs.relations.kind_offsets, inputs.num_parts
+def _type_starts(inputs: StoreInputs) -> np.ndarray:
+    """Return (num_parts * num_node_types + 1,) store ids at which the node types of each part begin, part by part."""
+    offsets, num_parts = inputs.relations.type_offsets, inputs.num_parts
     counts = np.stack(
         [np.bincount(inputs.part_id[first:last], minlength=num_parts) for first, last in pairwise(offsets)]
     )
@@ -215,7 +215,7 @@ def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
     """Return the user's ids in store order: integers, or strings by their offsets in their bytes."""
     if len(node_ids) != len(original_nid):
         raise ValueError(f"node_ids must name all {len(original_nid)} nodes, got {len(node_ids)}; leave num_nodes out")
-    if not isinstance(node_ids, NodeIds | IdsByKind):
+    if not isinstance(node_ids, NodeIds | IdsByNodeType):
         node_ids = NodeIds.of(node_ids)
     if not node_ids.are_strings:
         return {"user_ids": np.asarray(node_ids)[original_nid]}
@@ -233,12 +233,14 @@ def _write_node_arrays(
         write_table(journal, "node times", "node_time.npy", inputs.node_time, *common, convert=_as_int64)
     for name, mask in inputs.masks.items():
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
-    if inputs.features is not None and not inputs.kind_features:
+    if inputs.features is not None and not inputs.typed_features:
         _write_features(journal, "features", inputs.features, inputs.feature_storage, check_finite, *common)
-    for kind, rows in inputs.kind_features.items():  # the nodes of a kind are those of a graph of its own
-        part_id = inputs.part_id[slice(*inputs.relations.kind_offsets[kind : kind + 2].tolist())]
+    for node_type, rows in inputs.typed_features.items():  # the nodes of a node type are those of a graph of its own
+        part_id = inputs.part_id[slice(*inputs.relations.type_offsets[node_type : node_type + 2].tolist())]
         common = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
-        _write_features(journal, f"{kind_prefix(kind)}features", rows, inputs.feature_storage, check_finite, *common)
+        _write_features(
+            journal, f"{type_prefix(node_type)}features", rows, inputs.feature_storage, check_finite, *common
+        )
 
 
 def _write_features(journal: Journal, name: str, features, storage: str | None, finite: bool, *common) -> None:
@@ -269,13 +271,13 @@ def _as_int64(times: np.ndarray) -> np.ndarray:
 
 
 def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
-    num_arcs = journal.state("rows")["num_arcs"]
+    num_edges = journal.state("rows")["num_arcs"]
     indptr = map_rows(journal.folder / "csc_indptr.npy", np.int64, (inputs.num_nodes + 1,))
-    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(inputs.num_nodes), (num_arcs,)))
+    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(inputs.num_nodes), (num_edges,)))
 
 
 def _map_features(journal: Journal, prefix: str, features, storage: str | None) -> DenseFeatures | CSRFeatures:
-    """Map a table that is written, of all nodes or of those of a kind."""
+    """Map a table that is written, of all nodes or of those of a node type."""
     path, (num_rows, dim) = str(journal.folder / f"{prefix}features"), features.shape
     if not isinstance(features, SparseSource):
         dtype, items = stored_form(storage, dim, features.dtype)
@@ -304,7 +306,7 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "method": inputs.method,
         "seed": inputs.seed,
         "masks": sorted(inputs.masks),
-        "feature_dim": None if inputs.features is None or inputs.kind_features else _dim(inputs.features),
+        "feature_dim": None if inputs.features is None or inputs.typed_features else _dim(inputs.features),
         "feature_storage": inputs.feature_storage,
         "pack_halo": inputs.pack_halo,
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
@@ -316,16 +318,19 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
     if inputs.regression:
         manifest["regression"] = True
     if inputs.relations is not None:
-        kinds = {"kind_sizes": np.diff(inputs.relations.kind_offsets).tolist(), "feature_dims": _dims(inputs)}
-        manifest["schema"] = inputs.relations.schema.as_json() | kinds
+        node_types = {"kind_sizes": np.diff(inputs.relations.type_offsets).tolist(), "feature_dims": _dims(inputs)}
+        manifest["schema"] = inputs.relations.schema.as_json() | node_types
     write_manifest(journal.folder, manifest, source)
 
 
 def _dims(inputs: StoreInputs) -> list[int | None] | None:
-    """Return the widths of the features of each kind, None for a kind without; None: kinds have none of their own."""
-    if not inputs.kind_features:
+    """Return the widths of the features of each node type, None for a node type without;
+
+    None: node types have none of their own.
+    """
+    if not inputs.typed_features:
         return None
-    features = [inputs.kind_features.get(kind) for kind in range(inputs.relations.num_kinds)]
+    features = [inputs.typed_features.get(node_type) for node_type in range(inputs.relations.num_node_types)]
     return [None if rows is None else _dim(rows) for rows in features]
 
 

@@ -14,15 +14,15 @@ _SALT = 0x52414E44  # keeps this use of the seed apart from all others
 
 @register_partitioner("random", memory=lambda num_nodes, *_: 5 * num_nodes)
 def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, progress=None) -> np.ndarray:
-    """Deal the nodes out in an order that is a hash of (seed, node id); part sizes differ by at most one.
+    """Assign the nodes out in an order that is a hash of (seed, node id); part sizes differ by at most one.
 
     Args:
         stream: an EdgeStream; only its number of nodes is used.
         num_parts: in [1, num_nodes].
         seed: decides the order.
         masks: those that are balanced.
-        balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are dealt out together, so that parts
-            differ by few of them; of volumes and counts it is only told where they are not met.
+        balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are assigned out together, so that
+            parts differ by few of them; of volumes and counts it is only told where they are not met.
         progress: not used.
 
     Returns:

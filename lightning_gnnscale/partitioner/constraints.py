@@ -62,20 +62,20 @@ def fill_least(filled, heap, size):
     return chosen
 
 
-def balance_by_kind(stream, masks: Mapping[str, np.ndarray] | None, balance: Mapping[str, float] | None) -> dict:
-    """Return masks and counts with those that constraints name of a graph with kinds.
+def balance_by_node_type(stream, masks: Mapping[str, np.ndarray] | None, balance: Mapping[str, float] | None) -> dict:
+    """Return masks and counts with those that constraints name of a heterogeneous graph.
 
     Args:
-        stream: An EdgeStream; only a `RelationStream` has kinds.
+        stream: An EdgeStream; only a `HeteroStream` has node types.
         masks: (num_nodes,) bool by name, or None.
-        balance: Constraints by name. Beside nodes, volume and masks: the name of a kind, its nodes; a mask and a kind,
-            "train:paper", the mask's nodes of it; a relation, "cites" or "paper,cites,paper", its edges, each where its
-            target is.
+        balance: Constraints by name. Beside nodes, volume and masks: the name of a node type, its nodes; a mask and a
+            node type, "train:paper", the mask's nodes of it; an edge type, "cites" or "paper,cites,paper", its edges,
+            each where its target is.
 
     Raises:
         ValueError: a name that is none of these.
 
-    Cost: a byte a node and kind; for relations one pass over the edges and 4 bytes a node each.
+    Cost: a byte a node and node type; for edge types one pass over the edges and 4 bytes a node each.
     """
     found = {} if masks is None else dict(masks)
     schema = getattr(stream, "schema", None)
@@ -85,34 +85,35 @@ def balance_by_kind(stream, masks: Mapping[str, np.ndarray] | None, balance: Map
     for name in balance:
         if name in ("nodes", "volume") or name in found:
             continue
-        mask, _, of_kind = name.rpartition(":")
-        if of_kind in schema.node_types and (not mask or mask in found):
-            kind = stream.kind_of(np.arange(stream.num_nodes)).astype(np.int16) if kind is None else kind
-            chosen = kind == schema.node_types.index(of_kind)
+        mask, _, of_node_type = name.rpartition(":")
+        if of_node_type in schema.node_types and (not mask or mask in found):
+            kind = stream.type_of(np.arange(stream.num_nodes)).astype(np.int16) if kind is None else kind
+            chosen = kind == schema.node_types.index(of_node_type)
             found[name] = chosen & found[mask] if mask else chosen
             continue
         try:
-            relations[name] = schema.relation(name)
+            relations[name] = schema.edge_type_number(name)
         except ValueError:
             known = [*schema.node_types, *(f"{mask}:{schema.node_types[0]}" for mask in list(found)[:1])]
             known += [",".join(edge_type) for edge_type in schema.edge_types]
             raise ValueError(
-                f"partitioner.balance.{name}: no kind, relation or mask is called so; what can be balanced: nodes, "
+                f"partitioner.balance.{name}: no node type, edge type or mask is called so; what can be balanced: "
+                f"nodes, "
                 f"volume, {', '.join(known)}"
             ) from None
     if relations:
-        found |= _edges_by_relation(stream, relations)
+        found |= _edges_by_type(stream, relations)
     return found
 
 
-def _edges_by_relation(stream, relations: dict[str, int]) -> dict[str, np.ndarray]:
-    """Return (num_nodes,) int32 edges of relations that lead to each node."""
+def _edges_by_type(stream, relations: dict[str, int]) -> dict[str, np.ndarray]:
+    """Return (num_nodes,) int32 edges of edge types that lead to each node."""
     counts = {name: np.zeros(stream.num_nodes, np.int32) for name in relations}
     stream.count()
     for chunk in stream.chunks():
         edges = np.arange(chunk.first_edge, chunk.first_edge + len(chunk.src))
-        listed = stream.relation_of(edges)
-        back = stream.relation_of(~edges) if stream.to_undirected else None
+        listed = stream.edge_type_of(edges)
+        back = stream.edge_type_of(~edges) if stream.to_undirected else None
         for name, number in relations.items():
             np.add.at(counts[name], chunk.dst[listed == number], 1)
             if back is not None:

@@ -25,7 +25,7 @@ def dbh(graph: GraphInput, num_parts: int, *, masters: str = "majority") -> np.n
     """Place each edge by a hash of its end with the lower degree, and give each node a master among its parts.
 
     Args:
-        graph: the graph, without `balance`: edges are balanced by chance. Its seed is that of the hash, and of
+        graph: the graph, without `balance`: edges are balanced by probability. Its seed is that of the hash, and of
             masters="random".
         num_parts: in [1, num_nodes].
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its

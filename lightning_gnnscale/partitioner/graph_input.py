@@ -279,7 +279,7 @@ class Checkpoint:
             GNNScaleError: the disk is full, or cannot be written to; the state before stays.
         """
         temporary = self._temporary()
-        with disk_errors(self.path, "saved", "make room, or give checkpoint=<another file>; what was saved stays"):
+        with disk_errors(self.path, "saved", "make space, or give checkpoint=<another file>; what was saved stays"):
             try:
                 with open(temporary, "wb") as file:
                     np.savez(file, phase=phase, key=self._key, **arrays)

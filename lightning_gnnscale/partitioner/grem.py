@@ -13,7 +13,7 @@ from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import MAX_DIMENSIONS, NODES, Constraints, judge, node_weights, resolve_constraints
-from .graph_access.edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
+from .graph_access.edge_shuffle import SLICE_EDGES, EdgeFile, copy_edges, shuffle_edges
 from .graph_access.scratch import reserve, scratch_folder
 from .graph_input import GraphInput, graph_partitioner
 from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
@@ -66,13 +66,13 @@ def grem(
         graph: the graph. Scratch disk is needed. Its seed decides the order of the edges and is passed to the seed
             method; its masks are those that are balanced.
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. A
-            node goes to a part that has room for it in all of them; where none has, to the one that passes its caps
-            least, and nodes move at the end of a pass. What cannot be kept is told with its size. Where nodes are not
-            named `epsilon` bounds them; None: it alone.
+            node goes to a part that has space for it in all of them; where none has, to the one that passes its caps
+            least, and nodes move at the end of a pass. What cannot be kept is reported with its size. Where nodes are
+            not named `epsilon` bounds them; None: it alone.
         num_parts: in [1, num_nodes].
         mode: "recursive" bisects, and bisects the parts with their inner edges again; "direct" places into all parts
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
-        refine: place a node anew in every chunk that meets it; False fixes its first part (greedy streaming).
+        refine: place a node again in every chunk that meets it; False fixes its first part (greedy streaming).
         chunk_edges_share: edges a chunk as a share of all simple edges, in (0, 1]; it decides cut and memory.
         chunk_edges: edges a chunk, >= 1, in place of the share; kept through all levels of the recursion. Not to be
             confused with the stream's own chunks, which change nothing.
@@ -98,7 +98,7 @@ def grem(
         which takes 4 more); one chunk, 2 ids an edge; what the seed method takes for a chunk; and where more than
         nodes is balanced 4 bytes a node and constraint (up to 8 in "recursive").
     Source: Waleffe et al., Armada, Algorithms 1 and 2. Differs: nodes without a part are placed and counted too, and
-        a node is taken out of its part before room is looked for (as printed the cut is random); any num_parts; ties
+        a node is taken out of its part before space is looked for (as printed the cut is random); any num_parts; ties
         stay, then go to the relatively lightest part, then to the lowest; balances of several weights are ours.
     """
     _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon)
@@ -306,13 +306,13 @@ def _bisect(edges: EdgeFile, run: _Run) -> np.ndarray:
 
 
 def _inner_edges(edges: EdgeFile, side: np.ndarray, share: tuple[int, int]) -> list[EdgeFile | None]:
-    """Write the edges inside each side that is to be divided again to a file of its own, its nodes numbered anew."""
+    """Write the edges inside each side that is to be divided again to a file of its own, its nodes numbered again."""
     inner = [EdgeFile(edges.folder, edges.dtype) if parts > 1 else None for parts in share]
     if inner == [None, None]:
         return inner
     rank = np.empty(len(side), edges.dtype)
     _rank_in_side(side, rank)
-    kept = np.empty((2, PIECE_EDGES, 2), edges.dtype)
+    kept = np.empty((2, SLICE_EDGES, 2), edges.dtype)
     for pairs in edges.pieces():
         for s, count in enumerate(_split_pairs(pairs, rank, kept[0], kept[1])):
             if inner[s] is not None:

@@ -1,4 +1,4 @@
-"""GREM's inner loop: the nodes of one chunk of edges are placed, or placed anew, strictly one after the other."""
+"""GREM's inner loop: the nodes of one chunk of edges are placed, or placed again, strictly one after the other."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -69,7 +69,7 @@ def place_edges(
     Args:
         edges: in the order in which they are to be met; ids in [0, len(state.part)).
         caps: (num_parts,) int64, nodes a part may hold; together at least the nodes. With weights (num_parts, D): what
-            it may weigh; kept wherever a part with room is found, and by moves at the end where it was not.
+            it may weigh; kept wherever a part with space is found, and by moves at the end where it was not.
         chunk_edges: edges a chunk, >= 1; part of the method.
         seed_parts: called as seed_parts(rows, edges, number of edges) with the first chunk, before anything else is
             placed; returns the part of each node that has an edge in it, by ascending node id.
@@ -169,7 +169,7 @@ def _tally(neighbors, start, stop, part, tally):
 
 @kernel
 def _best_part(scores, sizes, caps, own):
-    """Return the part with room of the best score: `own` if it is among them, then the relatively lightest one."""
+    """Return the part with space of the best score: `own` if it is among them, then the relatively lightest one."""
     best = -1
     for b in range(len(scores)):
         if sizes[b] >= caps[b]:
@@ -218,7 +218,7 @@ def _fullness(sizes, caps, weight, v, b):
 
 @kernel
 def _choose(scores, sizes, caps, weight, v, own):
-    """Return the best part with room in all dimensions, or the one that passes its caps least; see `_best_part`."""
+    """Return the best part with space in all dimensions, or the one that passes its caps least; see `_best_part`."""
     if sizes.ndim == 1:
         return _best_part(scores, sizes, caps, own)
     best, best_over = -1, 0.0
@@ -277,7 +277,7 @@ def _place_chunk(ends, neighbors, part, counts, sizes, caps, weight, refine):
 
 @kernel
 def _take_seed(ends, neighbors, seed, part, counts, sizes, caps, weight):
-    """Give the first chunk's nodes their seed parts while there is room, place the others, and count for all."""
+    """Give the first chunk's nodes their seed parts while there is space, place the others, and count for all."""
     stop, rank = np.int64(0), 0
     for v in range(len(ends)):
         start, stop = stop, ends[v]
@@ -302,7 +302,7 @@ def _take_seed(ends, neighbors, seed, part, counts, sizes, caps, weight):
 
 @kernel
 def _place_rest(part, sizes, caps, weight):
-    """Give nodes that no edge has met to the relatively lightest part with room."""
+    """Give nodes that no edge has met to the relatively lightest part with space."""
     scores = np.zeros(len(sizes), np.float32)
     for v in range(len(part)):
         if part[v] < 0:

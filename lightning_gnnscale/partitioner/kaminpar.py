@@ -16,7 +16,7 @@ from .registry import check_number
 
 _SLACK = 1.03  # KaMinPar's default
 
-# The ParHIP format: three uint64 (version, nodes, arcs), a uint64 file position a row, then the neighbours. The
+# The ParHIP format: three uint64 (version, nodes, edges), a uint64 file position a row, then the neighbours. The
 # version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).
 _NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
 
@@ -86,9 +86,9 @@ def _write_parhip(folder: Path, adjacency: CSC):
     indptr, indices = adjacency
     first = _HEADER_BYTES + 8 * len(indptr)
     narrow = _NARROW_IDS if indices.dtype == np.int32 else 0
-    reserve(folder, first + indices.nbytes, f"handing {adjacency.num_arcs} neighbours to KaMinPar")
+    reserve(folder, first + indices.nbytes, f"handing {adjacency.num_edges} neighbours to KaMinPar")
     file = nameless_file(folder)
-    head = np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_arcs], np.uint64)
+    head = np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_edges], np.uint64)
     for values, position in ((head, 0), (indptr * indices.itemsize + first, head.nbytes), (indices, first)):
         write_at(file, values, position)
     return file

@@ -1,4 +1,4 @@
-"""LDG, linear deterministic greedy: each node to the part with most of its neighbours, weighted by the room left.
+"""LDG, linear deterministic greedy: each node to the part with most of its neighbours, weighted by the space left.
 
 The stream of nodes is Fennel's, too, which has another rule for the size of a part.
 """
@@ -30,7 +30,7 @@ class SizeRule(NamedTuple):
 
     Attributes:
         kind: LINEAR: weight 1 - size / cap, penalty 0. POWER: weight 1, penalty scale * size ** exponent.
-        cap: Largest number of nodes in a part; the parts together have room for all nodes.
+        cap: Largest number of nodes in a part; the parts together have space for all nodes.
         scale, exponent: Parameters of POWER, both >= 0.
     """
 
@@ -77,7 +77,7 @@ def ldg(
         block_edges: entries of a block at most, >= 1; it has an effect on the result only with order "random".
 
     Returns:
-        (num_nodes,) int32 part ids. A node without neighbours in a part with room goes to the least filled part.
+        (num_nodes,) int32 part ids. A node without neighbours in a part with space goes to the least filled part.
 
     Raises:
         ValueError: an option outside its range, another constraint, or a layout that the edges contradict.
@@ -126,7 +126,7 @@ def stream_nodes(
         constraints = resolve_constraints(graph.balance, None, csc.degree, num_parts, default_slack)
         _run_passes(graph, csc, state, make_rule(csc, int(constraints.cap[0])), passes, order)
         judge(constraints, state.size.reshape(-1, 1))
-    del csc  # its degrees make room for the wider part ids
+    del csc  # its degrees make space for the wider part ids
     return state.part_id.astype(np.int32, copy=False)
 
 

@@ -132,9 +132,9 @@ def _candidates() -> list[str]:
 
 def _id_dtype(functions: ctypes.CDLL) -> np.dtype:
     """Return the dtype whose 40 values METIS_SetDefaultOptions fills."""
-    room = np.zeros(2 * _NUM_OPTIONS, np.int32)
-    functions.METIS_SetDefaultOptions(_address(room))
-    return np.dtype(np.int64 if room[_NUM_OPTIONS:].any() else np.int32)
+    space = np.zeros(2 * _NUM_OPTIONS, np.int32)
+    functions.METIS_SetDefaultOptions(_address(space))
+    return np.dtype(np.int64 if space[_NUM_OPTIONS:].any() else np.int32)
 
 
 def _reads_slack(library: MetisLibrary) -> bool:

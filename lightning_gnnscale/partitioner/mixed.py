@@ -1,4 +1,7 @@
-"""Parts that are unions of many small parts of another method, drawn at random: alike, though their edges stay near."""
+"""Parts that are unions of many small parts of another method, sampled at random:
+
+alike, though their edges stay near.
+"""
 
 import numpy as np
 
@@ -28,7 +31,7 @@ def mixed(
     pieces: int = 16,
     **options,
 ) -> np.ndarray:
-    """Cut the graph into num_parts * pieces small parts, and form each part from `pieces` of them, drawn at random.
+    """Cut the graph into num_parts * pieces small parts, and form each part from `pieces` of them, sampled at random.
 
     A low cut puts communities, and with them classes, into parts of their own; models that are trained on such parts
     and then averaged agree badly. A union of pieces from all over the graph is like the others, and still has most
@@ -37,7 +40,7 @@ def mixed(
     Args:
         stream: An EdgeStream.
         num_parts: In [1, num_nodes].
-        seed: Seed that decides the pieces and how they are dealt.
+        seed: Seed that decides the pieces and how they are assigned.
         masks, balance, progress: As the method `of` takes them. Parts are judged by it: where a piece has few nodes,
             the one by which pieces differ adds up, and a warning says by how much.
         of: Name of the registered method that cuts the pieces.
@@ -51,7 +54,7 @@ def mixed(
         ValueError: `of` or one of its options is unknown, or there are more pieces than nodes.
 
     Cost: that of the method with num_parts * pieces parts.
-    Source: stochastic multiple partitions, Chiang et al., Cluster-GCN, KDD 2019, drawn once for all epochs.
+    Source: stochastic multiple partitions, Chiang et al., Cluster-GCN, KDD 2019, sampled once for all epochs.
     """
     method, options = get_partitioner(of), complete_options(of, options)
     if stream.num_nodes is None:

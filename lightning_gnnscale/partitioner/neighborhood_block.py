@@ -45,7 +45,7 @@ def neighborhood_block(graph: GraphInput, num_parts: int, *, refinement_rounds: 
             blocks and every round of refinement are saved.
         graph.masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}, at least one of them, with nodes in it.
         graph.balance: {"nodes": 1.05, "train": 1.05}, any of nodes and masks: the largest part over the mean. None:
-            nodes and each mask that has nodes at 1.05. What cannot be kept is told with its size.
+            nodes and each mask that has nodes at 1.05. What cannot be kept is reported with its size.
         num_parts: in [1, num_nodes].
         refinement_rounds: rounds of Jet refinement over the stream, >= 0.
 
@@ -60,7 +60,7 @@ def neighborhood_block(graph: GraphInput, num_parts: int, *, refinement_rounds: 
         of rebalancing; 63 bytes a node and 4 more a mask, or 36 a node and 60 an edge of the graph of blocks (at most
         two a node), whichever are more.
     Source: Zheng et al., ByteGNN, VLDB 2022, graph partitioning. Differs: the paper fills parts with blocks greedily,
-        by edges over the size of the part and room for labelled nodes; there nothing caps nodes or a mask, and a
+        by edges over the size of the part and space for labelled nodes; there nothing caps nodes or a mask, and a
         quarter of nell's sampled rows is in other parts where METIS leaves 3%.
     """
     if num_parts > MAX_PARTS:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from .. import events
-from ..edge_stream.relations import RelationStream
+from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import file_states
 from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
 from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
 from . import phases
-from .constraints import balance_by_kind
+from .constraints import balance_by_node_type
 from .promises import check_ids, fill_empty_parts, settle_balance
 from .quality import PartitionQuality, check_masks, evaluate_partitioning
 from .registry import complete_options, decisive_options, get_partitioner
@@ -108,7 +108,7 @@ class Partitioning:
         facts = json.loads(json.dumps(facts, default=_plain))
         text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be a lie, so the description goes first and comes back last.
-        with disk_errors(folder, "written", "make room, and run the same command again"):
+        with disk_errors(folder, "written", "make space, and run the same command again"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "partitioning.json").unlink(missing_ok=True)
             _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
@@ -158,7 +158,7 @@ def partition(
     balance: dict | None = None,
     progress=None,
     evaluate: bool = True,
-    relation_weight: dict | None = None,
+    edge_type_weight: dict | None = None,
     **options,
 ) -> Partitioning:
     """Assign every node of a stream to a part.
@@ -172,12 +172,14 @@ def partition(
         masks: {"train": (num_nodes,) bool, ...}, for methods that balance them and for `train_balance`; of integers,
             how much each node counts.
         balance: {"nodes": 1.05, ...}: the largest part over the mean, for methods that take constraints. In a graph
-            with kinds also kinds, masks of a kind and relations: {"paper": 1.05, "train:paper": 1.05, "cites": 1.1}.
+            with node types also node types, masks of a node type and edge types: {"paper": 1.05, "train:paper": 1.05,
+                "cites": 1.1}.
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
         evaluate: let the result have a `quality`; the pass that it takes is made when it is first read, and the stream
             is held till then.
-        relation_weight: {"cites": 2, "at": 0}: how many edges an edge of a relation counts as, a whole number; others
-            count as one. 0 leaves a relation out. For methods that count repeated edges, without `deduplicate=True`.
+        edge_type_weight: {"cites": 2, "at": 0}: how many edges an edge of an edge type counts as, a whole number;
+            others count as one. 0 leaves an edge type out. For methods that count repeated edges, without
+            `deduplicate=True`.
         options: the method's own.
 
     Returns:
@@ -194,25 +196,25 @@ def partition(
     if stream.num_nodes is None:
         stream.count()
     num_parts = _check_num_parts(num_parts, stream.num_nodes)
-    asked, of_kinds = masks, balance_by_kind(stream, masks, balance)
+    asked, of_node_types = masks, balance_by_node_type(stream, masks, balance)
     if evaluate:
         check_masks(stream.num_nodes, masks)
-    seen = stream if not relation_weight else weigh_relations(stream, relation_weight)
-    if relation_weight and options.get("deduplicate") and max(relation_weight.values()) > 1:
-        raise ValueError("partitioner.deduplicate=true drops the repeats that relation_weight makes: leave one out")
+    seen = stream if not edge_type_weight else weigh_edge_types(stream, edge_type_weight)
+    if edge_type_weight and options.get("deduplicate") and max(edge_type_weight.values()) > 1:
+        raise ValueError("partitioner.deduplicate=true drops the repeats that edge_type_weight makes: leave one out")
     with phases.recording(phases.PhaseRecord(judges_later=True)) as record, MemoryPeak() as peak:
         with phases.phase("total"):
-            given = {"masks": of_kinds or None, "balance": balance, "progress": progress}
+            given = {"masks": of_node_types or None, "balance": balance, "progress": progress}
             part_id = function(seen, num_parts, seed=seed, **given, **options)
         peak_bytes = max(0, peak.update() - peak.start_bytes)
         part_id = fill_empty_parts(check_ids(method, part_id, stream.num_nodes, num_parts), num_parts)
-        settle_balance(method, options, part_id, num_parts, balance, of_kinds)
+        settle_balance(method, options, part_id, num_parts, balance, of_node_types)
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
     made_with = decisive_options(method, options)
-    if relation_weight:
-        made_with |= {"relation_weight": dict(relation_weight)}
+    if edge_type_weight:
+        made_with |= {"edge_type_weight": dict(edge_type_weight)}
 
     def measure() -> PartitionQuality:
         shared = {name: options[name] for name in ("deduplicate", "scratch") if name in options}
@@ -226,31 +228,31 @@ def partition(
     )
 
 
-def weigh_relations(stream, relation_weight: dict) -> RelationStream:
-    """Return a stream that lists the edges of each relation as often as they weigh.
+def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
+    """Return a stream that lists the edges of each edge type as often as they weigh.
 
     Raises:
-        ValueError: the graph has one relation, a weight is no whole number >= 0, or relations stand in one source.
+        ValueError: the graph has one edge type, a weight is no whole number >= 0, or edge types stand in one source.
     """
-    if not isinstance(stream, RelationStream):
-        raise ValueError("partitioner.relation_weight needs a graph with relations: leave it out")
+    if not isinstance(stream, HeteroStream):
+        raise ValueError("partitioner.edge_type_weight needs a graph with edge types: leave it out")
     weights = {}
-    for name, weight in relation_weight.items():
+    for name, weight in edge_type_weight.items():
         whole = isinstance(weight, int | np.integer) or (isinstance(weight, float) and weight.is_integer())
         if isinstance(weight, bool) or not whole or weight < 0:
-            raise ValueError(f"partitioner.relation_weight.{name} must be a whole number >= 0, got {weight!r}")
-        weights[stream.schema.relation(name)] = int(weight)
+            raise ValueError(f"partitioner.edge_type_weight.{name} must be a whole number >= 0, got {weight!r}")
+        weights[stream.schema.edge_type_number(name)] = int(weight)
     sources = []
     for source in stream.sources:
         if np.ndim(source.relation):
             raise ValueError(
-                "partitioner.relation_weight needs relations in sources of their own, and these edges stand in one: "
-                "give each relation its edges in a TypedGraph"
+                "partitioner.edge_type_weight needs edge types in sources of their own, and these edges stand in one: "
+                "give each edge type its edges in a HeteroGraph"
             )
         sources += [source] * weights.get(int(source.relation), 1)
-    sizes = np.diff(stream.kind_offsets).tolist()
+    sizes = np.diff(stream.type_offsets).tolist()
     drops = stream.remove_self_loops
-    weighted = RelationStream(sources, stream.schema, sizes, stream.chunk_edges, stream.to_undirected, drops)
+    weighted = HeteroStream(sources, stream.schema, sizes, stream.chunk_edges, stream.to_undirected, drops)
     weighted.layout = "once"  # an edge that stands again counts again
     return weighted
 
@@ -264,7 +266,7 @@ def _check_num_parts(num_parts, num_nodes: int) -> int:
 
 def _write(path: Path, write) -> None:
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with disk_errors(path, "written", "make room, and run the same command again"):
+    with disk_errors(path, "written", "make space, and run the same command again"):
         try:
             with open(temporary, "wb") as file:
                 write(file)

@@ -76,15 +76,15 @@ def settle_balance(
         part_id: (num_nodes,) int32, the final parts.
         num_parts: number of parts.
         balance: what the caller asked for; None: the method's own promise counts.
-        masks: by name, those of kinds and relations too.
+        masks: by name, those of node types and edge types too.
 
     Cost: one count of the parts for each constraint.
     """
     judged = phases.take_judgement()
     if judged is not None and _is_of(judged[0], judged[1], len(part_id), num_parts):
         constraints, loads = judged[0], judged[1].copy()
-        for d, kind in enumerate(constraints.kinds):
-            if kind != VOLUME:
+        for d, node_type in enumerate(constraints.kinds):
+            if node_type != VOLUME:
                 loads[:, d] = _count(part_id, num_parts, _weight(constraints, d))
         judge_now(constraints, loads)
         return
@@ -98,9 +98,9 @@ def settle_balance(
     loads = [_count(part_id, num_parts, None if name == "nodes" else masks[name]) for name in names]
     loads, slacks = np.stack(loads, axis=1), np.array([float(asked[name]) for name in names])
     total, nothing = loads.sum(axis=0), np.zeros((1, 1), np.int32)
-    kinds = np.array([NODES if name == "nodes" else COUNT for name in names], np.int8)
+    node_types = np.array([NODES if name == "nodes" else COUNT for name in names], np.int8)
     cap = caps(slacks, total, num_parts)
-    judge_now(Constraints(tuple(names), slacks, kinds, nothing[0], nothing, total, cap), loads)
+    judge_now(Constraints(tuple(names), slacks, node_types, nothing[0], nothing, total, cap), loads)
 
 
 def _is_of(constraints: Constraints, loads: np.ndarray, num_nodes: int, num_parts: int) -> bool:

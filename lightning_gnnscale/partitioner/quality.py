@@ -36,7 +36,7 @@ class PartitionQuality:
         feature_bytes: Bytes of a feature row, as counted in `bytes_per_part`.
         bytes_per_part: (num_parts,) list: bytes that a part loads from a store of the undirected graph. These are its
             feature rows, core and halo, and its CSC as `PartitionStore.load_part(part, halo_hops)` lays it out: 8 bytes
-            per local node and 8 for the end, 4 per arc. A part holds both arcs of every edge that has an end nearer
+            per local node and 8 for the end, 4 per edge. A part holds both edges of every edge that has an end nearer
             than halo_hops to its core. With 0 hops only the edges inside the core are counted, because the store's seed
             decides which cut edges a part gets.
     """
@@ -118,7 +118,8 @@ def evaluate_partitioning(
         part_id: (num_nodes,) integers in [0, num_parts).
         num_parts: number of parts, >= 1.
         halo_hops: distance, in hops, up to which a part reads foreign nodes, >= 0.
-        masks: {"train": (num_nodes,) bool, ...}; of integers, how much each node counts. The balance of each is told.
+        masks: {"train": (num_nodes,) bool, ...}; of integers, how much each node counts. The balance of each is
+        reported.
         deduplicate, scratch: see `open_simple_graph`.
         progress: called as progress(what, done, total) once a chunk.
         graph: what `open_simple_graph` returned for this stream; saves the pass that finds the layout.
@@ -177,7 +178,7 @@ def _figures(
     masked: dict[str, np.ndarray], feature_bytes: float = 0,
 ) -> PartitionQuality:  # fmt: skip
     """Return the figures of counts by part; needed: nodes of core and halo."""
-    arcs = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
+    edges = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
     cut_edges, num_nodes = int(counts.cut.sum()) // 2, int(core.sum())
     num_edges = int(counts.inside.sum()) + cut_edges
     balances = {name: balance(count) if count.any() else None for name, count in masked.items()}
@@ -201,7 +202,7 @@ def _figures(
         mask_per_part=per_part,
         components_per_part=components.tolist(),
         feature_bytes=feature_bytes,
-        bytes_per_part=np.ceil(needed * feature_bytes + 8 * (needed + 1) + 4 * arcs).astype(np.int64).tolist(),
+        bytes_per_part=np.ceil(needed * feature_bytes + 8 * (needed + 1) + 4 * edges).astype(np.int64).tolist(),
     )
 
 

@@ -57,8 +57,8 @@ def spring(
     Args:
         graph: the graph; its masks are those that are balanced.
         graph.balance: {"nodes": 1.05, "train": 1.05}, any of them: the largest part over the mean. Clusters are then
-            packed by all of them at once, the heaviest first, and what is not met is told: SPRING's only bound while it
-            merges is `beta`. None: by their nodes.
+            packed by all of them at once, the heaviest first, and what is not met is reported: SPRING's only bound
+            while it merges is `beta`. None: by their nodes.
         num_parts: in [1, num_nodes].
         tau_vol: volume (sum of degrees) up to which a cluster takes part in moves, >= 0; tested before the move. None:
             tau_factor * 2 * num_edges / num_parts.
@@ -164,7 +164,7 @@ def merge_and_assign(
         (num_nodes,) int32 part ids.
 
     Cost: O(num_nodes log num_nodes) time; with the arguments 24 bytes a node (int32 ids).
-    Source: Huang et al., SDT-GNN, Algorithm 1, merging and assignment. A cluster that has grown is ranked anew.
+    Source: Huang et al., SDT-GNN, Algorithm 1, merging and assignment. A cluster that has grown is ranked again.
     """
     num_nodes = len(nodes)
     if volume.dtype == nodes.dtype:

@@ -101,7 +101,7 @@ def streaming_multilevel(
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
-    listed, and counters for every node take the place of its row (see `multilevel.edge_form`). A repeated edge then
+    listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then
     cannot be told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
     of its pair and to the volume of its nodes; a warning says how many there are.
 
@@ -109,7 +109,7 @@ def streaming_multilevel(
         graph: the graph. Its seed decides every random choice; its masks are those that are balanced. Where there is a
             checkpoint, every pass for clusters and every round of refinement is saved.
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean.
-            None: nodes at 1.03. What cannot be kept is told with its size.
+            None: nodes at 1.03. What cannot be kept is reported with its size.
         num_parts: in [1, num_nodes].
         effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; "fast"
             also refines each level in memory by 3 rounds at most.

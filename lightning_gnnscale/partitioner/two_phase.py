@@ -71,7 +71,7 @@ def two_phase(
         g(u) = 1 + (1 - degree(u) / (degree(u) + degree(v))) if part in A(u) else 0
         s(u) = volume(cluster of u) / (volume(cluster of u) + volume(cluster of v)) if that cluster lies in part else 0
 
-    No part holds more than alpha * num_edges / num_parts edges: where there is no room in a cluster's part the edge
+    No part holds more than alpha * num_edges / num_parts edges: where there is no space in a cluster's part the edge
     goes to the part that its end with the higher degree hashes to, and if that is full to the least loaded one.
 
     Args:

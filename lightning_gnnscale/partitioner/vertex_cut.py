@@ -177,7 +177,7 @@ class LastMasters(NamedTuple):
 
 
 class RandomMasters(NamedTuple):
-    """One of the parts that hold the node, each with the same chance, as SDT-GNN's paper says; 4 bytes a node.
+    """One of the parts that hold the node, each with the same probability, as SDT-GNN's paper says; 4 bytes a node.
 
     It is the part with the smallest hash of (seed, node, part), so no set of parts need be kept.
 

@@ -1,7 +1,7 @@
 """Which feature rows lie where: how likely each is read, and what goes on which device."""
 
 from .access_probability import access_probability
-from .feature_buffer import FeatureBuffer, KindBuffers
+from .feature_buffer import FeatureBuffer, TypedBuffers
 from .feature_cache import FeatureCache
 from .place import place
 from .placement import DISK, HOST, Placement
@@ -12,9 +12,9 @@ __all__ = [
     "HOST",
     "FeatureBuffer",
     "FeatureCache",
-    "KindBuffers",
     "Placement",
     "PlacementSettings",
+    "TypedBuffers",
     "access_probability",
     "place",
 ]

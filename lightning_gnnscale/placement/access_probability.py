@@ -75,7 +75,7 @@ def assign_seeds(indptr, indices, train_nodes, num_devices, num_layers, device):
 
 @kernel
 def count_reads(indptr, indices, seeds, num_layers, degree):
-    """Count, for each node within num_layers hops of the seeds, the arcs by which targets there read it."""
+    """Count, for each node within num_layers hops of the seeds, the edges by which targets there read it."""
     num_nodes = len(indptr) - 1
     seen = np.zeros(num_nodes, np.bool_)
     queue = np.empty(num_nodes, np.int64)
@@ -99,7 +99,7 @@ def count_reads(indptr, indices, seeds, num_layers, degree):
 
 
 FIRST_LOOK = 8  # batches after which it may turn out that the prior needs no correction
-_CERTAIN = np.float32(-80.0)  # log of the chance to be missed, where a read is certain
+_CERTAIN = np.float32(-80.0)  # log of the probability to be missed, where a read is certain
 
 
 def corrected(
@@ -111,11 +111,11 @@ def corrected(
     num_batches: int,
     seed: int,
 ) -> np.ndarray:
-    """Draw estimates from sampled batches, and shrink them towards a prior by how much they vary.
+    """Sample estimates from sampled batches, and shrink them towards a prior by how much they vary.
 
     In a clustered graph the neighbours of a node are found together or not at all, and a prior that takes them as
     independent counts the node too often: twice as many rows a batch on a web graph. Given the nodes whose rows the
-    last hop draws from, their draws are independent: q = 1 - product of (1 - fanout / degree). The mean m of q over
+    last hop samples from, their samples are independent: q = 1 - product of (1 - fanout / degree). The mean m of q over
     batches is unbiased; its variance, estimated from the same batches, says how far to trust the prior instead
     (scaled to the same sum): p = m + w (prior - m), w = sum of variances / sum of (prior - m)^2, at most 1.
 
@@ -165,16 +165,16 @@ def epoch_batches(train_nodes: np.ndarray, batch_size: int, num_batches: int, se
 
 
 def _all_but_last_hop(csc: CSC, seeds: np.ndarray, fanouts: tuple[int, ...], key: int) -> tuple[np.ndarray, int]:
-    """Return the nodes found before the last hop, and the position from which on the last hop draws their rows."""
+    """Return the nodes found before the last hop, and the position from which on the last hop samples their rows."""
     if len(fanouts) == 1:
         return seeds, 0
-    drawn = sample_neighbors(csc, seeds, fanouts[:-1], key, workspace=Workspace(csc.num_rows, csc.indices.dtype))
-    return drawn.n_id, len(drawn.indptr) - 1
+    sampled = sample_neighbors(csc, seeds, fanouts[:-1], key, workspace=Workspace(csc.num_rows, csc.indices.dtype))
+    return sampled.n_id, len(sampled.indptr) - 1
 
 
 @kernel
 def _add_batch(indptr, indices, found, first, fanout, log_missed, touched, total, squares):
-    """Add a batch's chances and their squares; log_missed is zero before and after."""
+    """Add a batch's probabilities and their squares; log_missed is zero before and after."""
     num = 0
     for i in range(len(found)):
         if log_missed[found[i]] == 0:
@@ -183,7 +183,7 @@ def _add_batch(indptr, indices, found, first, fanout, log_missed, touched, total
         log_missed[found[i]] = _CERTAIN
     for i in range(first, len(found)):
         begin, end = indptr[found[i]], indptr[found[i] + 1]
-        # numbers, not infinities: e**-80 is no chance to be missed
+        # numbers, not infinities: e**-80 is no probability to be missed
         change = np.float32(np.log1p(-fanout / (end - begin))) if 0 <= fanout < end - begin else _CERTAIN
         for e in range(begin, end):
             if log_missed[indices[e]] == 0:
@@ -191,13 +191,13 @@ def _add_batch(indptr, indices, found, first, fanout, log_missed, touched, total
                 num += 1
             log_missed[indices[e]] += change
     for i in range(num):
-        chance = -np.expm1(np.float64(log_missed[touched[i]]))
-        total[touched[i]] += chance
-        squares[touched[i]] += chance * chance
+        probability = -np.expm1(np.float64(log_missed[touched[i]]))
+        total[touched[i]] += probability
+        squares[touched[i]] += probability * probability
         log_missed[touched[i]] = 0
 
 
-def drawn_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.ndarray:
+def sampled_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.ndarray:
     """Return how often batches read each node, shrunk towards a prior by how much that varies; see `corrected`.
 
     Args:
@@ -223,12 +223,13 @@ def drawn_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.nd
 def layer_probability(store: "GraphRows", train_nodes: np.ndarray, nodes_per_layer, batch_size: int) -> np.ndarray:
     """Estimate how likely a batch of `LayerwiseSampler` reads each node.
 
-    A layer draws k nodes u in proportion to w(u) = sum over v of f(v) / degree(v)^2, where f(v) is the chance that the
-    layer before has v: f'(u) = min(1, k w(u) / sum of w). The chances are joined over all layers.
+    A layer samples k nodes u in proportion to w(u) = sum over v of f(v) / degree(v)^2, where f(v) is the probability
+    that the
+    layer before has v: f'(u) = min(1, k w(u) / sum of w). The probabilities are joined over all layers.
 
     Args:
         store, train_nodes, batch_size: See `access_probability`.
-        nodes_per_layer: Nodes that each hop draws, the hop next to the seeds first.
+        nodes_per_layer: Nodes that each hop samples, the hop next to the seeds first.
 
     Returns:
         (num_nodes,) float32 in [0, 1].
@@ -253,7 +254,7 @@ class GraphRows(Protocol):
 
     @property
     def csc(self) -> CSC:
-        """All arcs."""
+        """All edges."""
 
 
 def access_probability(
@@ -275,14 +276,14 @@ def access_probability(
         num_layers: Number of hops for "reach" and "paths", >= 1.
         method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop, treating
             neighbours as independent. "vip_sampled": the same, corrected by batches of which all hops but the last are
-            drawn. "presample": share of the batches of some sampled epochs. "reach": share of the training nodes that
+            sampled. "presample": share of the batches of some sampled epochs. "reach": share of the training nodes that
             have the node within num_layers hops. "paths": number of paths of at most num_layers hops from training
             nodes, divided by the largest such number.
         fanouts: Neighbours per node for each hop, >= 1, or -1 for all; used by "vip", "vip_sampled" and "presample".
         batch_size: Training nodes per batch, >= 1; used by the same methods.
-        num_epochs: Number of epochs that "presample" draws, >= 1.
-        num_batches: Upper bound on the batches that "vip_sampled" draws, >= 2.
-        seed: Seed of the draws of "vip_sampled" and "presample".
+        num_epochs: Number of epochs that "presample" samples, >= 1.
+        num_batches: Upper bound on the batches that "vip_sampled" samples, >= 2.
+        seed: Seed of the samples of "vip_sampled" and "presample".
 
     Returns:
         (num_nodes,) float32 in [0, 1].
@@ -338,7 +339,7 @@ def _vip(csc: CSC, train_nodes: np.ndarray, fanouts: tuple[int, ...], batch_size
     missed = 1 - found
     for fanout in fanouts:
         log_missed = np.zeros(csc.num_rows, np.float32)
-        _spread_chances(csc.indptr, csc.indices, found, fanout, log_missed)
+        _spread_probabilities(csc.indptr, csc.indices, found, fanout, log_missed)
         found = -np.expm1(log_missed)
         missed *= 1 - found
     return 1 - missed
@@ -373,24 +374,24 @@ def _paths(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> np.ndarray:
 
 
 @kernel
-def _spread_chances(indptr, indices, found, fanout, log_missed):
-    """Add log(1 - chance) to every source of every target that may be found."""
+def _spread_probabilities(indptr, indices, found, fanout, log_missed):
+    """Add log(1 - probability) to every source of every target that may be found."""
     for v in range(len(indptr) - 1):
         if found[v] == 0:
             continue
         degree = indptr[v + 1] - indptr[v]
-        chance = np.float64(found[v])
+        probability = np.float64(found[v])
         if 0 <= fanout < degree:
-            chance *= fanout / degree
-        # a certain read stays a number: e**-80 is no chance to be missed
-        change = np.float32(np.log1p(-chance) if chance < 1 else -80.0)
+            probability *= fanout / degree
+        # a certain read stays a number: e**-80 is no probability to be missed
+        change = np.float32(np.log1p(-probability) if probability < 1 else -80.0)
         for e in range(indptr[v], indptr[v + 1]):
             log_missed[indices[e]] += change
 
 
 @kernel
 def _spread_importance(indptr, indices, found, weight):
-    """Add chance / degree^2 of every target to each of its sources."""
+    """Add probability / degree^2 of every target to each of its sources."""
     for v in range(len(indptr) - 1):
         if found[v] == 0:
             continue

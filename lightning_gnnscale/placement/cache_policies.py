@@ -195,7 +195,7 @@ def append_reads(nodes, time, next_read, last_read, following, first):
 
 @kernel
 def reorder(node_of, next_read, links, ends):
-    """Make the heap anew after reads were added."""
+    """Make the heap again after reads were added."""
     for slot in range(ends[SIZE]):
         links[NEXT_READ, slot] = next_read[node_of[slot]]
     for at in range(ends[SIZE] // 2 - 1, -1, -1):

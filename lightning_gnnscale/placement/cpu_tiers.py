@@ -42,17 +42,17 @@ def lay_jointly(
     def make():
         own = shared_copy(layout, layout.device_rows(device), folder)
         host = shared_copy(layout, host_ids, folder) if layout.copies_host and device == here[0] else None
-        return (own, host), (own.ticket, host and host.ticket)
+        return (own, host), (own.handle, host and host.handle)
 
-    (own, own_host), tickets = make_on_all(exchange, device, make)
+    (own, own_host), handles = make_on_all(exchange, device, make)
 
     def map_others():
         rows = [None] * placement.num_devices
         for peer in group_of(placement, device):
-            rows[peer] = own.array if peer == device else SharedRows.attach(tickets[peer][0]).array
+            rows[peer] = own.array if peer == device else SharedRows.attach(handles[peer][0]).array
         host = layout.features.array
         if layout.copies_host:
-            host = (own_host or SharedRows.attach(tickets[here[0]][1])).array
+            host = (own_host or SharedRows.attach(handles[here[0]][1])).array
         return LaidRows([layout.features.array, host, *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)

@@ -66,9 +66,9 @@ def lay_jointly(
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
         # What is handed over is kept until a peer has let go of it: without a peer, for ever.
         handed = reduce_tensor(own) if len(group_of(placement, device)) > 1 else None
-        return (own, host), (handed, host and host.ticket)
+        return (own, host), (handed, host and host.handle)
 
-    (own, own_host), tickets = make_on_all(exchange, device, make)
+    (own, own_host), handles = make_on_all(exchange, device, make)
 
     def map_others():
         rows: list[Tensor | None] = [None] * placement.num_devices
@@ -76,10 +76,10 @@ def lay_jointly(
             if peer == device:
                 rows[peer] = own
             else:
-                rebuild, arguments = tickets[peer][0]
+                rebuild, arguments = handles[peer][0]
                 rows[peer] = rebuild(*arguments)
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
-        host = own_host or SharedRows.attach(tickets[here[0]][1], write=True)
+        host = own_host or SharedRows.attach(handles[here[0]][1], write=True)
         return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)
@@ -92,7 +92,7 @@ def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
     """Return the rows of one device in its memory.
 
     Raises:
-        PlacementError: it has no room for them.
+        PlacementError: it has no space for them.
     """
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     ids = layout.device_rows(number, free)

@@ -1,4 +1,4 @@
-"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them; `KindBuffers`: one a kind."""
+"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them; `TypedBuffers`: one a node type."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ import torch
 from ..errors import PlacementError
 from ..memory import parse_bytes
 from ..partition_store.features import FeatureTable, as_stored, checked_rows
-from ..partition_store.kind_features import KindFeatures, KindRows, NodeKinds
+from ..partition_store.typed_features import NodeTypes, TypedFeatures, TypedRows
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
@@ -46,7 +46,8 @@ class FeatureBuffer(FeatureTable):
         cache: Cache for rows that lie on no device, or None.
         fingerprint: Fingerprint of the store that the features belong to, compared with the placement's; "": not
             compared.
-        memory_bytes: Room for rows on each device, bytes or "8GiB"; None: what is free on a GPU, no bound on the CPU.
+        memory_bytes: Capacity for rows on each device, bytes or "8GiB"; None: what is free on a GPU, no bound on the
+        CPU.
         laid: Rows that `in_one_process` or `join` made before.
 
     Attributes:
@@ -58,7 +59,7 @@ class FeatureBuffer(FeatureTable):
         nbytes: Memory that the buffer takes on its device, bytes: own rows, places, cached rows.
 
     Raises:
-        PlacementError: sparse features, a placement for another store, no room for the rows, peers out of reach.
+        PlacementError: sparse features, a placement for another store, no space for the rows, peers out of reach.
         ValueError: another argument outside its range.
 
     Cost: 8 bytes a node for the places. On the CPU a gather of 512-byte rows takes about 1.1 of the time of
@@ -223,8 +224,10 @@ class FeatureBuffer(FeatureTable):
         return self._tiers
 
 
-class KindBuffers(FeatureTable):
-    """Placed features of a graph whose kinds have tables of their own: a `FeatureBuffer` a kind, gathered as one.
+class TypedBuffers(FeatureTable):
+    """Placed features of a graph whose node types have tables of their own:
+
+    a `FeatureBuffer` a node type, gathered as one.
 
     The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows lie on no device:
     they are read from the store, and count as read from the host. What a placement says of nodes without dense
@@ -232,31 +235,33 @@ class KindBuffers(FeatureTable):
 
     Args:
         placement: Placement of the rows of all nodes, by store id.
-        features: Features of the store, each kind's a table; they stay open.
+        features: Features of the store, each node type's a table; they stay open.
         device: The device of the placement that reads.
-        caches: By kind, its cache for rows that lie on no device, or None; empty: there are none.
-        make: What makes the buffer of a kind: `FeatureBuffer`, or `FeatureBuffer.join` where each device has a process.
+        caches: By node type, its cache for rows that lie on no device, or None; empty: there are none.
+        make: What makes the buffer of a node type: `FeatureBuffer`, or `FeatureBuffer.join` where each device has a
+        process.
         options: Further arguments of `make`: `on`, `host`, `fingerprint`; for `FeatureBuffer.join` also `exchange` and
             `folder`.
 
     Attributes:
-        buffers: By kind, its `FeatureBuffer`; None for a kind without dense features.
+        buffers: By node type, its `FeatureBuffer`; None for a node type without dense features.
         num_rows, dim, dtype: As of the features.
-        hits, gather_s, nbytes: As of `FeatureBuffer`, summed over the kinds.
+        hits, gather_s, nbytes: As of `FeatureBuffer`, summed over the node types.
 
     Raises:
-        PlacementError: no kind has dense features; also what `make` raises.
+        PlacementError: no node type has dense features; also what `make` raises.
         ValueError: an argument outside its range.
 
-    Cost: each kind's buffer, and a lookup of the kind of each node that is gathered; nodes on a GPU are waited for.
+    Cost: each node type's buffer, and a lookup of the kind of each node that is gathered; nodes on a GPU are waited
+    for.
     """
 
-    is_sparse, by_kind = False, True
+    is_sparse, by_node_type = False, True
 
     def __init__(
         self,
         placement: Placement,
-        features: KindFeatures,
+        features: TypedFeatures,
         device: int = 0,
         *,
         on: str = "cpu",
@@ -269,17 +274,20 @@ class KindBuffers(FeatureTable):
         dense = [table is not None and not table.is_sparse and table.num_rows > 0 for table in features.tables]
         if not any(dense):
             raise PlacementError(
-                "a placement needs dense features, and no kind has any: store dense rows, or go without placement"
+                "a placement needs dense features, and no node type has any: store dense rows, or go without placement"
             )
         if caches and len(caches) != len(dense):
-            raise ValueError(f"caches must be one a kind, {len(dense)}, got {len(caches)}")
+            raise ValueError(f"caches must be one a node type, {len(dense)}, got {len(caches)}")
         self.placement, self.device, self.on = placement, device, on
         self.buffers: list[FeatureBuffer | None] = [None] * len(dense)
         options |= {"on": on, "fingerprint": fingerprint}
         try:
-            for kind in np.flatnonzero(dense):
-                own, cache = placement_of_kind(placement, features.kinds, kind), caches[kind] if caches else None
-                self.buffers[kind] = make(own, features.tables[kind], device, cache=cache, **options)
+            for node_type in np.flatnonzero(dense):
+                own, cache = (
+                    placement_of_node_type(placement, features.node_types, node_type),
+                    caches[node_type] if caches else None,
+                )
+                self.buffers[node_type] = make(own, features.tables[node_type], device, cache=cache, **options)
         except BaseException:
             self.close()
             raise
@@ -288,12 +296,12 @@ class KindBuffers(FeatureTable):
         self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, features.dtype
         self._sparse_reads, self.gather_s, self._lock = 0, 0.0, threading.Lock()
 
-    def gather(self, nodes, take=None) -> KindRows:
+    def gather(self, nodes, take=None) -> TypedRows:
         """Copy rows; may be called from several threads at once.
 
         Args:
             nodes: (num,) integers in [0, num_rows): an array or a tensor.
-            take: Gives memory for dense rows, see `KindFeatures.gather`; on CUDA it is not asked.
+            take: Gives memory for dense rows, see `TypedFeatures.gather`; on CUDA it is not asked.
 
         Returns:
             The rows, bit for bit what the store's own tables give; on CUDA dense rows are tensors of the device.
@@ -314,10 +322,10 @@ class KindBuffers(FeatureTable):
 
     def expect(self, batches: Iterable[np.ndarray]) -> None:
         """Tell "belady" caches the nodes of the batches to come, in order; see `FeatureCache.expect`."""
-        located = [self._rows.kinds.locate(checked_rows(batch, self.num_rows)) for batch in batches]
+        located = [self._rows.node_types.locate(checked_rows(batch, self.num_rows)) for batch in batches]
         for number, buffer in enumerate(self.buffers):
             if buffer is not None and buffer.foretold:
-                buffer.expect([row[kind == number] for kind, row in located])
+                buffer.expect([row[node_type == number] for node_type, row in located])
 
     def forget(self) -> None:
         """Drop the reads that were told and did not come, for example of an epoch that was broken off."""
@@ -354,20 +362,22 @@ class KindBuffers(FeatureTable):
         return [buffer for buffer in self.buffers if buffer is not None]
 
 
-def placement_of_kind(placement: Placement, kinds: NodeKinds, kind: int) -> Placement:
-    """Return the placement of one kind's rows, numbered as in its table; shares and costs remain those of all."""
+def placement_of_node_type(placement: Placement, node_types: NodeTypes, node_type: int) -> Placement:
+    """Return the placement of one node type's rows, numbered as in its table; shares and costs remain those of all."""
     rows = []
     for own in placement.rows:
-        kind_of, row = kinds.locate(np.asarray(own, np.int64))
-        rows.append(row[kind_of == kind])
-    ours = kinds.spread(np.arange(kinds.num_kinds) == kind)
+        type_of, row = node_types.locate(np.asarray(own, np.int64))
+        rows.append(row[type_of == node_type])
+    ours = node_types.spread(np.arange(node_types.num_node_types) == node_type)
     on_disk = None if placement.on_disk is None else placement.on_disk[ours]
     return replace(placement, rows=tuple(rows), num_nodes=int(np.count_nonzero(ours)), on_disk=on_disk)
 
 
 def _layout(placement, features, device, on, host, fingerprint, memory_bytes) -> RowLayout:
-    if features is not None and features.by_kind:
-        raise PlacementError("each kind has features of its own, and a FeatureBuffer has one table: use gs.KindBuffers")
+    if features is not None and features.by_node_type:
+        raise PlacementError(
+            "each node type has features of its own, and a FeatureBuffer has one table: use gs.TypedBuffers"
+        )
     check_layout(placement, features, device, fingerprint)
     if host not in ("map", "copy"):
         raise ValueError(f'host must be "map" or "copy", got {host!r}')

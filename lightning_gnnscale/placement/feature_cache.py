@@ -77,7 +77,7 @@ class FeatureCache:
     def expect(self, batches: Iterable[np.ndarray]) -> None:
         """Tell "belady" the reads that come after those told before; other policies take no notice.
 
-        A read takes the first of its node's told reads off the list, so that batches drawn side by side may come in
+        A read takes the first of its node's told reads off the list, so that batches sampled side by side may come in
         another order.
 
         Args:

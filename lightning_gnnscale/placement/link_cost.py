@@ -138,7 +138,7 @@ def _entry(peer_s: float, host_s: float) -> dict:
 
 
 def _read(path: Path) -> dict:
-    with suppress(OSError, ValueError):  # missing or damaged: measured anew
+    with suppress(OSError, ValueError):  # missing or damaged: measured again
         known = json.loads(path.read_text())
         if isinstance(known, dict):
             return {name: entry for name, entry in known.items() if _is_entry(entry)}

@@ -16,8 +16,8 @@ from .link_cost import devices_here, link_alphas
 from .placement import Placement, mean_shares, read_costs, read_shares
 
 
-class Room(NamedTuple):
-    """What there is room for, in a device's buffer, its cache or host memory.
+class Capacity(NamedTuple):
+    """What there is space for, in a device's buffer, its cache or host memory.
 
     Attributes:
         rows: Number of rows, >= 0; where rows differ in width, of rows of the mean width over all nodes.
@@ -30,7 +30,7 @@ class Room(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the room where rows differ in width."""
+        """Bytes of the space where rows differ in width."""
         return int(self.rows * self.row_bytes.sum(dtype=np.int64)) // len(self.row_bytes)
 
     def placeable(self, nodes: np.ndarray) -> np.ndarray:
@@ -38,7 +38,7 @@ class Room(NamedTuple):
         return nodes if self.row_bytes is None else nodes[self.row_bytes[nodes] > 0]
 
     def first(self, nodes: np.ndarray, times: int = 1) -> np.ndarray:
-        """Return the first placeable ones of (num,) ids, as many as fit a room of so many times the size."""
+        """Return the first placeable ones of (num,) ids, as many as fit a space of so many times the size."""
         if self.row_bytes is None:
             return nodes[: times * self.rows]
         nodes = self.placeable(nodes)
@@ -71,17 +71,17 @@ def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, n
 
 
 def most_read_rows(
-    csc: CSC, train_nodes: np.ndarray, device: np.ndarray, num_devices: int, num_layers: int, room: Room
+    csc: CSC, train_nodes: np.ndarray, device: np.ndarray, num_devices: int, num_layers: int, space: Capacity
 ) -> list[np.ndarray]:
     """Return, for each device, the rows of its neighbourhoods with the highest out-degree inside them.
 
     Args:
         csc, train_nodes, num_devices, num_layers: See `assign_training_nodes`.
         device: The array that `assign_training_nodes` returned.
-        room: What each device's buffer has room for.
+        space: What each device's buffer has space for.
 
     Returns:
-        One (num,) int64 array a device, no more than there is room for.
+        One (num,) int64 array a device, no more than there is space for.
     """
     rows = []
     for own in range(num_devices):
@@ -89,7 +89,7 @@ def most_read_rows(
         seeds = train_nodes[device == own]
         count_reads(np.asarray(csc.indptr), np.asarray(csc.indices), seeds, num_layers, degree)
         order = np.argsort(-degree, kind="stable")[: np.count_nonzero(degree)]
-        rows.append(room.first(order))
+        rows.append(space.first(order))
     return rows
 
 
@@ -115,8 +115,8 @@ def place_group(order: np.ndarray, prob: np.ndarray, num_devices: int, buffer_ro
     """
     rows = np.repeat(order[None, :buffer_rows], num_devices, axis=0)
     if num_devices > 1:
-        chances = prob[order[: num_devices * buffer_rows]]  # in order: the loop reads them one after the other
-        _spread(order, chances, float(alpha), rows)
+        probabilities = prob[order[: num_devices * buffer_rows]]  # in order: the loop reads them one after the other
+        _spread(order, probabilities, float(alpha), rows)
     return rows
 
 
@@ -135,13 +135,13 @@ def alpha_by_cost(alpha: float, num_devices: int) -> float:
 
 
 @kernel
-def _spread(order, chances, alpha, rows):
+def _spread(order, probabilities, alpha, rows):
     num_devices, buffer_rows = rows.shape
     added = np.zeros(num_devices)
     turn = np.arange(num_devices)
     following = buffer_rows
     for i in range(num_devices * buffer_rows):
-        if following >= len(chances):
+        if following >= len(probabilities):
             return
         place = i % num_devices
         if place == 0:
@@ -158,10 +158,12 @@ def _spread(order, chances, alpha, rows):
             continue  # the last one keeps its copy
         position = buffer_rows - 1 - i // num_devices
         device = turn[place]
-        if not chances[following] > alpha * chances[position]:  # a place is given away once: it holds order[position]
+        if (
+            not probabilities[following] > alpha * probabilities[position]
+        ):  # a place is given away once: it holds order[position]
             return
         rows[device, position] = order[following]
-        added[device] += chances[following]
+        added[device] += probabilities[following]
         following += 1
 
 
@@ -215,7 +217,7 @@ def place(
         train_nodes: (num_train,) distinct ids; needed by "pagraph".
         num_layers: Number of hops that "pagraph" looks ahead.
         part_id: (num_nodes,) ints in [0, num_devices), indexed by the same ids as prob; needed by "metis".
-        host_rows: Number of rows that host memory has room for. The hottest of the rows that a group reads from there
+        host_rows: Number of rows that host memory has space for. The hottest of the rows that a group reads from there
             stay in it, the others on disk. None: all stay in it.
         seed: Seed of "random".
         row_bytes: (num_nodes,) integers >= 0, bytes of each node's row where rows differ in width; 0 for a row that
@@ -234,7 +236,7 @@ def place(
     prob = _checked_prob(prob, num_devices)
     num_nodes = prob.shape[-1]
     _check(num_nodes, num_devices, buffer_rows, alpha, method)
-    room = Room(buffer_rows, _checked_bytes(row_bytes, num_nodes))
+    space = Capacity(buffer_rows, _checked_bytes(row_bytes, num_nodes))
     mean = prob if prob.ndim == 1 else prob.mean(axis=0)
     order = cache(partial(hottest_first, mean))
     choices = [_checked_groups(groups, num_devices)]
@@ -246,26 +248,26 @@ def place(
         choices = linked_groups(alphas)
     if method == "pagraph":
         choices = [tuple((device,) for device in range(num_devices))]
-        apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, room)
+        apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, space)
         ways = [lambda group: [apart[device] for device in group]]
     elif method in RULES:
-        ways = [partial(_by_rule, method, prob, room, alphas, order)]
-        if room.row_bytes is not None:
-            ways.append(partial(_by_rule, method, prob, room, alphas, order, of_group=True))
+        ways = [partial(_by_rule, method, prob, space, alphas, order)]
+        if space.row_bytes is not None:
+            ways.append(partial(_by_rule, method, prob, space, alphas, order, of_group=True))
     elif method == "metis":
         parts = _checked_parts(part_id, num_nodes, num_devices)
-        ways = [partial(_hottest_of_parts, prob, parts, room)]
+        ways = [partial(_hottest_of_parts, prob, parts, space)]
     elif method == "naive":
         ways = []
     else:
         found = _candidates(method, mean, store, seed)
-        ways = [lambda group: _dealt(found, len(group), room, in_turns=method == "degree")]
+        ways = [lambda group: _assigned(found, len(group), space, in_turns=method == "degree")]
     if method in ("naive", "rule_by_cost"):
         ranges = np.arange(num_nodes) * num_devices // num_nodes
-        ways.append(partial(_hottest_of_parts, prob, ranges, room))
-    read = prob if room.row_bytes is None else prob * (room.row_bytes / max(room.row_bytes.mean(), 1e-9))
+        ways.append(partial(_hottest_of_parts, prob, ranges, space))
+    read = prob if space.row_bytes is None else prob * (space.row_bytes / max(space.row_bytes.mean(), 1e-9))
     groups, rows, costs = _cheapest(choices, ways, read, alphas)
-    on_disk = None if host_rows is None else _beyond_host(order(), rows, groups, host_rows, room.row_bytes)
+    on_disk = None if host_rows is None else _beyond_host(order(), rows, groups, host_rows, space.row_bytes)
     shares = read_shares(rows, groups, on_disk, prob)
     fingerprint = getattr(store, "layout_fingerprint", "")
     return Placement(rows, groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint, costs)
@@ -311,7 +313,7 @@ def linked_groups(alphas: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
 def _by_rule(
     method: str,
     prob: np.ndarray,
-    room: Room,
+    space: Capacity,
     alphas: np.ndarray,
     hottest: Callable[[], np.ndarray],
     group: tuple[int, ...],
@@ -333,37 +335,39 @@ def _by_rule(
         mean = own.mean(axis=0, dtype=own.dtype)
         order = hottest_first(mean)
     found = []
-    for alike, buffer_rows in _by_width(order, room, num if of_group else 1):
+    for alike, buffer_rows in _by_width(order, space, num if of_group else 1):
         placed = place_group(alike, mean, num, buffer_rows, alpha)
         found.append(placed if own is None or num == 1 else _nearest(placed, own))
     return list(np.concatenate(found, axis=1)) if found else [order[:0]] * num
 
 
-def _by_width(order: np.ndarray, room: Room, num_devices: int) -> list[tuple[np.ndarray, int]]:
-    """Return the rows of each width, hottest first, and how many of them the buffer of a device has room for.
+def _by_width(order: np.ndarray, space: Capacity, num_devices: int) -> list[tuple[np.ndarray, int]]:
+    """Return the rows of each width, hottest first, and how many of them the buffer of a device has space for.
 
     Args:
         order: (num_nodes,) ids, hottest first.
-        room: What each buffer has room for.
+        space: What each buffer has space for.
         num_devices: Number of devices whose buffers the hottest rows fill together.
     """
-    if room.row_bytes is None:
-        return [(order, room.rows)]
-    hottest = room.row_bytes[room.first(order, num_devices)]
+    if space.row_bytes is None:
+        return [(order, space.rows)]
+    hottest = space.row_bytes[space.first(order, num_devices)]
     found = [(width, np.count_nonzero(hottest == width) // num_devices) for width in np.unique(hottest)]
-    widths = room.row_bytes[order]
+    widths = space.row_bytes[order]
     return [(order[widths == width], rows) for width, rows in found if rows]
 
 
 def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
-    """Deal the rows that one device alone holds out anew: each to the device that reads it most, while that has room.
+    """Assign the rows that one device alone holds out again:
+
+    each to the device that reads it most, while that has space.
 
     Args:
         placed: (num_devices, buffer_rows) ids.
         prob: (num_devices, num_nodes).
 
     Returns:
-        The same ids, as many on each device; those that lose most with their second choice are dealt first.
+        The same ids, as many on each device; those that lose most with their second choice are assigned first.
     """
     ids, copies = np.unique(placed, return_counts=True)
     single = ids[copies == 1]
@@ -374,13 +378,13 @@ def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
     for device, row in enumerate(placed):
         kept = row[~np.isin(row, single)]
         rows[device, : len(kept)], filled[device] = kept, len(kept)
-    _deal(single, choice, rows, filled)
+    _assign(single, choice, rows, filled)
     return rows
 
 
 @kernel
-def _deal(nodes, choice, rows, filled):
-    """Add each node to the first device of its choice whose row has room."""
+def _assign(nodes, choice, rows, filled):
+    """Add each node to the first device of its choice whose row has space."""
     for i in range(len(nodes)):
         for k in range(len(rows)):
             device = choice[k, i]
@@ -401,40 +405,47 @@ def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
     return np.argsort(-np.diff(np.asarray(store.csc.indptr)), kind="stable")
 
 
-def _pagraph(store, train_nodes, num_nodes: int, num_devices: int, num_layers: int, room: Room) -> list[np.ndarray]:
+def _pagraph(
+    store, train_nodes, num_nodes: int, num_devices: int, num_layers: int, space: Capacity
+) -> list[np.ndarray]:
     if store is None or train_nodes is None:
         raise ValueError('method="pagraph" needs store= and train_nodes=, whose neighbourhoods it shares out')
     _check_store(store, num_nodes)
     train_nodes = checked_nodes(train_nodes, num_nodes)
     device = assign_training_nodes(store.csc, train_nodes, num_devices, num_layers)
-    return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, room)
+    return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, space)
 
 
-def _dealt(candidates: np.ndarray, num_devices: int, room: Room, in_turns: bool) -> list[np.ndarray]:
-    """Deal the first candidates out to devices, in turns or in ranges, no row twice."""
-    candidates = room.placeable(candidates)
+def _assigned(candidates: np.ndarray, num_devices: int, space: Capacity, in_turns: bool) -> list[np.ndarray]:
+    """Assign the first candidates out to devices, in turns or in ranges, no row twice."""
+    candidates = space.placeable(candidates)
     if in_turns:
-        return [room.first(candidates[device::num_devices]) for device in range(num_devices)]
-    rows, dealt = [], 0
+        return [space.first(candidates[device::num_devices]) for device in range(num_devices)]
+    rows, assigned = [], 0
     for _ in range(num_devices):
-        rows.append(room.first(candidates[dealt:]))
-        dealt += len(rows[-1])
+        rows.append(space.first(candidates[assigned:]))
+        assigned += len(rows[-1])
     return rows
 
 
-def _hottest_of_parts(prob: np.ndarray, part_id: np.ndarray, room: Room, group: tuple[int, ...]) -> list[np.ndarray]:
+def _hottest_of_parts(
+    prob: np.ndarray, part_id: np.ndarray, space: Capacity, group: tuple[int, ...]
+) -> list[np.ndarray]:
     rows = []
     for device in group:
         own = np.flatnonzero(part_id == device)
-        chances = (prob if prob.ndim == 1 else prob[device])[own]
-        rows.append(room.first(own[hottest_first(chances)]))
+        probabilities = (prob if prob.ndim == 1 else prob[device])[own]
+        rows.append(space.first(own[hottest_first(probabilities)]))
     return rows
 
 
 def _beyond_host(
     order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int, row_bytes: np.ndarray | None
 ) -> np.ndarray:
-    """Return (num_nodes,) bool: the coldest rows that some group does not hold and that find no room in host memory."""
+    """Return (num_nodes,) bool:
+
+    the coldest rows that some group does not hold and that find no space in host memory.
+    """
     if host_rows < 0:
         raise ValueError(f"host_rows must be at least 0 or None, got {host_rows}")
     needed = np.zeros(len(order), bool)
@@ -443,9 +454,9 @@ def _beyond_host(
         for device in group:
             held[rows[device]] = True
         needed |= ~held
-    on_disk, room = np.zeros(len(order), bool), Room(host_rows, row_bytes)
-    wanted = room.placeable(order[needed[order]])
-    on_disk[wanted[len(room.first(wanted)) :]] = True
+    on_disk, space = np.zeros(len(order), bool), Capacity(host_rows, row_bytes)
+    wanted = space.placeable(order[needed[order]])
+    on_disk[wanted[len(space.first(wanted)) :]] = True
     return on_disk
 
 

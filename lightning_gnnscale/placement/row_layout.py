@@ -40,7 +40,7 @@ class RowLayout:
         placement: Placement of the rows.
         features: A dense table over a memory map; its rows are laid out as they are stored.
         copies_host: Whether host rows are copied to memory of their own.
-        memory_bytes: Room for rows on each device, bytes; None: what there is.
+        memory_bytes: Capacity for rows on each device, bytes; None: what there is.
     """
 
     placement: Placement
@@ -63,12 +63,12 @@ class RowLayout:
             free_bytes: Free memory of the device, bytes; None: unknown.
 
         Raises:
-            PlacementError: the device has no room for them.
+            PlacementError: the device has no space for them.
         """
         ids = self.placement.rows[device]
-        room = min((size for size in (self.memory_bytes, free_bytes) if size is not None), default=None)
-        if room is not None:
-            check_room(len(ids), self.row_bytes, room, device)
+        space = min((size for size in (self.memory_bytes, free_bytes) if size is not None), default=None)
+        if space is not None:
+            check_space(len(ids), self.row_bytes, space, device)
         return ids
 
 
@@ -120,12 +120,12 @@ def check_layout(placement: Placement, features, device: int, fingerprint: str) 
     if placement.num_nodes != features.num_rows:
         raise PlacementError(
             f"the placement is for {placement.num_nodes} nodes, the features have {features.num_rows} rows: "
-            f"make it anew with place()"
+            f"make it again with place()"
         )
     if placement.fingerprint and fingerprint and placement.fingerprint != fingerprint:
         raise PlacementError(
             f"the placement was made for another store (fingerprint {placement.fingerprint[:12]}, this store has "
-            f"{fingerprint[:12]}): make it anew with place(..., store=store)"
+            f"{fingerprint[:12]}): make it again with place(..., store=store)"
         )
     if not 0 <= device < placement.num_devices:
         raise ValueError(f"device must be in [0, {placement.num_devices}), got {device}")
@@ -136,7 +136,7 @@ def check_layout(placement: Placement, features, device: int, fingerprint: str) 
             )
 
 
-def check_room(num_rows: int, row_bytes: int, memory_bytes: int, device) -> None:
+def check_space(num_rows: int, row_bytes: int, memory_bytes: int, device) -> None:
     """Refuse a buffer that is larger than what is free on its device.
 
     Raises:

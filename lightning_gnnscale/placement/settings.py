@@ -8,7 +8,7 @@ import numpy as np
 from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
 from .feature_cache import POLICIES, FeatureCache
-from .place import METHODS, Room, place
+from .place import METHODS, Capacity, place
 from .placement import Placement
 from .row_layout import group_of
 
@@ -17,30 +17,30 @@ from .row_layout import group_of
 class PlacementSettings:
     """How feature rows are placed on devices, and whether sampling prefers them.
 
-    Where kinds have features of their own, rows differ in width: a number of rows is then the bytes of so many rows of
-    the mean width, over the nodes of all kinds. The likeliest rows of any kind fill them; sparse ones stay in host
-    memory.
+    Where node types have features of their own, rows differ in width: a number of rows is then the bytes of so many
+    rows of the mean width, over the nodes of all node types. The likeliest rows of any node type fill them; sparse
+    ones stay in host memory.
 
     Args:
-        method: Method of `place`; "metis" deals the parts of the store to the devices in turns, whatever made the
+        method: Method of `place`; "metis" assigns the parts of the store to the devices in turns, whatever made the
             parts. Or a `Placement` made before: the arguments up to host_rows then say nothing.
         buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
         buffer_rows: Number of rows in each device's buffer.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
         groups: Groups of devices that read each other's buffers. None: found by what reads cost between each two of a
             machine, so that the slowest device's reads cost least.
-        probability: "auto": "vip_sampled" where batches draw fan-outs from the whole graph, else "draws": by batches of
-            the run itself, drawn ahead. Or a method of `access_probability`, which goes by fan-outs, or by all
-            neighbours of a sampler without.
-        host_rows: Number of rows that host memory has room for beside the buffers; the others are read from disk. None:
-            all.
+        probability: "auto": "vip_sampled" where batches sample fan-outs from the whole graph, else "samples": by
+            batches of the run itself, sampled ahead. Or a method of `access_probability`, which goes by fan-outs, or
+            by all neighbours of a sampler without.
+        host_rows: Number of rows that host memory has space for beside the buffers; the others are read from disk.
+            None: all.
         cache_rows: Number of rows in each device's cache of rows that lie on no device; 0: no cache.
         cache_policy: "lru", "sieve" or, if training is on CPUs, "belady"; see `FeatureCache`.
-        lookahead_batches: Number of batches drawn ahead whose reads "belady" goes by, >= 1; other policies ignore it.
+        lookahead_batches: Number of batches sampled ahead whose reads "belady" goes by, >= 1; other policies ignore it.
         locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
             raise it. None: no preference. Needs a sampler that takes `locality`.
         neighbor_set_size: See `LocalityBias`.
-        gather_threads: Number of threads that gather placed rows for batches that other processes drew, >= 1.
+        gather_threads: Number of threads that gather placed rows for batches that other processes sampled, >= 1.
 
     Raises:
         ValueError: an argument outside its range.
@@ -63,7 +63,7 @@ class PlacementSettings:
     def __post_init__(self):
         if not isinstance(self.method, Placement):
             _check_choice("method", self.method, METHODS)
-        _check_choice("probability", self.probability, ("auto", "draws", *PROBABILITIES))
+        _check_choice("probability", self.probability, ("auto", "samples", *PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
             raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share!r}")
@@ -103,13 +103,13 @@ class PlacementSettings:
             batch_size: Targets per batch.
             seed: Seed of sampled probabilities and of "random".
             alpha: (num_devices, num_devices) cost of reads between devices; None: the settings' for all.
-            prob: See `place`; None: by `probability`, "auto" as "vip_sampled". Nodes of kinds without features are not
-                read.
+            prob: See `place`; None: by `probability`, "auto" as "vip_sampled". Nodes of node types without features
+                are not read.
         """
         if isinstance(self.method, Placement):
             return self.method
-        if prob is None and self.probability == "draws":
-            raise ValueError("placement.probability='draws' goes by the batches of a run: train, or give prob=")
+        if prob is None and self.probability == "samples":
+            raise ValueError("placement.probability='samples' goes by the batches of a run: train, or give prob=")
         if prob is None:
             prob = access_probability(
                 store,
@@ -121,7 +121,7 @@ class PlacementSettings:
                 seed=seed,
             )
         row_bytes = None
-        if store.features is not None and store.features.by_kind:
+        if store.features is not None and store.features.by_node_type:
             prob, row_bytes = np.asarray(prob) * store.features.has_row, store.features.row_bytes
         return place(
             prob,
@@ -139,15 +139,16 @@ class PlacementSettings:
             row_bytes=row_bytes,
         )
 
-    def caches_by_kind(
+    def caches_by_node_type(
         self, features, placement: Placement, device: int, prob: np.ndarray
     ) -> list[FeatureCache | None]:
-        """Return the cache of each kind; together they have the bytes of `cache_rows`.
+        """Return the cache of each node type; together they have the bytes of `cache_rows`.
 
-        Each has room for as many rows as are of its kind among the likeliest ones that no device of the group holds.
+        Each has space for as many rows as are of its node type among the likeliest ones that no device of the group
+        holds.
 
         Args:
-            features: `KindFeatures` of the store.
+            features: `TypedFeatures` of the store.
             placement: The placement.
             device: The device that reads.
             prob: (num_nodes,) how likely the device reads each node.
@@ -156,8 +157,8 @@ class PlacementSettings:
         for peer in group_of(placement, device):
             far[placement.rows[peer]] = False
         order = np.argsort(-prob, kind="stable")
-        kept = Room(self.cache_rows, features.row_bytes).first(order[far[order]])
-        counts = np.bincount(features.kinds.kind_of(kept), minlength=features.kinds.num_kinds)
+        kept = Capacity(self.cache_rows, features.row_bytes).first(order[far[order]])
+        counts = np.bincount(features.node_types.type_of(kept), minlength=features.node_types.num_node_types)
         return [FeatureCache(count, self.cache_policy) if count else None for count in counts.tolist()]
 
 

@@ -72,36 +72,36 @@ def devices_here(placement: Placement, device: int, processes: list[tuple[int, s
 def make_on_all(
     exchange: Callable[[object], list], device: int, make: Callable[[], tuple[Made, object]]
 ) -> tuple[Made, dict[int, object]]:
-    """Make something, and exchange the tickets for it. If one process cannot make its own, all raise.
+    """Make something, and exchange the handles for it. If one process cannot make its own, all raise.
 
     A process that raised before it exchanged would leave the others waiting.
 
     Args:
         exchange: See `FeatureBuffer.join`.
         device: Device of this process.
-        make: Returns what it made, and a ticket for it.
+        make: Returns what it made, and a handle for it.
 
     Returns:
-        What this process made, and the tickets of all devices.
+        What this process made, and the handles of all devices.
 
     Raises:
         PlacementError: another process failed. What `make` raises here is raised as it is.
     """
-    made = ticket = failure = None
+    made = handle = failure = None
     try:
-        made, ticket = make()
+        made, handle = make()
     except Exception as error:
         failure = error
-    answers = exchange((device, ticket, failure and (str(failure) or type(failure).__name__)))
+    answers = exchange((device, handle, failure and (str(failure) or type(failure).__name__)))
     if failure is not None:
         raise failure
     for other, _, reason in answers:
         if reason is not None:
             raise PlacementError(f"device {other} could not share its rows: {reason}")
-    return made, {other: ticket for other, ticket, _ in answers}
+    return made, {other: handle for other, handle, _ in answers}
 
 
-class RowTicket(NamedTuple):
+class RowHandle(NamedTuple):
     """What another process of the host needs to map the rows, while the process that made them holds its file open."""
 
     pid: int
@@ -118,7 +118,7 @@ class SharedRows:
 
     Attributes:
         array: (num_rows, dim), page-aligned; writable by the process that made it.
-        ticket: for `SharedRows.attach` of other processes, until `release`, or until this object is gone.
+        handle: for `SharedRows.attach` of other processes, until `release`, or until this object is gone.
     """
 
     def __init__(self, array: np.ndarray, fd: int = -1):
@@ -134,7 +134,7 @@ class SharedRows:
             folder: Folder on a file system that keeps unnamed files, for example on a fast disk; None: memory.
 
         Raises:
-            PlacementError: there is no room, or the folder does not take unnamed files.
+            PlacementError: there is no space, or the folder does not take unnamed files.
         """
         dtype = np.dtype(dtype)
         num_bytes = num_rows * dim * dtype.itemsize
@@ -151,38 +151,39 @@ class SharedRows:
         except OSError as error:
             os.close(fd)
             raise PlacementError(
-                f"no room for {num_rows} rows of {dim * dtype.itemsize} bytes in {folder or 'shared memory'}: {error}: "
+                f"no space for {num_rows} rows of {dim * dtype.itemsize} bytes in {folder or 'shared memory'}: "
+                f"{error}: "
                 f"place fewer rows (buffer_rows=, host_rows=) or give another folder="
             ) from None
 
     @classmethod
-    def attach(cls, ticket: RowTicket, write: bool = False) -> "SharedRows":
+    def attach(cls, handle: RowHandle, write: bool = False) -> "SharedRows":
         """Map the rows of another process of this host.
 
         Args:
-            ticket: Ticket from the process that made the rows.
+            handle: Handle from the process that made the rows.
             write: Whether the mapping may be written to, as pinning asks for.
 
         Raises:
             PlacementError: that process has ended, or may not be read.
         """
         try:
-            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR if write else os.O_RDONLY)
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR if write else os.O_RDONLY)
         except OSError as error:
             raise PlacementError(
-                f"the rows of process {ticket.pid} cannot be mapped ({error.strerror}): "
+                f"the rows of process {handle.pid} cannot be mapped ({error.strerror}): "
                 f"ranks that share rows must run on one host as one user, and all be alive"
             ) from None
         try:
-            return cls(_map(fd, ticket.shape, np.dtype(ticket.dtype), write))
+            return cls(_map(fd, handle.shape, np.dtype(handle.dtype), write))
         finally:
             os.close(fd)
 
     @property
-    def ticket(self) -> RowTicket:
+    def handle(self) -> RowHandle:
         if self._fd < 0:
             raise PlacementError("these rows can no longer be shared: their file was closed")
-        return RowTicket(os.getpid(), self._fd, self.array.shape, self.array.dtype.str)
+        return RowHandle(os.getpid(), self._fd, self.array.shape, self.array.dtype.str)
 
     def release(self) -> None:
         """Close the file, once all have mapped it; the rows stay as long as a process maps them."""
@@ -191,7 +192,7 @@ class SharedRows:
             self._fd = -1
 
     def __del__(self):
-        self.release()  # rows that found no room beside them, or no peers, are not held for good
+        self.release()  # rows that found no space beside them, or no peers, are not held for good
 
 
 def own_rows(num_rows: int, dim: int, dtype: np.dtype) -> np.ndarray:

@@ -20,12 +20,12 @@ STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
 CHUNKS_HELD = 2  # by a stream that reads ahead
 STORE_BYTES_AN_EDGE = 24  # of a chunk that is sorted into buckets
 STORE_CHUNK_EDGES = 1 << 22  # `WriteBudget.spill_edges`
-WEIGHT_BYTES = 4  # of an arc, float32 as it is stored
-GROUPED_ARC_BYTES = 20  # relation, time or both, position in the store and in the part, source
-STORE_SORT_ARCS = 1 << 23  # `WriteBudget.sort_arcs`, 16 bytes each
+WEIGHT_BYTES = 4  # of an edge, float32 as it is stored
+GROUPED_EDGE_BYTES = 20  # edge type, time or both, position in the store and in the part, source
+STORE_SORT_EDGES = 1 << 23  # `WriteBudget.sort_edges`, 16 bytes each
 TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: allocator, autograd, threads
 COPIES_OF_OUTPUT = 6  # of a layer's rows: sum, root, activation, dropout, and two gradients on the way back
-EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's arcs gather
+EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's edges gather
 EVALUATION_COPIES = 4  # of a block's output rows: sum, two linear maps, activation
 PLACE_BYTES_A_NODE = 8  # where a placement has the row of each node
 EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
@@ -48,7 +48,7 @@ def predict_host_peak(
     """Predict the peak memory of partitioning, storing, training and evaluating on one host.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (arcs).
+        num_nodes, num_edges: counts of the graph; edges as stored (edges).
         num_parts: parts it is cut into.
         num_processes: training processes on this host.
         training_bytes: what one process takes, see `predict_training`.
@@ -65,7 +65,7 @@ def predict_host_peak(
     chunks = CHUNKS_HELD * min(chunk_edges, num_edges) * 8
     begun = interpreter_bytes + COMPILED_BYTES
     buckets = STORE_BYTES_AN_EDGE * min(STORE_CHUNK_EDGES, num_edges)
-    sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_ARCS, num_edges)
+    sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_EDGES, num_edges)
     workers = processes_bytes(num_processes, interpreter_bytes, start_method)
     assigning = PARTITION_BYTES_A_NODE * num_nodes if partition_bytes is None else partition_bytes
     peaks = {
@@ -85,8 +85,9 @@ def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: st
     Args:
         num_processes: those that train.
         interpreter_bytes: what the starting process holds before any work.
-        start_method: "popen": each begins anew, and the starting process is one of them. "fork": they share the
-            interpreter of the starting one, which waits beside them. "spawn", "forkserver": each begins anew beside it.
+        start_method: "popen": each begins again, and the starting process is one of them. "fork": they share the
+            interpreter of the starting one, which waits beside them. "spawn", "forkserver": each begins again beside
+            it.
     """
     if start_method == "fork":
         return interpreter_bytes + COMPILED_BYTES + num_processes * (FORKED_BYTES + LOOPS_BYTES)
@@ -110,7 +111,7 @@ def predict_evaluation(
     tables between layers are files.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (arcs).
+        num_nodes, num_edges: counts of the graph; edges as stored (edges).
         feature_dim, feature_row_bytes, hidden_channels, fanouts, embedding_dim: see `predict_training`.
         free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are taken. None:
             it does.
@@ -119,13 +120,13 @@ def predict_evaluation(
     widths = [feature_dim + embedding_dim, *[hidden_channels] * (max(len(fanouts), 2) - 1)]
     blocks = []
     for width in filter(None, widths):
-        arcs = min(EVALUATION_BLOCK_BYTES // (4 * width), num_edges)
-        targets = min(arcs / degree, num_nodes)
-        sources = min(num_nodes, targets + distinct(arcs, num_nodes))
+        edges = min(EVALUATION_BLOCK_BYTES // (4 * width), num_edges)
+        targets = min(edges / degree, num_nodes)
+        sources = min(num_nodes, targets + distinct(edges, num_nodes))
         row = 4 * width
         if width == widths[0] and feature_row_bytes is not None:
             row = sum(_row_bytes(feature_dim, feature_row_bytes))
-        blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * arcs)
+        blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * edges)
     if free_bytes is not None and 4 * num_nodes * widths[0] > free_bytes:
         blocks += [free_bytes * 2 / 3]
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
@@ -143,34 +144,34 @@ def _row_bytes(feature_dim: int, row_bytes: float) -> tuple[float, int]:
     return row_bytes, 0
 
 
-def distinct(draws: float, population: float) -> float:
-    """Return how many different ones of a population are drawn, on average, by uniform draws."""
-    return population * -math.expm1(-draws / population) if population else 0.0
+def distinct(samples: float, population: float) -> float:
+    """Return how many different ones of a population are sampled, on average, by uniform samples."""
+    return population * -math.expm1(-samples / population) if population else 0.0
 
 
 def batch_hops(
     num_nodes: float, average_degree: float, batch_size: float, fanouts: Sequence[int]
 ) -> tuple[list[float], float]:
-    """Return the nodes of a batch up to each hop, seeds first, and its arcs.
+    """Return the nodes of a batch up to each hop, seeds first, and its edges.
 
-    A node draws no more than it has; degrees are taken to spread as exponentially distributed ones do, and what is
-    drawn to be spread evenly over the nodes.
+    A node samples no more than it has; degrees are taken to spread as exponentially distributed ones do, and what is
+    sampled to be spread evenly over the nodes.
 
     Args:
         num_nodes: nodes that a batch can reach.
-        average_degree: arcs a node.
+        average_degree: edges a node.
         batch_size: seeds.
         fanouts: neighbours a hop; -1 takes all.
     """
-    nodes, new, arcs = [min(batch_size, num_nodes)], min(batch_size, num_nodes), 0.0
+    nodes, new, edges = [min(batch_size, num_nodes)], min(batch_size, num_nodes), 0.0
     for fanout in fanouts:
         spread = fanout < 0 or not average_degree
-        draws = new * (average_degree if spread else average_degree * -math.expm1(-fanout / average_degree))
+        samples = new * (average_degree if spread else average_degree * -math.expm1(-fanout / average_degree))
         left = num_nodes - nodes[-1]
-        new = left * -math.expm1(-draws / num_nodes) if num_nodes else 0.0
-        arcs += draws
+        new = left * -math.expm1(-samples / num_nodes) if num_nodes else 0.0
+        edges += samples
         nodes.append(nodes[-1] + new)
-    return nodes, arcs
+    return nodes, edges
 
 
 def predict_training(
@@ -190,7 +191,7 @@ def predict_training(
     part_rows: int | None = None,
     mixed_parts: int = 0,
     on_gpu: bool = False,
-    grouped_relations: int = 0,
+    grouped_edge_types: int = 0,
     grouped_weights: bool = False,
     embedding_rows: int | None = None,
     placed_rows: int | float | None = None,
@@ -216,9 +217,10 @@ def predict_training(
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
         on_gpu: a GPU's memory: parts and embeddings stay with the host.
-        grouped_relations: relations by which fan-outs, times or weights group the arcs of each part once more; 0: none.
-        grouped_weights: Whether these arcs have their weights with them, by which they are drawn.
-        embedding_rows: nodes with learnable embeddings, where kinds of nodes have none; None: all.
+        grouped_edge_types: edge types by which fan-outs, times or weights group the edges of each part once more; 0:
+        none.
+        grouped_weights: Whether these edges have their weights with them, by which they are sampled.
+        embedding_rows: nodes with learnable embeddings, where node types have none; None: all.
         placed_rows: feature rows that a placement lays into this process's buffer, a number or, as a float, a share of
             all; None: no placement. Rows of a batch on a GPU are then gathered there, as it trains, and those ahead
             hold ids alone.
@@ -237,14 +239,14 @@ def predict_training(
     if placed_rows is not None:
         check_integer("placed_rows", placed_rows, 0)
     check_integer("cache_rows", cache_rows, 0)
-    part_nodes, part_arcs = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
+    part_nodes, part_edges = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
     reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
     layers = max(len(fanouts), 2)
-    nodes, arcs = [float(reach)] * (layers + 1), float(part_arcs)
-    pieces = max(1, min(mixed_parts, num_parts))
+    nodes, edges = [float(reach)] * (layers + 1), float(part_edges)
+    chunks = max(1, min(mixed_parts, num_parts))
     if batch_size is not None and fanouts:
-        of_piece = batch_hops(reach, num_edges / max(num_nodes, 1), math.ceil(batch_size / pieces), fanouts)
-        nodes, arcs = [pieces * num for num in of_piece[0]], pieces * of_piece[1]
+        of_chunk = batch_hops(reach, num_edges / max(num_nodes, 1), math.ceil(batch_size / chunks), fanouts)
+        nodes, edges = [chunks * num for num in of_chunk[0]], chunks * of_chunk[1]
     inputs = nodes[-1]
     row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
     width = feature_dim + embedding_dim
@@ -256,9 +258,9 @@ def predict_training(
     parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
     ahead = 1 if placed_rows is not None and on_gpu else prefetch_batches  # batches that have their rows
-    batches = inputs * (ahead * row_bytes + prefetch_batches * 24) + prefetch_batches * arcs * (16 + edge_row_bytes)
+    batches = inputs * (ahead * row_bytes + prefetch_batches * 24) + prefetch_batches * edges * (16 + edge_row_bytes)
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
-    # The epoch's validation takes the place of a step's activations; batches stay in their pool.
+    # The epoch's validation replaces a step's activations; batches stay in their pool.
     evaluation = predict_evaluation(
         num_nodes=num_nodes,
         num_edges=num_edges,
@@ -275,11 +277,11 @@ def predict_training(
     if on_gpu:
         return int(batches + step + model + placed)
     # The part, or those of a batch, and the next one where there is one.
-    held = min(pieces + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
-    parts = held * (2 * 4 * part_arcs + 24 * reach)
-    if grouped_relations:  # arcs by relation, their places and those in the store; where each row begins
-        arc_bytes = GROUPED_ARC_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
-        parts += held * (arc_bytes * part_arcs + 8 * grouped_relations * reach)
+    held = min(chunks + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
+    parts = held * (2 * 4 * part_edges + 24 * reach)
+    if grouped_edge_types:  # edges by edge type, their places and those in the store; where each row begins
+        edge_bytes = GROUPED_EDGE_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
+        parts += held * (edge_bytes * part_edges + 8 * grouped_edge_types * reach)
     learned = num_nodes if embedding_rows is None else embedding_rows
     embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)

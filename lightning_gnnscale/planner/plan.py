@@ -33,7 +33,7 @@ class Plan:
         compute_bytes: T, of that memory, set aside for computing; None if M is.
         csc_bytes, feature_bytes, edge_data_bytes: Sizes on disk of the graph, of its nodes' features, and of its edges'
             weights and features; S is their sum.
-        num_nodes, num_edges: Number of nodes and of stored edges (arcs) in the graph.
+        num_nodes, num_edges: Number of nodes and of stored edges (edges) in the graph.
         host_memory_bytes: Memory of the host; None: unlimited.
         chosen_by: What chose num_parts: "rule", "halo" (the fewest parts that fit with their halos), "user", or
             "devices" (memory is unlimited).
@@ -120,12 +120,12 @@ class Plan:
         """Return what does not fit: (what it is, bytes that it takes, bytes that it may take); the worst one first."""
         found = []
         if self.device_memory_bytes is not None:
-            room = self.device_memory_bytes - self.compute_bytes
-            if self.held_bytes > room or room < 0:
+            space = self.device_memory_bytes - self.compute_bytes
+            if self.held_bytes > space or space < 0:
                 what = f"the largest of {self.num_parts} parts" if self.num_parts > 1 else "the graph as one part"
                 if self.held_bytes > self.part_bytes:
                     what = f"the parts of a batch and the next, of {self.num_parts}"
-                found += [(f"{what}, beside what is set aside for computing", self.held_bytes, max(room, 0))]
+                found += [(f"{what}, beside what is set aside for computing", self.held_bytes, max(space, 0))]
         memory = self.gpu_memory_bytes if self.on_gpu else self.device_memory_bytes
         if memory is not None and self.device_peak_bytes > memory:
             found += [("training on one device", self.device_peak_bytes, memory)]
@@ -158,18 +158,18 @@ class Plan:
         if self.device_memory_bytes is None:
             rows += [("M, memory of a device", "not limited")]
         else:
-            room = self.device_memory_bytes - self.compute_bytes
+            space = self.device_memory_bytes - self.compute_bytes
             rows += [
                 (
                     "M, host memory for a GPU's parts" if self.on_gpu else "M, memory of a device",
                     _memory(self.device_memory_bytes, self.device_memory_found),
                 ),
                 ("T, set aside for computing", format_bytes(self.compute_bytes)),
-                ("M - T, room for a part", format_bytes(max(0, room))),
+                ("M - T, space for a part", format_bytes(max(0, space))),
             ]
             if self.chosen_by == "rule":
-                sign = "<=" if self.total_bytes <= self.num_devices * room else ">"
-                rows += [("rule", f"S {sign} q (M - T) = {format_bytes(max(0, self.num_devices * room))}")]
+                sign = "<=" if self.total_bytes <= self.num_devices * space else ">"
+                rows += [("rule", f"S {sign} q (M - T) = {format_bytes(max(0, self.num_devices * space))}")]
         if self.on_gpu:
             known = self.gpu_memory_bytes is not None
             rows += [("memory of a GPU, for batches", format_bytes(self.gpu_memory_bytes) if known else "not limited")]
@@ -293,7 +293,7 @@ def plan(
         The Plan; `explain()` prints every term.
 
     Raises:
-        ValueError: a count or size out of range; T leaves no room in M.
+        ValueError: a count or size out of range; T leaves no space in M.
 
     Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features; where batches
     mix parts, as many and one more must fit M - T together; parts of a GPU must fit the host, where they lie;
@@ -400,7 +400,7 @@ def _choose_parts(total: int, devices: int, memory: int | None, compute: int | N
         return devices, "devices"
     if compute >= memory:  # of found memory: training itself does not fit, which the plan says
         return devices, "rule"
-    room = memory - compute
-    if total * min(held, devices) <= devices * room:
+    space = memory - compute
+    if total * min(held, devices) <= devices * space:
         return devices, "rule"
-    return math.ceil(held * total / room), "rule"
+    return math.ceil(held * total / space), "rule"

@@ -1,7 +1,7 @@
 """Batches made together for one trainer node: each node of their union travels once, all else as narrow as it fits.
 
 Rows are no part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
-is labelled is sent once for the union; integers go as narrow as they fit, masks as bits, and the targets of arcs not
+is labelled is sent once for the union; integers go as narrow as they fit, masks as bits, and the targets of edges not
 at all, since `indptr` says them.
 """
 
@@ -15,9 +15,9 @@ import torch
 
 from ..jit import kernel
 from ..partition_store.features import CSRFeatures, SparseRows, as_bits
-from ..partition_store.kind_features import KindRows
+from ..partition_store.typed_features import TypedRows
 from ..rng import mix64
-from ..sampler.minibatch import MiniBatch, RowsByKind, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, sparse_rows_to_torch
 from ..sampler.protocol import Allocate
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -153,7 +153,7 @@ def _unite_by_hash(ids, table, union, count, positions):
 
 
 _NODE_FIELDS = ("degree", "self_weight", "y", "train_mask", "val_mask", "test_mask")
-_FEATURES = ("x_dense", "x_csr", "x_by_kind")
+_FEATURES = ("x_dense", "x_csr", "x_by_node_type")
 _APART = {"n_id", "edge_index", *_FEATURES}
 
 
@@ -163,8 +163,8 @@ class GroupedBatch(NamedTuple):
     Attributes:
         num_nodes: Number of nodes in the batch.
         positions: (num_nodes,) position of each node in the union, in any integer dtype; None: 0, 1, 2, ...
-        sources: (num_arcs,) positions of the first row of `edge_index`, in any integer dtype. None: `edge_index`
-            travels whole, because its arcs are not in the order that `indptr` implies.
+        sources: (num_edges,) positions of the first row of `edge_index`, in any integer dtype. None: `edge_index`
+            travels whole, because its edges are not in the order that `indptr` implies.
         arrays: The batch's other tensors by name.
         plain: Its other values by name.
     """
@@ -217,7 +217,7 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
     Raises:
         ValueError: there is none, or one has features: they travel as rows of the union.
 
-    Cost: O(nodes + arcs of the batches); a table of 4 bytes an id, or of 24 a node where ids are many.
+    Cost: O(nodes + edges of the batches); a table of 4 bytes an id, or of 24 a node where ids are many.
     """
     if not batches:
         raise ValueError("a group must have at least one batch, got none")
@@ -240,7 +240,7 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
 
 def unpack_group(
     group: BatchGroup,
-    rows: np.ndarray | SparseRows | KindRows | None,
+    rows: np.ndarray | SparseRows | TypedRows | None,
     allocate: Allocate = np.empty,
     code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> list[MiniBatch]:
@@ -251,7 +251,7 @@ def unpack_group(
 def unpack_one(
     group: BatchGroup,
     number: int,
-    rows: np.ndarray | SparseRows | KindRows | None,
+    rows: np.ndarray | SparseRows | TypedRows | None,
     allocate: Allocate = np.empty,
     code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> MiniBatch:
@@ -260,17 +260,17 @@ def unpack_one(
     Args:
         group: The group, as packed.
         number: Index of the batch, in [0, len(group.batches)).
-        rows: (num_union, dim) array, or num_union sparse rows as `CSRFeatures.gather` returns them, or rows by kind as
-            `KindFeatures.gather` does; None: no features. Where the batch is alone in its group and the dense rows are
-            writable, they become the batch's own without a copy.
+        rows: (num_union, dim) array, or num_union sparse rows as `CSRFeatures.gather` returns them, or rows by node
+            type as `TypedFeatures.gather` does; None: no features. Where the batch is alone in its group and the dense
+            rows are writable, they become the batch's own without a copy.
         allocate: Allocates the arrays, for example `BufferPool.take`.
         code: Format of dense rows that are stored as codes; the batch gets them decoded. None: the batch gets rows as
-            they are. Of rows by kind one a kind.
+            they are. Of rows by node type one a node type.
 
     Raises:
         ValueError: there are more or fewer rows than the union has nodes.
     """
-    num_rows = None if rows is None else rows.num_rows if isinstance(rows, SparseRows | KindRows) else len(rows)
+    num_rows = None if rows is None else rows.num_rows if isinstance(rows, SparseRows | TypedRows) else len(rows)
     if num_rows not in (None, len(group.union)):
         raise ValueError(f"rows must be those of the union, {len(group.union)}, got {num_rows}")
     packed = group.batches[number]
@@ -291,10 +291,10 @@ def unpack_one(
 def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, allocate: Allocate, code) -> None:
     if rows is None:
         return
-    if code is not None or isinstance(rows, SparseRows | KindRows):
+    if code is not None or isinstance(rows, SparseRows | TypedRows):
         places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
-        if isinstance(rows, KindRows):
-            batch.x_by_kind = _taken_by_kind(rows, places, allocate, code or [None] * len(rows.tables))
+        if isinstance(rows, TypedRows):
+            batch.x_by_node_type = _taken_by_node_type(rows, places, allocate, code or [None] * len(rows.tables))
         elif isinstance(rows, SparseRows):
             batch.x_csr = _taken(rows, places, allocate)
         else:
@@ -320,13 +320,13 @@ def _taken(rows, places: np.ndarray, allocate: Allocate, code: RowCode | None = 
     return torch.from_numpy(gather_rows(rows, places, out, code))
 
 
-def _taken_by_kind(rows: KindRows, places: np.ndarray, allocate: Allocate, codes) -> RowsByKind:
-    kind, rank = rows.kind[places].astype(np.int64), rows.rank()[places]
+def _taken_by_node_type(rows: TypedRows, places: np.ndarray, allocate: Allocate, codes) -> RowsByNodeType:
+    node_type, rank = rows.node_type[places].astype(np.int64), rows.rank()[places]
     tables = [
-        None if table is None else _taken(table, rank[kind == number], allocate, code)
+        None if table is None else _taken(table, rank[node_type == number], allocate, code)
         for number, (table, code) in enumerate(zip(rows.tables, codes, strict=True))
     ]
-    return RowsByKind(torch.from_numpy(kind), tables)
+    return RowsByNodeType(torch.from_numpy(node_type), tables)
 
 
 def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, Wire]) -> GroupedBatch:
@@ -341,7 +341,7 @@ def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, 
             plain[field.name] = value
     edge_index, num_nodes = batch.edge_index.numpy(), len(batch.n_id)
     sources = np.empty(edge_index.shape[1], narrowest(0, num_nodes))
-    if not _narrow_arcs(edge_index, batch.indptr.numpy(), sources):
+    if not _narrow_edges(edge_index, batch.indptr.numpy(), sources):
         arrays["edge_index"], sources = narrowed(edge_index), None
     return GroupedBatch(num_nodes, positions, sources, arrays, plain)
 
@@ -397,13 +397,13 @@ def _share(bits, positions, shared, known, compare):
 
 
 @kernel
-def _narrow_arcs(edge_index, indptr, sources):
-    """Write the sources of arcs; return whether their targets are those that indptr says."""
+def _narrow_edges(edge_index, indptr, sources):
+    """Write the sources of edges; return whether their targets are those that indptr says."""
     if indptr[0] != 0 or indptr[-1] != len(sources):
         return False
     for target in range(len(indptr) - 1):
-        for arc in range(indptr[target], indptr[target + 1]):
-            sources[arc] = edge_index[0, arc]
-            if edge_index[1, arc] != target:
+        for edge in range(indptr[target], indptr[target + 1]):
+            sources[edge] = edge_index[0, edge]
+            if edge_index[1, edge] != target:
                 return False
     return True

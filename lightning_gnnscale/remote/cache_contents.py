@@ -8,7 +8,7 @@ import numpy as np
 
 from ..jit import kernel
 from ..partition_store.features import SparseRows, as_bits
-from ..partition_store.kind_features import KindRows
+from ..partition_store.typed_features import TypedRows
 from ..placement import cache_policies
 from ..placement.cache_policies import AHEAD_NODES, write_rows
 from ..sampler.protocol import Allocate
@@ -32,7 +32,7 @@ class RowSlots(Protocol):
             allocate: Allocates the result.
 
         Raises:
-            ValueError: rows are of another kind than those of the slots.
+            ValueError: rows are of another node type than those of the slots.
         """
 
     def store(self, slots: np.ndarray, positions: np.ndarray, assembled) -> None:
@@ -119,72 +119,77 @@ class SparseSlots:
         return None
 
 
-class KindSlots:
-    """Slots for rows of several kinds: each kind has cells of its own, as many as slots hold a row of it at a time.
+class NodeTypeSlots:
+    """Slots for rows of several node types:
+
+    each node type has cells of its own, as many as slots hold a row of it at a time.
 
     Args:
         num_slots: Number of slots.
-        cells: By kind, its cells, as many as slots; None for a kind without features.
+        cells: By node type, its cells, as many as slots; None for a node type without features.
     """
 
     def __init__(self, num_slots: int, cells: "list[RowSlots | None]"):
         self._cells = cells
-        self._kind, self._cell = np.full(num_slots, -1, np.int32), np.empty(num_slots, np.int64)
+        self._node_type, self._cell = np.full(num_slots, -1, np.int32), np.empty(num_slots, np.int64)
         self._free = [np.empty(num_slots, np.int64) for _ in cells]  # cells that were given back, on a stack
         self._num_free, self._num_used = np.zeros((2, len(cells)), np.int64)
 
-    def assemble(self, places: np.ndarray, rows: KindRows, allocate: Allocate) -> KindRows:
-        if not isinstance(rows, KindRows) or len(rows.tables) != len(self._cells):
-            raise ValueError(f"rows must be those of {len(self._cells)} kinds, got {type(rows).__name__}")
+    def assemble(self, places: np.ndarray, rows: TypedRows, allocate: Allocate) -> TypedRows:
+        if not isinstance(rows, TypedRows) or len(rows.tables) != len(self._cells):
+            raise ValueError(f"rows must be those of {len(self._cells)} node types, got {type(rows).__name__}")
         held, sent = np.flatnonzero(places < SENT), np.flatnonzero(places >= SENT)
-        kind, cell = np.empty(len(places), rows.kind.dtype), np.empty(len(places), np.int64)
-        kind[held], cell[held] = self._kind[places[held]], self._cell[places[held]]
-        kind[sent], cell[sent] = rows.kind[places[sent] - SENT], SENT + rows.rank()[places[sent] - SENT]
+        node_type, cell = np.empty(len(places), rows.node_type.dtype), np.empty(len(places), np.int64)
+        node_type[held], cell[held] = self._node_type[places[held]], self._cell[places[held]]
+        node_type[sent], cell[sent] = rows.node_type[places[sent] - SENT], SENT + rows.rank()[places[sent] - SENT]
         tables = [
-            None if cells is None else cells.assemble(cell[kind == number], own, allocate)
+            None if cells is None else cells.assemble(cell[node_type == number], own, allocate)
             for number, (cells, own) in enumerate(zip(self._cells, rows.tables, strict=True))
         ]
-        return KindRows(kind, tables)
+        return TypedRows(node_type, tables)
 
-    def store(self, slots: np.ndarray, positions: np.ndarray, assembled: KindRows) -> None:
-        before, kind, rank = self._kind[slots], assembled.kind[positions], assembled.rank()[positions]
+    def store(self, slots: np.ndarray, positions: np.ndarray, assembled: TypedRows) -> None:
+        before, node_type, rank = self._node_type[slots], assembled.node_type[positions], assembled.rank()[positions]
         for number in range(len(self._cells)):
             self._give_back(number, self._cell[slots[before == number]])
         for number, cells in enumerate(self._cells):
             if cells is None:
                 continue
-            own = slots[kind == number]
-            self._kind[own], self._cell[own] = number, self._take(number, len(own))
-            cells.store(self._cell[own], rank[kind == number], assembled.tables[number])
+            own = slots[node_type == number]
+            self._node_type[own], self._cell[own] = number, self._take(number, len(own))
+            cells.store(self._cell[own], rank[node_type == number], assembled.tables[number])
 
-    def num_bytes(self, rows: KindRows) -> int:
+    def num_bytes(self, rows: TypedRows) -> int:
         return rows.nbytes
 
-    def kept(self, assembled: KindRows) -> np.ndarray:
+    def kept(self, assembled: TypedRows) -> np.ndarray:
         has_row = np.array([cells is not None for cells in self._cells])
-        return np.flatnonzero(has_row[assembled.kind])
+        return np.flatnonzero(has_row[assembled.node_type])
 
-    def _give_back(self, kind: int, cells: np.ndarray) -> None:
-        first = self._num_free[kind]
-        self._free[kind][first : first + len(cells)] = cells
-        self._num_free[kind] += len(cells)
+    def _give_back(self, node_type: int, cells: np.ndarray) -> None:
+        first = self._num_free[node_type]
+        self._free[node_type][first : first + len(cells)] = cells
+        self._num_free[node_type] += len(cells)
 
-    def _take(self, kind: int, num: int) -> np.ndarray:
+    def _take(self, node_type: int, num: int) -> np.ndarray:
         """Return cells that no slot has: first those that were given back, then new ones."""
-        again = min(num, self._num_free[kind])
-        last, fresh = self._num_free[kind], self._num_used[kind] + np.arange(num - again)
-        self._num_free[kind] -= again
-        self._num_used[kind] += num - again
-        return np.concatenate([self._free[kind][last - again : last], fresh])
+        again = min(num, self._num_free[node_type])
+        last, fresh = self._num_free[node_type], self._num_used[node_type] + np.arange(num - again)
+        self._num_free[node_type] -= again
+        self._num_used[node_type] += num - again
+        return np.concatenate([self._free[node_type][last - again : last], fresh])
 
 
 def slots_of(
-    num_slots: int, dim: int, dtype: np.dtype | type, sparse_width: int | None, kinds: Sequence = ()
+    num_slots: int, dim: int, dtype: np.dtype | type, sparse_width: int | None, node_types: Sequence = ()
 ) -> RowSlots:
     """Return slots for the rows of a table; arguments as of `TrainerCache`."""
-    if kinds:
-        of_kind = [kind and slots_of(num_slots, kind.dim, kind.dtype, kind.sparse_width) for kind in kinds]
-        return KindSlots(num_slots, of_kind)
+    if node_types:
+        of_node_type = [
+            node_type and slots_of(num_slots, node_type.dim, node_type.dtype, node_type.sparse_width)
+            for node_type in node_types
+        ]
+        return NodeTypeSlots(num_slots, of_node_type)
     if sparse_width is None:
         return DenseSlots(num_slots, dim, dtype)
     return SparseSlots(num_slots, dim, dtype, sparse_width)
@@ -241,7 +246,7 @@ POLICIES = {"lru": cache_policies.LRU, "sieve": cache_policies.SIEVE}
 class CacheContents:
     """Rows of the newest version, and rows that older versions still count on; ids alone, not their memory.
 
-    The policy says which rows are wanted. A wanted row comes in once there is room, and a row that is no longer wanted
+    The policy says which rows are wanted. A wanted row comes in once there is space, and a row that is no longer wanted
     goes out once its place is: not at the cost of more than `spare` rows whose slots cannot be used again yet.
 
     Args:
@@ -302,7 +307,7 @@ class CacheContents:
     def plan(
         self, union: np.ndarray, version: int, oldest: int | None, weight: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Let the policy read a union, and change the contents to what it wants, as far as there is room.
+        """Let the policy read a union, and change the contents to what it wants, as far as there is space.
 
         Args:
             union: (num,) distinct ids, all of whose rows are at hand.
@@ -321,8 +326,8 @@ class CacheContents:
         self.release(oldest)
         wishes = _count_wishes(heads, self._wanted, self._slot_of, self._live)
         removed = self._drop(wishes - (self._capacity - self.num_live), version, oldest)
-        room = min(wishes, self._capacity - self.num_live)
-        added, slots, positions = (np.empty(room, np.int64) for _ in range(3))
+        space = min(wishes, self._capacity - self.num_live)
+        added, slots, positions = (np.empty(space, np.int64) for _ in range(3))
         state = (self._slot_of, self._node_of, self._live, self._free)
         num, num_new = _admit(heads, self._wanted, state, self._num_free, added, slots, positions)
         self._num_free -= num_new

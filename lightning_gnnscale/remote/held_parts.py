@@ -2,7 +2,7 @@
 
 A holder is an actor of Ray's, one on a machine for the workers that were started together. It reads a part into memory
 that has no name, which a worker maps for as long as it needs the part. `WorkerParts` is what a worker sees. No worker
-says when it is done with a part: where the cap asks for room, the holder asks those who have mapped one to let go.
+says when it is done with a part: where the cap asks for space, the holder asks those who have mapped one to let go.
 """
 
 import math
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GNNScaleError
-from ..loader.shared_value import SharedValue, Ticket, pack
+from ..loader.shared_value import Handle, SharedValue, pack
 from ..loader.staged_part import PartStager, StagedPart
 from ..loader.work_queue import START_LIMIT_S
 from ..memory import return_freed_memory
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
 from ..partition_store.features import FeatureTable, as_stored, merge_rows
-from ..partition_store.kind_features import KindFeatures, KindRows, merge_kinds
+from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
 from .messages import GroupRequest, Setup
 
 _THREADS = 64  # workers of a machine that may ask at a time
 _RETRY_S = 0.05
 _LET_GO_S = 2.0  # a worker that is silent for longer has the part in use
-_ROOM_LIMIT_S = 120.0
+_SPACE_LIMIT_S = 120.0
 _START_RETRY_S = 0.3
 
 PartName = tuple[str, int]  # a setup's name, and a part
@@ -43,7 +43,7 @@ class HeldPart:
     """A part in memory.
 
     Attributes:
-        staged: The part that batches are drawn from.
+        staged: The part that batches are sampled from.
         rows: Feature table of its nodes by local id; for a whole graph, the store's own table by store id; None: no
             features.
     """
@@ -72,9 +72,9 @@ def hold_part(staged: StagedPart, features: FeatureTable | None) -> HeldPart:
         return HeldPart(staged, features)
     graph = staged.graph
     rows = features_of_part(features, graph.part).gather(graph.nodes)
-    if isinstance(features, KindFeatures):
+    if isinstance(features, TypedFeatures):
         core = np.arange(graph.core_start, graph.core_start + graph.num_core)
-        return HeldPart(staged, features.holding(rows, features.kinds.among(core, graph.halo_nodes)))
+        return HeldPart(staged, features.holding(rows, features.node_types.among(core, graph.halo_nodes)))
     if isinstance(rows, SparseRows):
         return HeldPart(staged, CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim))
     return HeldPart(staged, DenseFeatures(rows))
@@ -99,7 +99,7 @@ def machine_caps(places: Collection[tuple[str, int | None]]) -> dict[str, int | 
     return caps
 
 
-def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | KindRows | None:
+def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | TypedRows | None:
     """Return the feature rows of nodes that lie in any of some parts, in order; None without features.
 
     Args:
@@ -107,15 +107,15 @@ def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | Spars
         parts: at least one; each node is in one of them.
 
     Returns:
-        (num, dim) rows, sparse rows, or rows by kind, bit for bit what is stored.
+        (num, dim) rows, sparse rows, or rows by node type, bit for bit what is stored.
     """
     table = parts[0].rows
     if table is None:
         return None
     if len(parts) == 1 or isinstance(parts[0].staged.graph, WholeGraph):
         return table.gather(parts[0].locate(nodes))
-    if isinstance(table, KindFeatures):
-        return merge_kinds(*_gather_blocks(nodes, parts))
+    if isinstance(table, TypedFeatures):
+        return merge_node_types(*_gather_blocks(nodes, parts))
     if table.is_sparse:
         return merge_rows(*_gather_blocks(nodes, parts))
     out = np.empty((len(nodes), table.dim), table.dtype)
@@ -158,16 +158,16 @@ class Opened(NamedTuple):
     """A part that a holder has in memory.
 
     Attributes:
-        ticket: Maps the part, as long as the worker that asked does not let go of it.
+        handle: Maps the part, as long as the worker that asked does not let go of it.
         is_new: Whether it was read since another worker asked for it.
     """
 
-    ticket: Ticket
+    handle: Handle
     is_new: bool
 
 
 @dataclass(eq=False)
-class _Shelf:
+class _Cache:
     """A part on its way into memory, or there: the `SharedValue` of a `HeldPart`, and the workers that may map it."""
 
     value: Future = field(default_factory=Future)
@@ -184,16 +184,16 @@ class PartHolder:
     """The parts that a machine holds for its workers; an actor of Ray's, or a plain object. Many threads may ask.
 
     A part is read by the first who asks, the others wait for it. While it is read, a second copy of it is in memory.
-    Where the workers have a cap, parts that no batch is wanted of make room before others, the least recently opened
+    Where the workers have a cap, parts that no batch is wanted of make space before others, the least recently opened
     first. Without a cap the parts stay that belong to the machine in an epoch, and those that batches are wanted of.
     """
 
     def __init__(self):
         self._changed = Condition()
-        self._parts: dict[PartName, _Shelf] = {}
+        self._parts: dict[PartName, _Cache] = {}
         self._setups: dict[str, tuple[PartStager, FeatureTable | None]] = {}
-        self._users: dict[str, set[str]] = {}  # hubs by setup
-        self._wanted: dict[tuple[str, str], frozenset[PartName]] = {}  # by hub and setup
+        self._users: dict[str, set[str]] = {}  # coordinators by setup
+        self._wanted: dict[tuple[str, str], frozenset[PartName]] = {}  # by coordinator and setup
         self._members: dict[int, Member] = {}
         self._sizes: dict[PartName, int] = {}
         self._held = 0  # bytes, those included that are about to be read
@@ -215,21 +215,21 @@ class PartHolder:
         name = (request.setup.name, part)
         with self._changed:
             self._members[member.pid] = member
-            self._users.setdefault(request.setup.name, set()).add(request.hub)
-            self._wanted[request.hub, request.setup.name] = frozenset(
+            self._users.setdefault(request.setup.name, set()).add(request.coordinator)
+            self._wanted[request.coordinator, request.setup.name] = frozenset(
                 (request.setup.name, one) for one in request.wanted
             )
             self._drop_foreign(request.setup.name, {*request.owned, part})
-            shelf = self._parts.pop(name, None)
-            reads = shelf is None
-            shelf = self._parts[name] = shelf or _Shelf()  # last: the least recently opened one goes first
-            shelf.members[member.pid] = member
+            part_cache = self._parts.pop(name, None)
+            reads = part_cache is None
+            part_cache = self._parts[name] = part_cache or _Cache()  # last: the least recently opened one goes first
+            part_cache.members[member.pid] = member
         if reads:
-            self._read(name, shelf, request.setup)
-        value = shelf.value.result()
+            self._read(name, part_cache, request.setup)
+        value = part_cache.value.result()
         with self._changed:
-            is_new, shelf.is_new = shelf.is_new, False
-        return Opened(value.ticket, is_new)
+            is_new, part_cache.is_new = part_cache.is_new, False
+        return Opened(value.handle, is_new)
 
     def expect(self, part: int, setup: Setup) -> None:
         """Read a part that is wanted soon, where it drives out none: under a cap, one whose size is known."""
@@ -238,16 +238,16 @@ class PartHolder:
             size, cap = self._sizes.get(name, math.inf), self._cap
             if name in self._parts or setup.name not in self._users or (cap is not None and self._held + size > cap):
                 return
-            shelf = self._parts[name] = _Shelf()
+            part_cache = self._parts[name] = _Cache()
         with suppress(Exception):  # who needs it reads it again, and hears why it cannot
-            self._read(name, shelf, setup)
+            self._read(name, part_cache, setup)
 
-    def leave(self, hub: str, setups: Collection[str]) -> None:
-        """Forget setups that a hub is done with, where no other has them."""
+    def leave(self, coordinator: str, setups: Collection[str]) -> None:
+        """Forget setups that a coordinator is done with, where no other has them."""
         with self._changed:
             for setup in setups:
-                self._wanted.pop((hub, setup), None)
-                self._users.get(setup, set()).discard(hub)
+                self._wanted.pop((coordinator, setup), None)
+                self._users.get(setup, set()).discard(coordinator)
                 if not self._users.get(setup):
                     self._users.pop(setup, None)
                     self._setups.pop(setup, None)
@@ -264,12 +264,12 @@ class PartHolder:
         caps = [member.memory_bytes for member in self._members.values()]
         return None if None in caps or not caps else sum(caps)
 
-    def _read(self, name: PartName, shelf: _Shelf, setup: Setup) -> None:
+    def _read(self, name: PartName, part_cache: _Cache, setup: Setup) -> None:
         reserved = 0
         try:
             with self._changed:
                 expected = self._sizes.get(name, max(self._sizes.values(), default=0))
-                self._make_room(name, expected)
+                self._make_space(name, expected)
                 reserved = expected
                 self._hold(reserved)
             stage, features = self._opened(setup)
@@ -278,32 +278,32 @@ class PartHolder:
             del held
             return_freed_memory()
             with self._changed:
-                size = self._sizes[name] = value.ticket.num_bytes
+                size = self._sizes[name] = value.handle.num_bytes
                 self._hold(-reserved)
                 reserved = 0
-                self._make_room(name, size)
+                self._make_space(name, size)
                 self._hold(size)
                 self._reads[name[1]] += 1
-                shelf.value.set_result(value)
+                part_cache.value.set_result(value)
         except BaseException as error:
             with self._changed:
                 self._hold(-reserved)
-                if self._parts.get(name) is shelf:
+                if self._parts.get(name) is part_cache:
                     del self._parts[name]
-            shelf.value.set_exception(error)
-        shelf.value.result()
+            part_cache.value.set_exception(error)
+        part_cache.value.result()
 
     def _hold(self, num_bytes: int) -> None:
         self._held += num_bytes
         self._most_held = max(self._most_held, self._held)
 
-    def _make_room(self, name: PartName, num_bytes: int) -> None:
+    def _make_space(self, name: PartName, num_bytes: int) -> None:
         """Let parts go until a part fits under the cap; waits for those in use. The lock is held, but while it waits.
 
         Raises:
             GNNScaleError: it is larger than the cap, or nothing is let go.
         """
-        deadline = time.monotonic() + _ROOM_LIMIT_S
+        deadline = time.monotonic() + _SPACE_LIMIT_S
         while (cap := self._cap) is not None and self._held + num_bytes > cap:
             if num_bytes > cap:
                 count = len(self._members)
@@ -319,7 +319,7 @@ class PartHolder:
                 continue
             if time.monotonic() > deadline:
                 raise GNNScaleError(
-                    f"part {name[1]} finds no room under {cap} bytes within {_ROOM_LIMIT_S:g} s: workers of this "
+                    f"part {name[1]} finds no space under {cap} bytes within {_SPACE_LIMIT_S:g} s: workers of this "
                     "machine have all other parts in use; raise worker_memory_bytes"
                 )
             self._changed.wait(_RETRY_S)
@@ -332,16 +332,16 @@ class PartHolder:
 
     def _let_go(self, name: PartName) -> bool:
         """Free a part unless a worker uses it; return whether it is gone."""
-        shelf = self._parts[name]
-        if not shelf.value.done():
+        part_cache = self._parts[name]
+        if not part_cache.value.done():
             return False
-        for pid, member in list(shelf.members.items()):
+        for pid, member in list(part_cache.members.items()):
             if not self._asks_to_let_go(member, name):
                 return False
-            del shelf.members[pid]
+            del part_cache.members[pid]
         del self._parts[name]
-        value = shelf.value.result()
-        self._hold(-value.ticket.num_bytes)
+        value = part_cache.value.result()
+        self._hold(-value.handle.num_bytes)
         value.close()
         return True
 
@@ -447,17 +447,17 @@ class WorkerParts:
         if not setup.is_whole and self._group is not None:
             self._handle().expect.remote(part, setup)
 
-    def leave(self, hub: str, setups: Collection[str]) -> None:
-        """Forget setups that a hub is done with."""
+    def leave(self, coordinator: str, setups: Collection[str]) -> None:
+        """Forget setups that a coordinator is done with."""
         with self._lock:
             self._mapped = {name: held for name, held in self._mapped.items() if name[0] not in setups}
         if self._group is None:
-            self._holder.leave(hub, setups)
+            self._holder.leave(coordinator, setups)
         elif self._holder is not None:
-            self._holder.leave.remote(hub, setups)
+            self._holder.leave.remote(coordinator, setups)
 
     def report(self) -> dict:
-        """Return what the holder reports; empty where it was not asked for a part yet, or is being started anew."""
+        """Return what the holder reports; empty where it was not asked for a part yet, or is being started again."""
         if self._group is None:
             return self._holder.report()
         ray, holder = import_ray(), self._holder
@@ -477,7 +477,7 @@ class WorkerParts:
             opened = None
             try:
                 opened = self._asked(part, request)
-                held = opened.ticket.open()
+                held = opened.handle.open()
             except Exception as error:
                 if not (self._has_ended(error) if opened is None else isinstance(error, OSError)):
                     raise
@@ -490,10 +490,10 @@ class WorkerParts:
                 time.sleep(_START_RETRY_S)
                 continue
             with self._lock:
-                if self._holder_pid not in (None, opened.ticket.pid):
+                if self._holder_pid not in (None, opened.handle.pid):
                     # What the one before held is in nobody's count.
                     self._mapped = {name: one for name, one in self._mapped.items() if name in self._in_use}
-                self._holder_pid = opened.ticket.pid
+                self._holder_pid = opened.handle.pid
             self.reads[part] += opened.is_new
             return held
 

@@ -1,4 +1,4 @@
-"""Rows of a graph in one owner's memory, and draws from them that do not depend on who holds what."""
+"""Rows of a graph in one owner's memory, and samples from them that do not depend on who holds what."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +12,7 @@ from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
-from ..partition_store.kind_features import KindFeatures, KindRows, merge_kinds
+from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.sample_neighbors import Workspace, cpu
 
@@ -185,7 +185,7 @@ class HeldFeatures:
     Args:
         nodes: The held nodes.
         arrays: Their rows, in the order of `nodes`: "x" (num_held, dim), or "x_indptr", "x_indices" and "x_data" of
-            sparse rows; where kinds have tables of their own, "x0", "x1_indptr", ... by kind.
+            sparse rows; where node types have tables of their own, "x0", "x1_indptr", ... by node type.
         features: The table that they were copied out of.
     """
 
@@ -198,11 +198,11 @@ class HeldFeatures:
     def read(cls, features: FeatureTable, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldFeatures":
         """Copy the rows of held nodes out of a table by store id; no other row is read."""
         arrays: dict[str, np.ndarray] = {}
-        if isinstance(features, KindFeatures):
-            kind, row = features.kinds.locate(nodes.ids())
+        if isinstance(features, TypedFeatures):
+            node_type, row = features.node_types.locate(nodes.ids())
             for number, table in enumerate(features.tables):
                 if table is not None:
-                    arrays |= _copied(table, row[kind == number], allocate, f"x{number}")
+                    arrays |= _copied(table, row[node_type == number], allocate, f"x{number}")
         else:
             arrays = _copied(features, nodes.ids(), allocate, "x")
         return cls(nodes, arrays, features)
@@ -212,7 +212,7 @@ class HeldFeatures:
         """Memory that the rows take, bytes."""
         return self.nodes.num_bytes + self._num_bytes
 
-    def gather(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows | KindRows:
+    def gather(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows | TypedRows:
         """Return the rows of nodes, bit for bit: what an owner answers with.
 
         Args:
@@ -241,13 +241,13 @@ def _copied(table: FeatureTable, rows: np.ndarray, allocate: AllocateByName, nam
 
 
 def _held_table(arrays: Mapping[str, np.ndarray], features: FeatureTable, nodes: HeldNodes, name: str = "x") -> Any:
-    if isinstance(features, KindFeatures):
+    if isinstance(features, TypedFeatures):
         tables = [
             None if table is None else _held_table(arrays, table, nodes, f"{name}{number}")
             for number, table in enumerate(features.tables)
         ]
         ids, num = nodes.ids(), len(nodes) - len(nodes.beside)
-        return KindFeatures(tuple(tables), features.kinds.among(ids[:num], ids[num:]))
+        return TypedFeatures(tuple(tables), features.node_types.among(ids[:num], ids[num:]))
     if name in arrays:
         return DenseFeatures(arrays[name])
     return CSRFeatures(*(arrays[f"{name}_{part}"] for part in ("indptr", "indices", "data")), features.dim)
@@ -262,10 +262,10 @@ class DistributedFeatures(FeatureTable):
         owners: Which owner has each part.
         ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.gather(nodes)`.
         num_rows, dim, dtype, is_sparse: Those of the whole feature table.
-        code: Form of the rows as they are held and travel; None: plain numbers. Where kinds have tables of their own,
-            one a kind.
+        code: Form of the rows as they are held and travel; None: plain numbers. Where node types have tables of their
+            own, one a node type.
         note: Called with the number of rows of each gather.
-        by_kind: Whether rows come as `KindRows`.
+        by_node_type: Whether rows come as `TypedRows`.
     """
 
     held: HeldFeatures
@@ -277,7 +277,7 @@ class DistributedFeatures(FeatureTable):
     is_sparse: bool
     code: RowCode | Sequence[RowCode | None] | None = None
     note: Callable[[int], None] = lambda num_rows: None
-    by_kind: bool = False
+    by_node_type: bool = False
 
     @classmethod
     def of(
@@ -285,16 +285,16 @@ class DistributedFeatures(FeatureTable):
     ) -> "DistributedFeatures":
         """Return the view of a table whose rows the owners hold."""
         shape = (features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
-        by_kind = isinstance(features, KindFeatures)
-        return cls(held, owners, ask, *shape, features.storage, by_kind=by_kind, **options)
+        by_node_type = isinstance(features, TypedFeatures)
+        return cls(held, owners, ask, *shape, features.storage, by_node_type=by_node_type, **options)
 
-    def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | KindRows:
+    def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | TypedRows:
         """Return rows, bit for bit what is stored; codes decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by kind it is
-                what gives memory for codes that are decoded, called with (shape, dtype).
+            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by node type
+                it is what gives memory for codes that are decoded, called with (shape, dtype).
 
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
@@ -328,55 +328,55 @@ class DistributedFeatures(FeatureTable):
             (owner, foreign[chosen], self.ask(owner, nodes[foreign[chosen]]))
             for owner, chosen in self.owners.group(nodes[foreign])
         ]
-        pieces = [(own, self.held.gather(nodes[own], numbers[own]))]
+        chunks = [(own, self.held.gather(nodes[own], numbers[own]))]
 
         def finish(out: np.ndarray | None) -> np.ndarray | SparseRows:
             for owner, places, rows in asked:
-                pieces.append((places, rows.result()))
-                self._check(owner, *pieces[-1])
-            return self._together(len(nodes), pieces, out)
+                chunks.append((places, rows.result()))
+                self._check(owner, *chunks[-1])
+            return self._together(len(nodes), chunks, out)
 
         return bool(asked), finish
 
-    def _together(self, num_rows: int, pieces: list[tuple], out: Any) -> np.ndarray | SparseRows | KindRows:
-        if self.by_kind:
-            rows = merge_kinds([rows for _, rows in pieces], [places for places, _ in pieces])
+    def _together(self, num_rows: int, chunks: list[tuple], out: Any) -> np.ndarray | SparseRows | TypedRows:
+        if self.by_node_type:
+            rows = merge_node_types([rows for _, rows in chunks], [places for places, _ in chunks])
             tables = [
-                stored if code is None else gather_rows(stored, np.arange(len(stored)), _room(stored, code, out), code)
+                stored if code is None else gather_rows(stored, np.arange(len(stored)), _space(stored, code, out), code)
                 for stored, code in zip(rows.tables, self.code or [None] * len(rows.tables), strict=True)
             ]
-            return KindRows(rows.kind, tables)
+            return TypedRows(rows.node_type, tables)
         if self.is_sparse:
-            return merge_rows([rows for _, rows in pieces], [places for places, _ in pieces])
+            return merge_rows([rows for _, rows in chunks], [places for places, _ in chunks])
         out = np.empty((num_rows, self.dim), self.dtype) if out is None else out
         if self.code is None:
-            for places, rows in pieces:
+            for places, rows in chunks:
                 out[places] = rows
             return out
         stored = np.empty((num_rows, self.code.row_bytes), np.uint8)
-        for places, rows in pieces:
+        for places, rows in chunks:
             stored[places] = rows
         return gather_rows(stored, np.arange(num_rows), out, self.code)
 
     def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
-        num = rows.num_rows if isinstance(rows, SparseRows | KindRows) else len(rows)
+        num = rows.num_rows if isinstance(rows, SparseRows | TypedRows) else len(rows)
         if num != len(places):
             raise GNNScaleError(f"{owner} sent {num} rows, {len(places)} were asked for")
 
 
-def _room(stored: np.ndarray, code: RowCode, take: Callable | None) -> np.ndarray:
+def _space(stored: np.ndarray, code: RowCode, take: Callable | None) -> np.ndarray:
     """Return memory for decoded rows."""
     return (np.empty if take is None else take)((len(stored), code.dim), np.dtype(np.float32))
 
 
 class HopRequest(NamedTuple):
-    """Nodes whose neighbours are to be drawn: all that an owner must know.
+    """Nodes whose neighbours are to be sampled: all that an owner must know.
 
     Attributes:
         nodes: (num,) int32 or int64 store ids.
         hop_key: uint64 as a Python int, of batch and hop: `fold_hop(key, hop)`.
-        fanout: draws a node, -1 for all neighbours.
-        replace: draw with replacement.
+        fanout: samples a node, -1 for all neighbours.
+        replace: sample with replacement.
     """
 
     nodes: np.ndarray
@@ -391,7 +391,7 @@ class HeldRows:
     Args:
         nodes: The held nodes.
         indptr: (num_held + 1,) int64 row offsets, in the order of `nodes`.
-        indices: (num_held_arcs,) store ids of their neighbours.
+        indices: (num_held_edges,) store ids of their neighbours.
     """
 
     def __init__(self, nodes: HeldNodes, indptr: np.ndarray, indices: np.ndarray):
@@ -402,7 +402,7 @@ class HeldRows:
     def read(cls, csc: CSC, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldRows":
         """Copy the rows of held nodes out of the CSC of the whole graph, possibly mapped from files.
 
-        Cost: 8 bytes a row, and its arcs. Parts are read in ascending order, sequentially; no other row is read.
+        Cost: 8 bytes a row, and its edges. Parts are read in ascending order, sequentially; no other row is read.
         """
         bounds = [np.asarray(csc.indptr[first : end + 1]) for first, end in nodes.ranges]
         bounds += [csc.indptr[node : node + 2] for node in nodes.beside]
@@ -420,7 +420,7 @@ class HeldRows:
 
     @classmethod
     def of_files(cls, csc: CSC) -> "HeldRows":
-        """Return all rows as they lie in their files, copying none: who has lost an owner draws from there."""
+        """Return all rows as they lie in their files, copying none: who has lost an owner samples from there."""
         return cls(HeldNodes(np.array([0, csc.num_rows]), [0]), np.asarray(csc.indptr), np.asarray(csc.indices))
 
     def __reduce__(self):
@@ -430,15 +430,15 @@ class HeldRows:
     def num_bytes(self) -> int:
         return self.nodes.num_bytes + self._indptr.nbytes + self._indices.nbytes
 
-    def draw(self, request: HopRequest, rows: np.ndarray | None = None) -> np.ndarray:
-        """Draw the same neighbours that sampling from the whole graph would draw.
+    def sample(self, request: HopRequest, rows: np.ndarray | None = None) -> np.ndarray:
+        """Sample the same neighbours that sampling from the whole graph would sample.
 
         Args:
             request: Request for neighbours of nodes that this worker holds.
             rows: (num,) row numbers from `nodes.find`, if they are known already.
 
         Returns:
-            (num_drawn,) store ids, those of the first node first, with the dtype of `csc.indices`, in newly allocated
+            (num_sampled,) store ids, those of the first node first, with the dtype of `csc.indices`, in newly allocated
             memory.
 
         Raises:
@@ -453,11 +453,11 @@ class HeldRows:
         except Empty:
             space = Workspace(0, self._indices.dtype)
         try:
-            return self._draw(request, rows, space)
+            return self._sample(request, rows, space)
         finally:
             self._spaces.put(space)
 
-    def _draw(self, request: HopRequest, rows: np.ndarray, space: Workspace) -> np.ndarray:
+    def _sample(self, request: HopRequest, rows: np.ndarray, space: Workspace) -> np.ndarray:
         num, fanout, replace = len(rows), request.fanout, request.replace
         start, degree, indptr = (space.reserve(name, num + 1) for name in ("row_start", "row_degree", "indptr"))
         indptr[0] = 0
@@ -465,8 +465,8 @@ class HeldRows:
         if len(space.taken) <= largest >> 6:
             space.taken = np.zeros((largest >> 6) + 1, np.uint64)
         total = int(indptr[num])
-        arc, neighbors = space.reserve("arc", total), np.empty(total, self._indices.dtype)
+        edge, neighbors = space.reserve("edge", total), np.empty(total, self._indices.dtype)
         hop_key = np.uint64(request.hop_key)
-        cpu.pick_hop(hop_key, request.nodes, 0, num, fanout, replace, start, degree, indptr, space.taken, arc)
-        cpu.read_hop(self._indices, arc, 0, total, neighbors)
+        cpu.pick_hop(hop_key, request.nodes, 0, num, fanout, replace, start, degree, indptr, space.taken, edge)
+        cpu.read_hop(self._indices, edge, 0, total, neighbors)
         return neighbors

@@ -1,7 +1,7 @@
 """Rows of one graph on several machines: a holder on each has those of its parts, and is asked for them by the others.
 
 A holder is an actor of Ray's, one on a machine for each store. It reads the CSC rows and the feature rows of the parts
-dealt to its machine once, into memory that all processes of the machine map (workers and trainers), and it answers
+assigned to its machine once, into memory that all processes of the machine map (workers and trainers), and it answers
 other machines. `HeldGraph` is what a process sees: it reads rows of its own machine in place, and asks for others
 before it reads its own. Where a holder is lost, the store's files give the same rows.
 """
@@ -27,7 +27,7 @@ from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import FeatureTable, SparseRows, as_stored
-from ..placement.shared_rows import RowTicket, SharedRows, gather_objects
+from ..placement.shared_rows import RowHandle, SharedRows, gather_objects
 from ..sampler import NeighborSampler
 from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
 from .held_rows import (
@@ -40,7 +40,7 @@ from .held_rows import (
     most_linked,
     part_of,
 )
-from .messages import Shares
+from .messages import ShardMap
 from .sampling_owners import DistributedNeighborSampler
 
 ANSWER_LIMIT_S = 30.0
@@ -49,19 +49,19 @@ SILENT_S = 10.0  # a machine that did not answer is not asked for so long
 THREADS = 16  # requests that a holder serves at a time
 
 
-def deal_shares(
+def assign_shards(
     store: PartitionStore,
     places: Sequence[tuple[str, int | None]],
     replicate_bytes: int,
     with_features: bool,
     targets: Iterable[np.ndarray],
-) -> Shares:
+) -> ShardMap:
     """Deal a store's parts to the machines of workers, to each as many targets as it has workers; see `deal_in_order`.
 
     Args:
         store: The store.
         places: Ray's id of the machine of each worker, and the upper bound on what the worker holds, bytes.
-        replicate_bytes, with_features: See `Shares`.
+        replicate_bytes, with_features: See `ShardMap`.
         targets: Store ids of all targets, in arrays.
     """
     nodes = [node for node, _ in places]
@@ -76,7 +76,7 @@ def deal_shares(
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
     roots = (str(store.root),) * len(machines)
-    return shares_of(store, roots, owners, machines, replicate_bytes, caps, with_features)
+    return shard_map_of(store, roots, owners, machines, replicate_bytes, caps, with_features)
 
 
 def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_of_worker: Sequence[int]) -> np.ndarray:
@@ -93,7 +93,7 @@ def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_
     return machines[rank_of_parts(num_targets, num_nodes, len(machines))]
 
 
-def homes_of(shares: Shares, part_offsets: np.ndarray, targets: Mapping[int, np.ndarray]) -> dict[int, str]:
+def homes_of(shard_map: ShardMap, part_offsets: np.ndarray, targets: Mapping[int, np.ndarray]) -> dict[int, str]:
     """Return the machine that is to make the batches of each part: it owns twice as many of its targets as any other.
 
     Args:
@@ -104,23 +104,23 @@ def homes_of(shares: Shares, part_offsets: np.ndarray, targets: Mapping[int, np.
     Returns:
         Part to Ray's id of the machine; parts whose targets lie everywhere are left out: any machine makes theirs.
     """
-    owners, homes = np.asarray(shares.owners), {}
+    owners, homes = np.asarray(shard_map.owners), {}
     for part, nodes in targets.items():
-        held = np.bincount(owners[part_of(nodes, part_offsets)], minlength=len(shares.nodes))
+        held = np.bincount(owners[part_of(nodes, part_offsets)], minlength=len(shard_map.nodes))
         home = int(held.argmax())
         if held[home] >= 2 * np.delete(held, home).max(initial=1):
-            homes[int(part)] = shares.nodes[home]
+            homes[int(part)] = shard_map.nodes[home]
     return homes
 
 
-def shares_of(store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest) -> Shares:
-    """Return the `Shares` of an open store; rest: from `nodes` to `with_features`."""
+def shard_map_of(store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest) -> ShardMap:
+    """Return the `ShardMap` of an open store; rest: from `nodes` to `with_features`."""
     fetching = None if store.fetched is None else json.dumps(store.fetched.settings, sort_keys=True)
-    return Shares(roots, store.layout_fingerprint, owners, *rest, fetching=fetching)
+    return ShardMap(roots, store.layout_fingerprint, owners, *rest, fetching=fetching)
 
 
 def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
-    """Refuse batches that cannot be drawn from rows of several owners.
+    """Refuse batches that cannot be sampled from rows of several owners.
 
     Raises:
         GNNScaleError: the message names the remedy.
@@ -130,15 +130,15 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
             "construction=distributed is for batches that cross parts, these stay in theirs: use scope=graph and "
             "weights=GradientAveraging(), or construction=local"
         )
-    if not draws_from_owners(sampler):
+    if not samples_from_owners(sampler):
         raise GNNScaleError(
-            f"construction=distributed asks the owners of rows for what NeighborSampler draws along arcs without "
+            f"construction=distributed asks the owners of rows for what NeighborSampler samples along edges without "
             f"locality, got {sampler}: use construction=local"
         )
 
 
-def draws_from_owners(sampler: Any) -> bool:
-    """Whether a sampler draws from rows of several owners what it draws from the whole graph."""
+def samples_from_owners(sampler: Any) -> bool:
+    """Whether a sampler samples from rows of several owners what it samples from the whole graph."""
     plain = isinstance(sampler, NeighborSampler) and sampler.hop_by_hop
     return plain and sampler.locality is None and sampler.direction == "in"
 
@@ -156,19 +156,19 @@ class HeldMemory:
         return rows.array.reshape(shape)
 
     @property
-    def tickets(self) -> dict[str, tuple[RowTicket, tuple[int, ...]]]:
+    def handles(self) -> dict[str, tuple[RowHandle, tuple[int, ...]]]:
         """What `attach` of another process of the machine needs; good while this process lives."""
-        return {name: (rows.ticket, shape) for name, (rows, shape) in self._rows.items()}
+        return {name: (rows.handle, shape) for name, (rows, shape) in self._rows.items()}
 
     @staticmethod
-    def attach(tickets: dict[str, tuple[RowTicket, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    def attach(handles: dict[str, tuple[RowHandle, tuple[int, ...]]]) -> dict[str, np.ndarray]:
         """Map the arrays of another process.
 
         Raises:
             PlacementError: that process has ended.
         """
         # Writable: compiled kernels would be compiled once more for arrays that are not.
-        return {name: SharedRows.attach(one, write=True).array.reshape(shape) for name, (one, shape) in tickets.items()}
+        return {name: SharedRows.attach(one, write=True).array.reshape(shape) for name, (one, shape) in handles.items()}
 
 
 def fitting_parts(store: PartitionStore, parts: list[int], row_bytes: int, memory_bytes: int | None) -> list[int]:
@@ -177,8 +177,8 @@ def fitting_parts(store: PartitionStore, parts: list[int], row_bytes: int, memor
         return parts
     first, last = store.part_offsets[:-1], store.part_offsets[1:]
     csc = store.csc_of_parts(())
-    arcs = np.asarray(csc.indptr[last]) - np.asarray(csc.indptr[first])
-    needed = arcs * csc.indices.itemsize + (last - first) * (8 + row_bytes)
+    edges = np.asarray(csc.indptr[last]) - np.asarray(csc.indptr[first])
+    needed = edges * csc.indices.itemsize + (last - first) * (8 + row_bytes)
     total = np.cumsum(needed[parts])
     return parts[: int(np.searchsorted(total, memory_bytes, "right"))]
 
@@ -194,10 +194,10 @@ class StoreHolder:
         PartitionStoreError: the store of this machine is another one.
     """
 
-    def __init__(self, shares: Shares, machine: int):
-        store = shares.open_store(machine)
-        table = stored_table(store) if shares.with_features else None
-        csc, nodes = owned_rows(shares, store, table, machine)
+    def __init__(self, shard_map: ShardMap, machine: int):
+        store = shard_map.open_store(machine)
+        table = stored_table(store) if shard_map.with_features else None
+        csc, nodes = owned_rows(shard_map, store, table, machine)
         self._memory = HeldMemory()
         self._rows = HeldRows.read(csc, nodes, self._memory.allocate)
         self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
@@ -209,15 +209,15 @@ class StoreHolder:
         return os.getpid()
 
     def held(self) -> tuple[HeldNodes, dict]:
-        """Return the held nodes, and tickets for their rows."""
-        return self._rows.nodes, self._memory.tickets
+        """Return the held nodes, and handles for their rows."""
+        return self._rows.nodes, self._memory.handles
 
-    def draw_rows(self, request: HopRequest) -> np.ndarray:
+    def sample_rows(self, request: HopRequest) -> np.ndarray:
         """Return neighbours of nodes that this machine owns, for another one."""
         # A copy: what Ray shares is read-only.
         request = request._replace(nodes=np.array(request.nodes))
         numbers = self._numbers(request.nodes)
-        return self._files.draw(request) if numbers is None else self._rows.draw(request, numbers)
+        return self._files.sample(request) if numbers is None else self._rows.sample(request, numbers)
 
     def gather_rows(self, nodes: np.ndarray) -> np.ndarray | SparseRows:
         """Return feature rows of nodes that this machine owns, for another one."""
@@ -239,7 +239,7 @@ class StoreHolder:
 
 
 def owned_rows(
-    shares: Shares, store: PartitionStore, table: FeatureTable | None, machine: int
+    shard_map: ShardMap, store: PartitionStore, table: FeatureTable | None, machine: int
 ) -> tuple[CSC, HeldNodes]:
     """Return a CSC that has the rows of a machine's parts, fetched if need be, and the nodes that its memory holds.
 
@@ -247,11 +247,11 @@ def owned_rows(
         table: The features as they are stored; None: they are not held.
     """
     row_bytes, offsets = row_bytes_of(table), store.csc_of_parts(())
-    replicated = most_linked(offsets.indptr, shares.replicate_bytes, offsets.indices.itemsize, row_bytes)
-    parts = [part for part, owner in enumerate(shares.owners) if owner == machine]
+    replicated = most_linked(offsets.indptr, shard_map.replicate_bytes, offsets.indices.itemsize, row_bytes)
+    parts = [part for part, owner in enumerate(shard_map.owners) if owner == machine]
     csc = store.csc_of_parts(parts, replicated, table is not None)  # of those beyond the memory too
-    budget = None if shares.memory_bytes is None else shares.memory_bytes[machine]
-    fitting = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shares.replicate_bytes))
+    budget = None if shard_map.memory_bytes is None else shard_map.memory_bytes[machine]
+    fitting = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shard_map.replicate_bytes))
     return csc, HeldNodes(store.part_offsets, fitting, replicated)
 
 
@@ -261,25 +261,25 @@ def stored_table(store: PartitionStore) -> FeatureTable | None:
 
 
 def row_bytes_of(table: FeatureTable | None) -> int:
-    """Return the bytes of a feature row; of sparse ones, and of those of several kinds, their mean."""
+    """Return the bytes of a feature row; of sparse ones, and of those of several node types, their mean."""
     if table is None:
         return 0
-    if table.by_kind:
+    if table.by_node_type:
         return int(table.nbytes / max(1, table.num_rows))
     if table.is_sparse:
         return int(sum(array.nbytes for array in (table.indices, table.data)) / max(1, table.num_rows)) + 8
     return table.dim * np.dtype(table.dtype).itemsize
 
 
-def holder_handle(shares: Shares, machine: int) -> Any:
+def holder_handle(shard_map: ShardMap, machine: int) -> Any:
     """Return the actor of a machine, started there by the first who asks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray = import_ray()
-    there = NodeAffinitySchedulingStrategy(shares.nodes[machine], soft=False)
+    there = NodeAffinitySchedulingStrategy(shard_map.nodes[machine], soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=THREADS, scheduling_strategy=there)(StoreHolder)
-    options = {"name": shares.name(machine), "namespace": NAMESPACE, "get_if_exists": True}
-    return actor.options(**options).remote(shares, machine)
+    options = {"name": shard_map.name(machine), "namespace": NAMESPACE, "get_if_exists": True}
+    return actor.options(**options).remote(shard_map, machine)
 
 
 @dataclass(frozen=True)
@@ -389,9 +389,10 @@ class OwnerReads:
                 "row_reads=owners asks from the training process: use source=threads or task_graphs, or "
                 "source=ray with construction=distributed, whose workers ask"
             )
-        if not draws_from_owners(sampler):
+        if not samples_from_owners(sampler):
             raise ValueError(
-                "row_reads=owners asks the owners of rows for what NeighborSampler draws along arcs without locality, "
+                "row_reads=owners asks the owners of rows for what NeighborSampler samples along edges without "
+                "locality, "
                 f"got {sampler}: use row_reads=auto"
             )
 
@@ -433,9 +434,9 @@ class OwnerReads:
         most = parse_bytes(self.memory_bytes, "memory_bytes")
         caps = None if most is None else (most,) * len(nodes)
         replicate = parse_bytes(self.replicate_bytes, "replicate_bytes")
-        shares = shares_of(store, tuple(root_of.values()), owners, nodes, replicate, caps, features is not None)
+        shard_map = shard_map_of(store, tuple(root_of.values()), owners, nodes, replicate, caps, features is not None)
         graphs: list[HeldGraph] = []
-        _agreed(lambda: graphs.append(HeldGraph(shares, store, features, self.timeout_s)))
+        _agreed(lambda: graphs.append(HeldGraph(shard_map, store, features, self.timeout_s)))
         return graphs[0]
 
 
@@ -473,14 +474,18 @@ class HeldGraph:
     """
 
     def __init__(
-        self, shares: Shares, store: PartitionStore, features: FeatureTable | None, timeout_s: float = ANSWER_LIMIT_S
+        self,
+        shard_map: ShardMap,
+        store: PartitionStore,
+        features: FeatureTable | None,
+        timeout_s: float = ANSWER_LIMIT_S,
     ):
         ray, self._timeout_s = import_ray(), timeout_s
-        self._shares, self._store, self._table = shares, store, features
+        self._shares, self._store, self._table = shard_map, store, features
         self.counts, self._handles, self._silent = FetchCounts(), {}, {}
         here = ray.get_runtime_context().get_node_id()
-        self._machine = shares.nodes.index(here) if here in shares.nodes else -1
-        self._owners = PartOwners(store.part_offsets, shares.owners)
+        self._machine = shard_map.nodes.index(here) if here in shard_map.nodes else -1
+        self._owners = PartOwners(store.part_offsets, shard_map.owners)
         nodes, arrays = self._attached()
         if nodes is None:
             nodes = HeldNodes(store.part_offsets, ())
@@ -508,11 +513,11 @@ class HeldGraph:
         return DistributedFeatures.of(self._table, self._held, self._owners, self._ask_features, note=self._count)
 
     def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
-        """Return a sampler that draws the same from the rows of all machines."""
+        """Return a sampler that samples the same from the rows of all machines."""
         return DistributedNeighborSampler(sampler, self.rows, self._owners, self._ask_rows)
 
     def tools(self, stage: PartStager, maker: BatchMaker) -> tuple[PartStager, BatchMaker]:
-        """Return a stage and a maker that draw and gather from the memories of all machines."""
+        """Return a stage and a maker that sample and gather from the memories of all machines."""
         sampler, builder = self.sampler(stage.sampler), copy(maker.builder)
         builder.sampler = sampler
         if self._held is not None:
@@ -547,13 +552,13 @@ class HeldGraph:
         if self._store.fetched is not None:  # here, where the credentials are: the holder finds them on the disk
             owned_rows(self._shares, self._store, self._table and as_stored(self._table)[0], self._machine)
         try:
-            nodes, tickets = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)
+            nodes, handles = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)
         except ray.exceptions.RayError as error:
             raise GNNScaleError(
                 f"the holder of {self._shares.roots[self._machine]} did not start here ({last_line(error)}): "
                 "if memory is short, set a cap on what a machine holds"
             ) from None
-        return nodes, HeldMemory.attach(tickets)
+        return nodes, HeldMemory.attach(handles)
 
     def _count(self, num_rows: int) -> None:
         self.counts.add(rows=num_rows)
@@ -565,8 +570,8 @@ class HeldGraph:
 
     def _ask_rows(self, owner: int, request: HopRequest) -> Any:
         if owner == self._machine:  # beyond what its memory holds
-            return Answered(self._own.draw(request))
-        return self._ask(owner, "draw_rows", request, lambda: self._files.draw(request), 0)
+            return Answered(self._own.sample(request))
+        return self._ask(owner, "sample_rows", request, lambda: self._files.sample(request), 0)
 
     def _ask_features(self, owner: int, nodes: np.ndarray) -> Any:
         table = as_stored(self._table)[0]

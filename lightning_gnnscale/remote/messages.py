@@ -1,4 +1,4 @@
-"""What trainers, hubs and workers say to each other: plain values that Ray carries."""
+"""What trainers, coordinators and workers say to each other: plain values that Ray carries."""
 
 import hashlib
 import json
@@ -36,12 +36,12 @@ class WorkerSettings(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How many workers a hub keeps.
+    """How many workers a coordinator keeps.
 
     Attributes:
         workers: How they are started.
         least, most: Bounds on their number.
-        share: Trainers of the run over those of this hub, which measures its own alone.
+        share: Trainers of the run over those of this coordinator, which measures its own alone.
     """
 
     workers: WorkerSettings
@@ -50,8 +50,8 @@ class Growth(NamedTuple):
     share: float = 1.0
 
 
-class HubSettings(NamedTuple):
-    """What a hub goes by; see `RayWorkers`.
+class CoordinatorSettings(NamedTuple):
+    """What a coordinator goes by; see `RayWorkers`.
 
     Attributes:
         shared: It is an actor, whose ranks are other processes.
@@ -77,7 +77,7 @@ class Table(NamedTuple):
         name: Digest of where the table lies.
         num_rows, dim, dtype: Number of rows, length of a row, and dtype of the table.
         sparse_width: Largest number of stored values in a row; None where rows are dense.
-        kinds: By kind its table, None for a kind without features; empty where all nodes have one table.
+        node types: By node type its table, None for a node type without features; empty where all nodes have one table.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Table(NamedTuple):
     dim: int
     dtype: str
     sparse_width: int | None = None
-    kinds: tuple["Table | None", ...] = ()
+    node_types: tuple["Table | None", ...] = ()
 
 
-class Shares(NamedTuple):
+class ShardMap(NamedTuple):
     """Which machine holds which rows of a store.
 
     Attributes:
@@ -142,7 +142,7 @@ class Setup(NamedTuple):
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
             `homes_of`; None: any machine makes its batches.
-        pieces: Pieces of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
+        chunks: Chunks of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
             another; else 1.
     """
 
@@ -152,13 +152,13 @@ class Setup(NamedTuple):
     passes: int = 1
     table: Table | None = None
     import_paths: tuple[str, ...] = ()
-    shares: Shares | None = None
+    shard_map: ShardMap | None = None
     is_whole: bool = False
     homes: Mapping[int, Hashable] | None = None
-    pieces: int = 1
+    chunks: int = 1
 
     def open(self) -> tuple[Any, Any]:
-        """Return stage and maker, made anew; to be called where the batches are made."""
+        """Return stage and maker, made again; to be called where the batches are made."""
         sys.path.extend(path for path in self.import_paths if path not in sys.path)
         contents = self.contents[0]
         if not isinstance(contents, tuple):
@@ -171,18 +171,18 @@ class Setup(NamedTuple):
 
 
 class GroupRequest(NamedTuple):
-    """What a hub asks a worker for.
+    """What a coordinator asks a worker for.
 
     Attributes:
-        hub: Name of the hub; the worker keeps its view of the hub's cache under this name.
+        coordinator: Name of the coordinator; the worker keeps its view of the coordinator's cache under this name.
         setup: Setup that all the keys share.
         keys: Keys of the batches.
-        owned: Parts of the setup that are dealt to the worker's machine in this epoch.
-        wanted: Parts of the setup that batches are wanted of, and dealt to the worker's machine.
-        update: Update of the worker's view of the hub's cache; None: all rows travel.
+        owned: Parts of the setup that are assigned to the worker's machine in this epoch.
+        wanted: Parts of the setup that batches are wanted of, and assigned to the worker's machine.
+        update: Update of the worker's view of the coordinator's cache; None: all rows travel.
     """
 
-    hub: str
+    coordinator: str
     setup: Setup
     keys: list[BatchKey]
     owned: tuple[int, ...]
@@ -197,7 +197,8 @@ class GroupHeader:
     Attributes:
         numbers: Index in the group of each key's batch, -1 for a key without a batch.
         errors: Error message of each key; None for a key that did not fail.
-        num_union: Number of distinct nodes in the group; where kinds have features of their own, of those that have.
+        num_union: Number of distinct nodes in the group; where node types have features of their own, of those that
+        have.
         rows_sent: How many of their rows are in the payload.
         row_bytes, group_bytes: Bytes of the rows, and of everything else that travels.
         version: Version of the cache that holds the rows left out of the payload, or None.
@@ -229,7 +230,7 @@ class GroupPayload(NamedTuple):
     Attributes:
         group: without rows.
         missing: (num_union,) bool, nodes whose rows are in `rows`; None: all.
-        rows: (num_rows, dim), sparse rows, `KindRows`, or None without features.
+        rows: (num_rows, dim), sparse rows, `TypedRows`, or None without features.
     """
 
     group: BatchGroup
@@ -238,14 +239,14 @@ class GroupPayload(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A hub's answer to a rank that waits for a batch.
+    """A coordinator's answer to a rank that waits for a batch.
 
     Attributes:
         error: Why there is no batch; None if there is one.
         payload: A `GroupPayload` with all rows, or a Ray object that holds one, wrapped in a tuple.
         number: Index of the batch in the group.
         header: Header of the group, given with the first of its batches that is taken, so that bytes are counted once.
-        notices: Events that the hub wants logged.
+        notices: Events that the coordinator wants logged.
         num_workers, num_machines: Workers that can make batches now, and their machines.
     """
 

@@ -36,9 +36,9 @@ from .cluster import (
     one_line,
     workers_named,
 )
+from .coordinator_link import Link, setup_of
 from .held_parts import machine_caps
-from .hub_link import Link, setup_of
-from .messages import GROUPS_AT_WORKER, Answer, GroupPayload, Growth, HubSettings, WorkerSettings
+from .messages import GROUPS_AT_WORKER, Answer, CoordinatorSettings, GroupPayload, Growth, WorkerSettings
 from .ray_worker import worker_places
 
 _sources = itertools.count()
@@ -47,12 +47,14 @@ _READS_TOO_MANY = 1.5  # of each part in an epoch: workers that end have theirs 
 
 
 class RaySource:
-    """A `BatchSource` of Ray actors: workers make batches; a trainer node's hub requests them for all its ranks.
+    """A `BatchSource` of Ray actors:
 
-    The graph is not in this process. In an epoch each part belongs to one worker, dealt at random, and is read once. A
-    batch arrives without its features, together with those rows of its group that are not cached. A thread of this
-    process assembles it in memory of the maker's pool. Batches equal those of other sources bit for bit. If a worker
-    ends, other workers make the batches it had under way, and Ray restarts it. If a trainer takes no batches,
+    workers make batches; a trainer node's coordinator requests them for all its ranks.
+
+    The graph is not in this process. In an epoch each part belongs to one worker, assigned at random, and is read
+    once. A batch arrives without its features, together with those rows of its group that are not cached. A thread of
+    this process assembles it in memory of the maker's pool. Batches equal those of other sources bit for bit. If a
+    worker ends, other workers make the batches it had under way, and Ray restarts it. If a trainer takes no batches,
     preparation stops once the credits are used up.
 
     Args:
@@ -91,15 +93,15 @@ class RaySource:
         self._unpacker: ThreadPoolExecutor | None = None
         self._taken = self._told = self._iteration = 0
         self._last: tuple[Any, Any] = (None, None)
-        self._expected: int | None = None  # part that the hub was told of last
+        self._expected: int | None = None  # part that the coordinator was told of last
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
-        self._reads, self._warned = 0, False  # of parts, by the workers of this machine's hub
+        self._reads, self._warned = 0, False  # of parts, by the workers of this machine's coordinator
         self._begun_s: float | None = None  # of the iteration
         self._ran_s = self._waited_s = self._paced_s = 0.0
 
     def begin(self) -> None:
-        """Connect to the hub of this node, and start what is not there.
+        """Connect to the coordinator of this node, and start what is not there.
 
         Raises:
             GNNScaleError: Ray or the workers cannot be started.
@@ -116,7 +118,7 @@ class RaySource:
         self._end = end
 
     def request(self, key: BatchKey) -> None:
-        """Note a batch that is wanted; the hub hears of it in `ready`.
+        """Note a batch that is wanted; the coordinator hears of it in `ready`.
 
         Raises:
             GNNScaleError: see `begin`.
@@ -140,12 +142,12 @@ class RaySource:
         batch = future.result()
         self._waited_s += time.perf_counter() - begun
         if batch is None:
-            raise batch_error(key, "the hub of this node no longer knows it: resume from the last checkpoint")
+            raise batch_error(key, "the coordinator of this node no longer knows it: resume from the last checkpoint")
         self.num_batches += 1
         return key, batch
 
     def expect_part(self, part: int) -> None:
-        """Have the part's machine read it, where there is room."""
+        """Have the part's machine read it, where there is space."""
         if part != self._expected and self._pending and self._end is not None:
             self._expected = part
             self._link.tell("expect", part, self._pending[-1][0])
@@ -166,7 +168,7 @@ class RaySource:
         self._last, self._expected = (None, None), None
 
     def close(self) -> None:
-        """Forget, and end what this rank started; a request starts anew."""
+        """Forget, and end what this rank started; a request starts again."""
         self.forget()
         if self._end is not None:
             self._end()
@@ -188,7 +190,7 @@ class RaySource:
 
     @property
     def num_workers(self) -> int:
-        """Workers that the hub has, whether they answer or not."""
+        """Workers that the coordinator has, whether they answer or not."""
         return self._link.num_workers
 
     @property
@@ -197,7 +199,7 @@ class RaySource:
         return self.report().get("pids", [])
 
     def report(self) -> dict:
-        """Return what the hub counts: rows and bytes sent, reads of parts by each worker, credits held."""
+        """Return what the coordinator counts: rows and bytes sent, reads of parts by each worker, credits held."""
         return (self._link.ask("report", named=False) or {}) if self._end is not None else {}
 
     def _tell_pace(self) -> None:
@@ -304,23 +306,25 @@ class RayWorkers:
         worker_bounds: Fewest and most workers of "auto".
         label: Resource of Ray that a machine must have to prepare batches, for example "prepare" where the machine was
             started with `ray start --resources='{"prepare": 1}'`. None: any machine of the cluster.
-        construction: "local": a worker draws from the parts it holds. "distributed": for batches that cross parts; each
-            machine holds some rows of the graph once for all its workers, and these ask the other machines for theirs.
+        construction: "local": a worker samples from the parts it holds. "distributed": for batches that cross parts;
+            each machine holds some rows of the graph once for all its workers, and these ask the other machines for
+            theirs.
         worker_memory_bytes: What each worker adds to the cap on the bytes of parts that its machine holds for all its
             workers. Under "local" parts beyond it are swapped out, and a batch mixes no more of them than it holds.
             Under "distributed" nothing is swapped: a machine holds the rows of the first of its parts, as many as fit,
-            and reads those of the others from the files each time. None: a machine holds every part that it is dealt.
+            and reads those of the others from the files each time. None: a machine holds every part that it is
+            assigned.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
-        cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever kind and
-            width; 0: none.
+        cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever node type
+            and width; 0: none.
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker, times
-            the pieces of a batch where each is made by the machine that holds its seeds.
+            the chunks of a batch where each is made by the machine that holds its seeds.
         replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of
             highest degree. This and the other sizes: bytes, or a text such as "1GiB".
         store_bytes: Shared memory for batches of a Ray that is started here.
-        timeout_s: How long an address, the hub, all workers together, or a batch on its way may stay silent, seconds. A
-            worker that is silent for as long loses its batches to the others.
+        timeout_s: How long an address, the coordinator, all workers together, or a batch on its way may stay silent,
+            seconds. A worker that is silent for as long loses its batches to the others.
         slow_s: Least time before a slow group is given to a second worker as well, seconds. A group is slow once it
             takes four times as long as any before; until the first group is done, six times slow_s.
         prefetch_batches: Batches of a rank that are kept ready or under way, >= 1; None: two groups for each worker,
@@ -385,14 +389,14 @@ class RayWorkers:
         return self.worker_bounds[0] if self.num_workers == "auto" else self.num_workers
 
     def growth(self, workers: WorkerSettings, place: RankPlace) -> Growth | None:
-        """Return how many workers the hub of a rank keeps; None: another hub sees to it, or nobody."""
+        """Return how many workers the coordinator of a rank keeps; None: another coordinator sees to it, or nobody."""
         if self.num_workers != "auto" or place.node:
             return None
         return Growth(workers, *self.worker_bounds, place.world_size / place.num_local)
 
-    def for_hub(self, shared: bool, prefix: str, growth: Growth | None) -> HubSettings:
-        """Return what a hub goes by."""
-        return HubSettings(
+    def for_coordinator(self, shared: bool, prefix: str, growth: Growth | None) -> CoordinatorSettings:
+        """Return what a coordinator goes by."""
+        return CoordinatorSettings(
             self.batches_per_group,
             self.credits,
             self.timeout_s,

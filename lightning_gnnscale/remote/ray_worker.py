@@ -11,7 +11,7 @@ import torch
 from ..errors import GNNScaleError
 from ..loader.batch_builder import BatchMaker
 from ..loader.batch_source import BatchKey
-from ..partition_store.kind_features import KindRows
+from ..partition_store.typed_features import TypedRows
 from .batch_group import narrowest, pack_group
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
 from .held_parts import HeldPart, Member, WorkerParts, features_of, gather_union, holder_of_parts
@@ -40,7 +40,7 @@ class PreparationWorker:
         self.parts = WorkerParts(Member(os.getpid(), memory_bytes, mine), group)
         self._makers: dict[str, tuple] = {}
         self._graphs: dict[str, HeldGraph] = {}
-        self._views: dict[tuple[str, str], WorkerView] = {}  # of the caches of hubs, by hub and table
+        self._views: dict[tuple[str, str], WorkerView] = {}  # of the caches of coordinators, by coordinator and table
 
     def ping(self) -> int:
         """Return the process id."""
@@ -51,7 +51,7 @@ class PreparationWorker:
         return self.parts.let_go(name)
 
     def make(self, request: GroupRequest) -> tuple[GroupHeader, GroupPayload | None]:
-        """Return the batches of some keys; what fails is told in the header."""
+        """Return the batches of some keys; what fails is reported in the header."""
         begun, asked = time.perf_counter(), request.keys
         header = GroupHeader([-1] * len(asked), [None] * len(asked), pid=os.getpid())
         batches: list = []
@@ -61,13 +61,15 @@ class PreparationWorker:
         except Exception as error:
             header.errors = [f"{type(error).__name__}: {error}"] * len(asked)
             return header, None
-        drawer, reads = replace(maker, gathers=False), self.parts.reads.total()
+        batch_sampler, reads = replace(maker, gathers=False), self.parts.reads.total()
         graph = self._graphs.get(request.setup.name)
         before = graph and graph.counts.told()
         try:
             for place, key in enumerate(asked):
                 try:
-                    batches.append(drawer.make(key, lambda key=key: self._part(request, stage, maker, key, parts)))
+                    batches.append(
+                        batch_sampler.make(key, lambda key=key: self._part(request, stage, maker, key, parts))
+                    )
                     header.numbers[place] = len(batches) - 1
                 except GNNScaleError as error:
                     header.errors[place] = str(error)
@@ -103,25 +105,25 @@ class PreparationWorker:
         graphs = {graph.name: graph.held_bytes for graph in list(self._graphs.values())}
         return self.parts.report() | {"rows_bytes": sum(graphs.values())}
 
-    def leave(self, hub: str, setups: list[str]) -> None:
-        """Forget a hub, and setups that nobody else has."""
-        self._views = {name: view for name, view in self._views.items() if name[0] != hub}
+    def leave(self, coordinator: str, setups: list[str]) -> None:
+        """Forget a coordinator, and setups that nobody else has."""
+        self._views = {name: view for name, view in self._views.items() if name[0] != coordinator}
         for name in setups:
             self._forget(name)
-        self.parts.leave(hub, setups)
+        self.parts.leave(coordinator, setups)
 
     def _pack(self, request: GroupRequest, header: GroupHeader, batches: list, parts: list[HeldPart]) -> GroupPayload:
         group, missing = pack_group(batches), None
         wanted = group.union
         header.num_union, header.group_bytes = len(wanted), group.num_bytes
         if request.update is not None:
-            name = (request.hub, request.setup.table.name)
+            name = (request.coordinator, request.setup.table.name)
             view = self._views.setdefault(name, WorkerView(request.setup.table.num_rows))
             header.version, missing = view.missing(request.update, wanted)
             wanted = wanted[missing]
         rows = gather_union(wanted, parts)
-        if isinstance(rows, KindRows):
-            rows = rows._replace(kind=rows.kind.astype(narrowest(0, len(rows.tables))))
+        if isinstance(rows, TypedRows):
+            rows = rows._replace(node_type=rows.node_type.astype(narrowest(0, len(rows.tables))))
             header.num_union -= len(wanted) - rows.num_featured  # others have no row
         if rows is not None:
             header.rows_sent, header.row_bytes = getattr(rows, "num_featured", len(wanted)), num_bytes(rows)
@@ -139,9 +141,9 @@ class PreparationWorker:
             self._forget(next(iter(self._makers)))
         if found is None:
             found = setup.open()
-            if setup.shares is not None:
+            if setup.shard_map is not None:
                 stage, maker = found
-                graph = HeldGraph(setup.shares, store_of(stage), features_of(maker))
+                graph = HeldGraph(setup.shard_map, store_of(stage), features_of(maker))
                 found, self._graphs[setup.name] = graph.tools(*found), graph
         self._makers[setup.name] = found
         return found

@@ -1,14 +1,16 @@
-"""Sampling across the memories of several workers: rows of other owners are asked for first, own ones drawn meanwhile.
+"""Sampling across the memories of several workers:
 
-What is drawn for a node is a hash of (key, hop, node): whoever holds the row draws the same, so that a batch is bit for
-bit the one that `NeighborSampler` draws from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its parts and of
-replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`, which says how
-many arcs a row gives and where they stand, so that answers are neighbours alone; degrees, labels and masks, which the
-`StagedPart` of the `WholeGraph` has. The arcs of the store's files are not read.
+rows of other owners are asked for first, own ones sampled meanwhile.
+
+What is sampled for a node is a hash of (key, hop, node): whoever holds the row samples the same, so that a batch is
+bit for bit the one that `NeighborSampler` samples from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its
+parts and of replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`,
+which says how many edges a row gives and where they stand, so that answers are neighbours alone; degrees, labels and
+masks, which the `StagedPart` of the `WholeGraph` has. The edges of the store's files are not read.
 
 A sampler made of these stands wherever a `NeighborSampler` does: `BatchBuilder(sampler=...)`, or
 `FanoutNeighborhood(...)` for task graphs. `ask` is the transport's: (owner, HopRequest) to something with `result()`;
-an owner answers with `held.draw(request)`.
+an owner answers with `held.sample(request)`.
 """
 
 from collections.abc import Callable, Hashable
@@ -27,29 +29,29 @@ from ..triton_kernels.sample_neighbors.hops import fold_hop
 from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
 
 
-class Drawing(Protocol):
-    """Draws on their way; every `concurrent.futures.Future` is one."""
+class Sampling(Protocol):
+    """Samples on their way; every `concurrent.futures.Future` is one."""
 
     def result(self) -> np.ndarray:
-        """Return the (num_drawn,) neighbours of a request's nodes, in its order; waits for them."""
+        """Return the (num_sampled,) neighbours of a request's nodes, in its order; waits for them."""
 
 
-Ask = Callable[[Hashable, HopRequest], Drawing]
+Ask = Callable[[Hashable, HopRequest], Sampling]
 
 
 @dataclass(frozen=True)
 class DistributedNeighborSampler(BatchSampler):
-    """A `NeighborSampler` over rows that several workers hold. Its draws equal those of the sampler bit for bit.
+    """A `NeighborSampler` over rows that several workers hold. Its samples equal those of the sampler bit for bit.
 
     Args:
-        sampler: Sampler that draws along "in" arcs, without locality.
+        sampler: Sampler that samples along "in" edges, without locality.
         held: The rows that this worker holds.
         owners: Which worker owns each part.
         ask: Sends a request to an owner, and returns at once.
 
     Raises:
-        ValueError: the sampler is of another kind.
-        GNNScaleError: while drawing, an owner answers with more or fewer neighbours than were asked for; and whatever
+        ValueError: the sampler is of another node type.
+        GNNScaleError: while sampling, an owner answers with more or fewer neighbours than were asked for; and whatever
             `result()` raises.
     """
 
@@ -61,9 +63,11 @@ class DistributedNeighborSampler(BatchSampler):
 
     def __post_init__(self):
         sampler = self.sampler
-        kind = type(sampler).__name__
+        node_type = type(sampler).__name__
         if not isinstance(sampler, NeighborSampler):
-            raise ValueError(f"distributed construction takes a NeighborSampler, got {kind}: use construction='local'")
+            raise ValueError(
+                f"distributed construction takes a NeighborSampler, got {node_type}: use construction='local'"
+            )
         if sampler.direction != "in":
             raise ValueError(
                 f"distributed construction takes direction='in', got {sampler.direction!r}: "
@@ -89,7 +93,7 @@ class DistributedNeighborSampler(BatchSampler):
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         return self.sampler.items(state, batch_size, drop_last, order_key)
 
-    def draw(
+    def sample(
         self,
         state: NeighborState,
         items: np.ndarray,
@@ -106,11 +110,11 @@ class DistributedNeighborSampler(BatchSampler):
     def begin(
         self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
     ) -> "DistributedHops":
-        """Return a batch to be sampled one hop at a time; arguments as for `draw`."""
+        """Return a batch to be sampled one hop at a time; arguments as for `sample`."""
         return DistributedHops(self, state, seeds, key, workspace, return_e_id)
 
     def finish(self, state: NeighborState, hops: "DistributedHops", allocate: Allocate) -> Subgraph:
-        """Return what the hops of `begin` drew, all of which are sampled."""
+        """Return what the hops of `begin` sampled, all of which are sampled."""
         return self.sampler.finish(state, hops, allocate)
 
 
@@ -140,86 +144,86 @@ class DistributedHops(HopSampling):
     def ask(self) -> Future | None:
         """Send the requests of the next hop; return the future of their answers, or None where all rows are here.
 
-        `draw` draws the rows that are here meanwhile, and `relabel` has both.
+        `sample` samples the rows that are here meanwhile, and `relabel` has both.
         """
         self._answers = []
         self._asked = True
         asked = self._ask_foreign(fold_hop(self._key, self.hop), self._begin, self._count)
         return ANSWERS.submit(self._wait, asked) if asked else None
 
-    def draw(self, piece: int, num_pieces: int) -> None:
-        """Draw neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one piece."""
+    def sample_chunk(self, chunk: int, num_chunks: int) -> None:
+        """Sample neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one chunk."""
         if not self._asked:
-            return super().draw(piece, num_pieces)
-        self._space.reserve("arc", int(self._space.indptr[self._count]), keep=self._first)
+            return super().sample_chunk(chunk, num_chunks)
+        self._space.reserve("edge", int(self._space.indptr[self._count]), keep=self._first)
         hop_key = fold_hop(self._key, self.hop)
-        self._draw_own(hop_key, self._begin, self._count, self._space.neighbor, self._space.taken)
+        self._sample_own(hop_key, self._begin, self._count, self._space.neighbor, self._space.taken)
 
     def relabel(self) -> None:
-        for owner, places, drawn in self._answers:
-            self._place(owner, places, drawn, self._space.indptr[self._begin : self._count + 1], self._space.neighbor)
+        for owner, places, sampled in self._answers:
+            self._place(owner, places, sampled, self._space.indptr[self._begin : self._count + 1], self._space.neighbor)
         self._answers, self._asked = [], False
         super().relabel()
 
-    def _wait(self, asked: list[tuple[Hashable, np.ndarray, Drawing]]) -> None:
-        self._answers = [(owner, places, drawing.result()) for owner, places, drawing in asked]
+    def _wait(self, asked: list[tuple[Hashable, np.ndarray, Sampling]]) -> None:
+        self._answers = [(owner, places, sampling.result()) for owner, places, sampling in asked]
 
-    def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        self._space.reserve("arc", last, keep=self._first)
-        self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+    def _sample_hop(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
+        self._space.reserve("edge", last, keep=self._first)
+        self._sample_rows(hop_key, self._begin, end, neighbor, self._space.taken)
 
-    def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Draw for the targets begin..end-1, of whom only this worker's rows are here."""
+    def _sample_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Sample for the targets begin..end-1, of whom only this worker's rows are here."""
         asked = self._ask_foreign(hop_key, begin, end)
-        self._draw_own(hop_key, begin, end, neighbor, taken)
-        for owner, places, drawing in asked:
-            self._place(owner, places, drawing.result(), self._space.indptr[begin : end + 1], neighbor)
+        self._sample_own(hop_key, begin, end, neighbor, taken)
+        for owner, places, sampling in asked:
+            self._place(owner, places, sampling.result(), self._space.indptr[begin : end + 1], neighbor)
 
     def _request(self, hop_key: np.uint64, begin: int, end: int) -> HopRequest:
         return HopRequest(self._space.node[begin:end], int(hop_key), self.fanouts[self.hop], self._replace)
 
-    def _ask_foreign(self, hop_key: np.uint64, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Drawing]]:
+    def _ask_foreign(self, hop_key: np.uint64, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
         request, indptr = self._request(hop_key, begin, end), self._space.indptr[begin : end + 1]
         rows = self._sampler.held.nodes.find(request.nodes)
         return self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
 
-    def _draw_own(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Draw the rows that are here, and where all arcs stand."""
+    def _sample_own(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Sample the rows that are here, and where all edges stand."""
         space, held, request = self._space, self._sampler.held, self._request(hop_key, begin, end)
         rows, indptr = held.nodes.find(request.nodes), space.indptr[begin : end + 1]
         own = np.flatnonzero(rows >= 0)
-        drawn = held.draw(request._replace(nodes=request.nodes[own]), rows[own])
-        self._place("this worker", own, drawn, indptr, neighbor)
-        if self._return_e_id:  # where arcs stand follows from `indptr` and the key: that needs no owner
+        sampled = held.sample(request._replace(nodes=request.nodes[own]), rows[own])
+        self._place("this worker", own, sampled, indptr, neighbor)
+        if self._return_e_id:  # where edges stand follows from `indptr` and the key: that needs no owner
             start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
             cpu.pick_hop(
                 hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
-                space.arc,
+                space.edge,
             )  # fmt: skip
 
-    def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Drawing]]:
-        """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its draws)."""
+    def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Sampling]]:
+        """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its samples)."""
         nodes = request.nodes[foreign]
         return [
             (owner, foreign[chosen], self._sampler.ask(owner, request._replace(nodes=nodes[chosen])))
             for owner, chosen in self._sampler.owners.group(nodes)
         ]
 
-    def _place(self, owner, places: np.ndarray, drawn: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray) -> None:
+    def _place(self, owner, places: np.ndarray, sampled: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray) -> None:
         """Write the neighbours of some targets to where sampling from the whole graph has them."""
         expected = int((indptr[places + 1] - indptr[places]).sum())
-        if len(drawn) != expected:
+        if len(sampled) != expected:
             raise GNNScaleError(
-                f"{owner} drew {len(drawn)} neighbours of {len(places)} nodes, {expected} were asked for: "
+                f"{owner} sampled {len(sampled)} neighbours of {len(places)} nodes, {expected} were asked for: "
                 f"do all workers read the same store?"
             )
-        _place_rows(places, indptr, drawn, neighbor)
+        _place_rows(places, indptr, sampled, neighbor)
 
 
 @kernel
-def _place_rows(places, indptr, drawn, neighbor):
+def _place_rows(places, indptr, sampled, neighbor):
     at, first = 0, indptr[0]
     for i in range(len(places)):
         for k in range(indptr[places[i]] - first, indptr[places[i] + 1] - first):
-            neighbor[k] = drawn[at]
+            neighbor[k] = sampled[at]
             at += 1

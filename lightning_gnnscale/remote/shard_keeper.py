@@ -226,7 +226,7 @@ def _start(spec: ShardSpec) -> list:
     actors = []
     for shard in range(spec.num_shards):
         options = {"name": spec.name(shard), "namespace": NAMESPACE}
-        if spec.address is not None:  # machines of a cluster are told apart by what they have left
+        if spec.address is not None:  # machines of a cluster are distinguished by what they have left
             options["memory"] = table_bytes(ownership.num_rows(shard), spec.columns)
         actors.append(actor.options(**options).remote(*spec.arguments(shard)))
     try:

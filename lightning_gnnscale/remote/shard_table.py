@@ -22,7 +22,7 @@ MOST_TOLD = 160  # characters of Ray's own words
 _forked_with_ray = False  # this process has its parent's connection, which is dead
 
 
-class ShardTicket(NamedTuple):
+class ShardHandle(NamedTuple):
     """What another process needs to reach the rows.
 
     Attributes:
@@ -35,12 +35,12 @@ class ShardTicket(NamedTuple):
 
 
 class ShardTable:
-    """Rows in the memory of workers; takes the place of a `SharedTable`.
+    """Rows in the memory of workers; replaces a `SharedTable`.
 
     A process connects with its first call. Rows of a worker that ended are lost, and every later call says so.
 
     Args:
-        ticket: Ticket of the rows.
+        handle: Handle of the rows.
         pushes_under_way: Largest number of pushes that this process leaves unfinished.
         keeper: Process that keeps the shards; given only in the process that made them.
 
@@ -50,9 +50,9 @@ class ShardTable:
         counter: Number of pushes so far, read as `counter[0]`.
     """
 
-    def __init__(self, ticket: ShardTicket, pushes_under_way: int, keeper: ShardKeeper | None = None):
-        spec = ticket.spec
-        self.ticket, self.token, self._keeper = ticket, spec.token, keeper
+    def __init__(self, handle: ShardHandle, pushes_under_way: int, keeper: ShardKeeper | None = None):
+        spec = handle.spec
+        self.handle, self.token, self._keeper = handle, spec.token, keeper
         self._ownership, self._limit = spec.ownership, pushes_under_way
         self.arrays = {name: RemoteColumn(self, name, column) for name, column in spec.columns.items()}
         self.counter = RemoteCounter(self)
@@ -81,7 +81,7 @@ class ShardTable:
             check_answers(spec.address, spec.timeout_s)
         keeper = ShardKeeper(spec)
         small = spec._replace(initial=spec.initial._replace(node_keys=None))
-        return cls(ShardTicket(small, keeper.address), pushes_under_way, keeper)
+        return cls(ShardHandle(small, keeper.address), pushes_under_way, keeper)
 
     def pull(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
         """Fill `out` with the rows of some ids, in requests of bounded size.
@@ -157,17 +157,17 @@ class ShardTable:
                 "the process that this one was forked from used Ray, which does not survive a fork: use start_method "
                 '"spawn" or "popen", or leave Ray and these rows alone before the ranks start'
             )
-        address = self.ticket.address
-        found = join_ray(address, self.ticket.spec.timeout_s, STORE_BYTES)
+        address = self.handle.address
+        found = join_ray(address, self.handle.spec.timeout_s, STORE_BYTES)
         if found != address:
             leave_ray()
             raise GNNScaleError(
                 f"the rows are in the Ray at {address}, this process uses the one at {found}: give the source and the "
                 "inputs the same address"
             )
-        self._user, note = os.getpid(), note_use(self.ticket.spec.notes)
+        self._user, note = os.getpid(), note_use(self.handle.spec.notes)
         self._left = weakref.finalize(self, _leave, note, os.getpid())
-        names = map(self.ticket.spec.name, range(self.ticket.spec.num_shards))
+        names = map(self.handle.spec.name, range(self.handle.spec.num_shards))
         try:
             self._actors = [worker_handle(name) for name in names]
         except ValueError:
@@ -193,7 +193,7 @@ class ShardTable:
         return [self._answer(shard, ref) for shard, ref in asked]
 
     def _answer(self, shard: int, ref: Any) -> Any:
-        ray, limit_s = import_ray(), self.ticket.spec.timeout_s
+        ray, limit_s = import_ray(), self.handle.spec.timeout_s
         try:
             return ray.get(ref, timeout=limit_s)
         except ray.exceptions.GetTimeoutError:

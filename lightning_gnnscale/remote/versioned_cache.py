@@ -172,16 +172,16 @@ class TrainerCache:
         spare_rows: Largest number of rows that have left the newest version but that a worker may still count on, >= 1.
             While there are that many, the contents stay as they are. None: a quarter of the capacity.
         sparse_width: Largest number of stored values in a sparse row; None: rows are dense.
-        kinds: By kind what has its `dim`, `dtype` and `sparse_width`, or None for a kind without features, of which
-            nothing is kept; empty: all nodes have rows of one table.
+        node types: By node type what has its `dim`, `dtype` and `sparse_width`, or None for a node type without
+            features, of which nothing is kept; empty: all nodes have rows of one table.
 
     Raises:
         ValueError: an argument is out of its range.
 
     Cost: memory of capacity_rows + spare_rows rows, touched as it fills, and never more whatever the workers do; where
-        rows differ by kind, of each kind as many as were there at a time. In addition 58 bytes a row and 8 a node.
-        Changes are kept back to the version that every worker has acknowledged, but never more than capacity_rows ids:
-        a worker that is further behind gets the whole contents.
+        rows differ by node type, of each node type as many as were there at a time. In addition 58 bytes a row and 8 a
+        node. Changes are kept back to the version that every worker has acknowledged, but never more than
+        capacity_rows ids: a worker that is further behind gets the whole contents.
     Source: Waleffe et al., Armada, 2025, section on the feature cache. Differs: versions and retention are ours.
     """
 
@@ -194,7 +194,7 @@ class TrainerCache:
         policy: str = "lru",
         spare_rows: int | None = None,
         sparse_width: int | None = None,
-        kinds: Sequence = (),
+        node_types: Sequence = (),
     ):
         check_count("capacity_rows", capacity_rows)
         spare_rows = max(1, capacity_rows // 4) if spare_rows is None else spare_rows
@@ -206,7 +206,7 @@ class TrainerCache:
         self.num_nodes = num_nodes
         self.capacity_rows, self.spare_rows, self.policy = int(capacity_rows), int(spare_rows), policy
         num_slots = self.capacity_rows + self.spare_rows
-        self._slots: RowSlots = slots_of(num_slots, dim, dtype, sparse_width, kinds)
+        self._slots: RowSlots = slots_of(num_slots, dim, dtype, sparse_width, node_types)
         self._contents = CacheContents(num_nodes, self.capacity_rows, self.spare_rows, policy)
         self._id_dtype = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
         self._number = secrets.randbits(62)
@@ -271,18 +271,18 @@ class TrainerCache:
             version: Version of the worker's view.
             union: (num_union,) distinct ids.
             missing: (num_union,) bool, or its `np.packbits`.
-            rows: The missing rows in order: (num_missing, dim), `SparseRows` or `KindRows`.
+            rows: The missing rows in order: (num_missing, dim), `SparseRows` or `TypedRows`.
             allocate: Allocates the result.
             weight: (num_union,) numbers >= 0, how likely each row is to be read again, for example the node's degree
                 (`BatchGroup.weight`); None: rows earlier in the union count as heavier.
 
         Returns:
-            (num_union, dim) rows, `SparseRows` or `KindRows`; None where the request is not waited for: its answer came
-            before, or its worker was forgotten.
+            (num_union, dim) rows, `SparseRows` or `TypedRows`; None where the request is not waited for: its answer
+            came before, or its worker was forgotten.
 
         Raises:
             GNNScaleError: the answer counts on rows that its version does not have; the request stays open.
-            ValueError: there are more or fewer rows than missing ones, or of another kind; likewise.
+            ValueError: there are more or fewer rows than missing ones, or of another node type; likewise.
         """
         if not self._claim(request):
             return None

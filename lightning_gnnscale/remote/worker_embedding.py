@@ -13,7 +13,7 @@ from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
 from ..errors import GNNScaleError, check_count
 from ..events import record
-from ..partition_store.kind_features import KindsWithRows
+from ..partition_store.typed_features import NodeTypesWithRows
 from ..placement.shared_rows import gather_objects, machine_id
 from ..rng import fold
 from .shard_keeper import Initial, ShardSpec
@@ -40,7 +40,7 @@ class WorkerEmbedding(DistributedEmbedding):
         num_workers: Number of workers that own rows, >= 1.
         pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1.
         timeout_s: How long an address or a worker may stay silent, seconds, > 0.
-        kinds: See `DistributedEmbedding`.
+        node types: See `DistributedEmbedding`.
 
     Attributes:
         nbytes: Memory of all rows and of their optimizer's state, bytes.
@@ -72,9 +72,9 @@ class WorkerEmbedding(DistributedEmbedding):
         num_workers: int = 2,
         pushes_under_way: int = 4,
         timeout_s: float = 60.0,
-        kinds: KindsWithRows | None = None,
+        node_types: NodeTypesWithRows | None = None,
     ):
-        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype, kinds=kinds)
+        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype, node_types=node_types)
         check_count("num_workers", num_workers)
         check_count("pushes_under_way", pushes_under_way)
         if not timeout_s > 0:
@@ -100,7 +100,7 @@ class WorkerEmbedding(DistributedEmbedding):
         if hosts.rank == 0:
             try:
                 self._check_reachable(len(machines))
-                told = self.open()._table.ticket
+                told = self.open()._table.handle
             except Exception as error:  # the others must not wait for it
                 told = str(error)
         told = gather_objects(told)[0]
@@ -148,8 +148,8 @@ class WorkerEmbedding(DistributedEmbedding):
         record("rows", what=self.what, num_rows=self.num_rows, bytes=self.nbytes, host=0)
         offsets, owners = self._owned_by_workers()
         keys = self.node_keys
-        if self.kinds is not None:
-            keys = np.concatenate([self._keys(nodes) for nodes, _ in self.kinds.runs(slice(0, self.num_rows))])
+        if self.node_types is not None:
+            keys = np.concatenate([self._keys(nodes) for nodes, _ in self.node_types.runs(slice(0, self.num_rows))])
         initial = Initial(fold(self.seed, self.dim), self.scale, keys)
         spec = ShardSpec(
             f"rows-{uuid4().hex[:12]}", self.address, self.timeout_s, offsets, owners, self.num_workers,
@@ -162,7 +162,7 @@ class WorkerEmbedding(DistributedEmbedding):
 
     def _owned_by_workers(self) -> tuple[np.ndarray, list[int]]:
         if self.part_offsets is not None and len(self.part_offsets) > self.num_workers:
-            offsets = self.part_offsets if self.kinds is None else self.kinds.part_offsets
+            offsets = self.part_offsets if self.node_types is None else self.node_types.part_offsets
             return offsets, [part % self.num_workers for part in range(len(self.part_offsets) - 1)]
         workers = np.arange(self.num_workers + 1)
         return self.num_rows * workers // self.num_workers, list(range(self.num_workers))
@@ -175,7 +175,7 @@ class WorkerEmbedding(DistributedEmbedding):
             )
 
     def __setstate__(self, state: dict) -> None:
-        ticket = state.pop("_ticket")
+        handle = state.pop("_ticket")
         super().__setstate__(state | {"_ticket": None})
-        if ticket is not None:
-            self._table = ShardTable(ticket, self.pushes_under_way)
+        if handle is not None:
+            self._table = ShardTable(handle, self.pushes_under_way)

@@ -146,7 +146,7 @@ def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
 
 
 def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
-    """Return the figure of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is told."""
+    """Return the figure of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is reported."""
     heights = [sum(bars) for bars in zip(*(trace["y"] for trace in data), strict=True)]
     axis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
     layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": axis}
@@ -237,12 +237,12 @@ def part_sizes(parts: dict) -> Figure | None:
 
 
 def cut_matrix(parts: dict) -> Figure | None:
-    """Share of the arcs into each part that come from each part."""
-    if not parts.get("arcs") or len(parts["arcs"]) < 2:
+    """Share of the edges into each part that come from each part."""
+    if not parts.get("edges") or len(parts["edges"]) < 2:
         return None
-    shares = [[count / max(sum(row), 1) for count in row] for row in parts["arcs"]]
+    shares = [[count / max(sum(row), 1) for count in row] for row in parts["edges"]]
     figure = _matrix(parts["parts"], parts["parts"], shares, "from part", "into part")
-    # Its own arcs would drown the others.
+    # Its own edges would drown the others.
     others = [share for at, row in enumerate(shares) for place, share in enumerate(row) if place != at]
     figure["data"][0] |= {"zmin": 0, "zmax": max([*others, 1e-6])}
     return figure

@@ -104,7 +104,7 @@ def render(runs: Sequence[RunRecord], beside: Path) -> str:
 
 
 def _told_fanouts(fanouts) -> str:
-    """Return fan-outs as text: a list, or the lists of relations by name."""
+    """Return fan-outs as text: a list, or the lists of edge types by name."""
     if isinstance(fanouts, dict):
         return "; ".join(f"{name} {_told_fanouts(hops)}" for name, hops in fanouts.items())
     return ", ".join(map(str, fanouts)) if isinstance(fanouts, list) else str(fanouts)
@@ -113,8 +113,8 @@ def _told_fanouts(fanouts) -> str:
 def what_was_trained(run: RunRecord) -> str:
     """Return one sentence: the model, the graph, its parts, the processes."""
     if run.is_partitioning:
-        nodes, arcs, parts = run.facts.get("nodes", ""), run.facts.get("arcs stored", ""), run.parts.get("nodes", [])
-        return f"{nodes} nodes, {arcs} arcs in {len(parts)} parts by {run.method}; nothing was trained"
+        nodes, edges, parts = run.facts.get("nodes", ""), run.facts.get("edges stored", ""), run.parts.get("nodes", [])
+        return f"{nodes} nodes, {edges} edges in {len(parts)} parts by {run.method}; nothing was trained"
     model = str(run.get("model.backbone._target_", "")).rpartition(".")[2]
     layers, width = run.get("model.backbone.num_layers"), run.get("model.backbone.hidden_channels")
     told = [f"{model}, {layers} layers of {width}" if layers and width else model] if model else []
@@ -335,7 +335,7 @@ def _bytes(page: Page, runs: Sequence[RunRecord]) -> list[dict | None]:
 
 
 def _hops(run: RunRecord) -> dict | None:
-    """Return what each layer of a mean epoch read: nodes, arcs and feature rows, by hop from the seeds."""
+    """Return what each layer of a mean epoch read: nodes, edges and feature rows, by hop from the seeds."""
     chosen = [event for event in run.warm_epochs if event.get("hop_nodes")]
     if not chosen:
         return None
@@ -343,16 +343,16 @@ def _hops(run: RunRecord) -> dict | None:
     num_hops = max(len(event["hop_nodes"]) for event in chosen)
     nodes = sum(event["counts"].get("nodes", 0) for event in chosen)
     row_bytes = sum(event["counts"].get("row_bytes", 0) for event in chosen) / max(nodes, 1)
-    told = {name: [event.get(name) or [] for event in chosen] for name in ("hop_nodes", "hop_arcs")}
+    told = {name: [event.get(name) or [] for event in chosen] for name in ("hop_nodes", "hop_edges")}
     rows = []
     for hop in range(num_hops):
         reached, drawn = (
             sum(counts[at] for counts in told[name] if 0 <= at < len(counts)) / num_epochs
-            for name, at in (("hop_nodes", hop), ("hop_arcs", hop - 1))
+            for name, at in (("hop_nodes", hop), ("hop_edges", hop - 1))
         )
         name = "seeds, the last layer's targets" if hop == 0 else f"hop {hop}, read by layer {num_hops - hop}"
         rows.append([name, f"{reached:,.0f}", f"{drawn:,.0f}" if hop else "", format_bytes(reached * row_bytes)])
-    return _table(["by layer, an epoch", "nodes", "arcs", "feature rows"], rows)
+    return _table(["by layer, an epoch", "nodes", "edges", "feature rows"], rows)
 
 
 def _exchange(page: Page, run: RunRecord) -> list[dict | None]:
@@ -411,8 +411,8 @@ def _parts(page: Page, run: RunRecord) -> list[dict | None]:
         for key in ("edge_cut_ratio", "replication_factor", "node_balance", "edge_balance", "train_balance")
         if isinstance(run.quality.get(key), int | float)
     ]
-    share = parts.get("arcs_share", 1.0)
-    counted = "" if share >= 1 else f", from {share:.1%} of the arcs"
+    share = parts.get("edges_share", 1.0)
+    counted = "" if share >= 1 else f", from {share:.1%} of the edges"
     grouped = len(parts["parts"]) > 1 and parts["parts"][1] - parts["parts"][0] > 1
     cut, labels = figures.cut_matrix(parts), figures.label_matrix(parts)
     sizes = page.figure(figures.part_sizes(parts), "Nodes, halos and training nodes of each part")
@@ -421,7 +421,7 @@ def _parts(page: Page, run: RunRecord) -> list[dict | None]:
         sizes,
         _table(["", "value"], quality) if quality else None,
         page.figure(
-            cut, f"Where the arcs into each part come from, %{counted}; the strongest colour is the most of another"
+            cut, f"Where the edges into each part come from, %{counted}; the strongest colour is the most of another"
         ),
         page.figure(labels, f"Labels of each part, %{counted}"),
     ]

@@ -255,7 +255,7 @@ _LIST = _or_null(_is_list), "a list of numbers"
 _TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
-    **dict.fromkeys(("waiting_share", "alpha", "arcs_share"), _SECONDS),
+    **dict.fromkeys(("waiting_share", "alpha", "edges_share"), _SECONDS),
     **dict.fromkeys(("epoch", "rank", "node", "cache_bytes", "buffer_bytes", "buffer_rows", "start_bytes"), _COUNT),
     **dict.fromkeys(("rows_away", "bytes_away", "parts_read", "num_workers", "bytes_received", "num_sampled"), _COUNT),
     **dict.fromkeys(("peak_bytes", "row_bytes", "num_nodes", "num_parts"), _COUNT),
@@ -263,7 +263,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("memory_bytes", "disk_bytes"), (_or_null(is_count), _COUNT[1])),
     **dict.fromkeys(("stage", "note", "command", "method", "lane"), (_or_null(_is_text), "text")),
     **dict.fromkeys(("counts", "training", "beside", "predicted"), _SHARES),
-    **dict.fromkeys(("hop_nodes", "hop_arcs", "hop_rows"), _LIST),
+    **dict.fromkeys(("hop_nodes", "hop_edges", "hop_rows"), _LIST),
     "bin_s": (lambda value: _is_seconds(value) and value > 0, "a number above 0"),
     "by_time": (_is_lanes, "lists of numbers by name, all of one length"),
     "machine": (_or_null(is_mapping), "values by name"),
@@ -274,7 +274,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "bytes": _COUNT,
     "rows": _COUNT,
     **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
-    **{("parts", name): _TABLE for name in ("arcs", "label_counts")},
+    **{("parts", name): _TABLE for name in ("edges", "label_counts")},
     **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_is_list, "a list of numbers")),
     ("parts", "labels"): (_is_labels, "a list of labels"),
     ("parts", "row_bytes"): _SECONDS,
@@ -306,7 +306,7 @@ _SUMMARY = {
     "metrics": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers by name"),
     "stages": (lambda value: isinstance(value, list) and all(map(is_mapping, value)), "a list of stages"),
     **dict.fromkeys(("quality", "partitioning", "plan"), _OBJECT),
-    **dict.fromkeys(("epochs", "num_nodes", "num_arcs", "num_parts", "training_peak_bytes"), _COUNT),
+    **dict.fromkeys(("epochs", "num_nodes", "num_edges", "num_parts", "training_peak_bytes"), _COUNT),
 }
 _STAGE = {
     "stage": _TEXT,

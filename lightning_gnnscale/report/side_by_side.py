@@ -1,4 +1,4 @@
-"""Several runs on one page: names that tell them apart, and the settings in which they differ."""
+"""Several runs on one page: names that distinguishes them, and the settings in which they differ."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _LONGEST = 32  # characters of a value in a name
 
 
 def labelled(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs with labels that tell them apart.
+    """Return the runs with labels that distinguishes them.
 
     Runs of one name are called by what differs in their settings, `lr 0.01` and `lr 0.003`; where nothing does, or the
     settings do not suffice, by their folders too, and at last by their place.

@@ -9,7 +9,7 @@ from .run_record import RunRecord
 
 _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
 _PAGE_BYTES = 4096
-_EXCHANGED_CODED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, and what goes with them
+_EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, and what goes with them
 _PATIENCE = 10  # of callbacks=early_stopping
 _WEIGHT_DECAY = 0.0005  # of the GCN paper
 
@@ -83,7 +83,7 @@ def memory_nearly_full(run: RunRecord) -> Suggestion | None:
     )
 
 
-def halo_rows_read_apart(run: RunRecord) -> Suggestion | None:
+def halo_rows_read_separately(run: RunRecord) -> Suggestion | None:
     """Batches waited for rows on disk, small ones of other parts among them: pack them beside their part."""
     wait, parts = run.waiting, run.parts
     row_bytes, halo = parts.get("row_bytes") or 0, parts.get("halo")
@@ -114,12 +114,12 @@ def waits_for_reads(run: RunRecord) -> Suggestion | None:
 
 
 def waits_for_samples(run: RunRecord) -> Suggestion | None:
-    """Batches waited while neighbours were drawn: another thread where a core is free, else fewer neighbours."""
+    """Batches waited while neighbours were sampled: another thread where a core is free, else fewer neighbours."""
     wait = run.waiting
     if wait < _FEW or run.prepares("sample") <= run.prepares("read"):
         return None
     threads, cores = run.get("source.num_threads", 1), run.machine.get("cores")
-    why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be drawn"
+    why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be sampled"
     if "num_threads" in (run.config.get("source") or {}) and cores and cores >= run.num_ranks * (threads + 2):
         free = f"by {threads} thread{'s' * (threads > 1)} a process, on {cores} cores"
         return Suggestion(f"{why}, {free}.", f"source.num_threads={threads + 1}", wait * threads / (threads + 1))
@@ -156,7 +156,7 @@ def exchanges_whole_rows(run: RunRecord) -> Suggestion | None:
         "tenth of these bytes:"
     )
     setting = "strategy/exchange=quantized strategy.exchange.bits=4 strategy.exchange.backward_threshold=1.0"
-    return Suggestion(why, setting, share * (1 - _EXCHANGED_CODED) / 2)
+    return Suggestion(why, setting, share * (1 - _EXCHANGED_QUANTISED) / 2)
 
 
 def validates_long(run: RunRecord) -> Suggestion | None:
@@ -234,7 +234,7 @@ RULES: tuple[Rule, ...] = (
     loss_not_finite,
     ended_early,
     memory_nearly_full,
-    halo_rows_read_apart,
+    halo_rows_read_separately,
     waits_for_reads,
     waits_for_samples,
     averages_often,

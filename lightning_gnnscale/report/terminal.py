@@ -154,7 +154,7 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
 
 
 def shown(value) -> str:
-    """Return a fact of a summary as it is told: four digits of a number that is none of a count."""
+    """Return a fact of a summary as it is reported: four digits of a number that is none of a count."""
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

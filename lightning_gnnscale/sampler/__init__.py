@@ -1,9 +1,9 @@
-"""What to draw: samplers as plain values, and the batch they fill."""
+"""What to sample: samplers as plain values, and the batch they fill."""
 
 from .cluster import ClusterSampler, FullBatchSampler
 from .layerwise import LayerwiseSampler
 from .link_sampler import LinkSampler
-from .links import AliasTable, draw_negatives, draw_positives
+from .links import AliasTable, sample_negatives, sample_positives
 from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
@@ -23,6 +23,6 @@ __all__ = [
     "SaintSampler",
     "SparseFeatures",
     "Subgraph",
-    "draw_negatives",
-    "draw_positives",
+    "sample_negatives",
+    "sample_positives",
 ]

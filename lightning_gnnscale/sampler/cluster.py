@@ -1,4 +1,4 @@
-"""Batches with all arcs between their nodes: a few clusters of a part (Cluster-GCN), or a whole part."""
+"""Batches with all edges between their nodes: a few clusters of a part (Cluster-GCN), or a whole part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ class WholePart(NamedTuple):
 
 @dataclass(frozen=True)
 class FullBatchSampler(BatchSampler):
-    """Take a part as one batch: core nodes first, then the halo; every node is a target of arcs.
+    """Take a part as one batch: core nodes first, then the halo; every node is a target of edges.
 
     The loss goes over the core nodes in the train mask: `batch_size` is the number of core nodes.
 
     Args:
-        direction: "in" follows arcs to their sources; "both" also backwards.
+        direction: "in" follows edges to their sources; "both" also backwards.
     """
 
     direction: str = "in"
@@ -45,24 +45,24 @@ class FullBatchSampler(BatchSampler):
         return int(num_targets > 0)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> WholePart:
-        """Return the part's arcs and how many nodes it owns; nothing is copied."""
+        """Return the part's edges and how many nodes it owns; nothing is copied."""
         return WholePart(part.csc, part.num_core)
 
     def items(self, state: WholePart, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return one batch, of all core nodes."""
         return [np.arange(state.num_core)]
 
-    def draw(
+    def sample(
         self, state: WholePart, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
     ) -> Subgraph:
-        """Return the whole part, halo included; nothing is drawn. Cost: O(num_local + num_arcs)."""
+        """Return the whole part, halo included; nothing is sampled. Cost: O(num_local + num_edges)."""
         csc = state.csc
         n_id = np.arange(csc.num_rows, dtype=np.int64)
         indptr = np.array(csc.indptr, np.int64)
-        edge_index = allocate((2, csc.num_arcs), np.int64)
+        edge_index = allocate((2, csc.num_edges), np.int64)
         edge_index[0] = csc.indices
         edge_index[1] = np.repeat(n_id, np.diff(indptr))
-        e_id = np.arange(csc.num_arcs, dtype=np.int64) if return_e_id else None
+        e_id = np.arange(csc.num_edges, dtype=np.int64) if return_e_id else None
         return Subgraph(n_id, edge_index, indptr, state.num_core, e_id)
 
 
@@ -103,9 +103,9 @@ class ClusterState(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSampler(BatchSampler):
-    """Draw batches of whole clusters of core nodes; halo nodes take no part.
+    """Sample batches of whole clusters of core nodes; halo nodes take no part.
 
-    Clusters with target nodes are dealt out first, so that as few batches as possible have none; such a batch has
+    Clusters with target nodes are assigned out first, so that as few batches as possible have none; such a batch has
     `batch_size` 0. Every cluster stands in exactly one batch of a pass.
 
     Args:
@@ -117,8 +117,8 @@ class ClusterSampler(BatchSampler):
     Raises:
         ValueError: a count is below 1, or the direction is unknown.
 
-    Source: Chiang et al., Cluster-GCN, KDD 2019, section 3.2, arcs between the clusters of a batch included. Differs:
-        clusters are not drawn with METIS unless `cluster` does so, and adjacency is not renormalised.
+    Source: Chiang et al., Cluster-GCN, KDD 2019, section 3.2, edges between the clusters of a batch included. Differs:
+        clusters are not sampled with METIS unless `cluster` does so, and adjacency is not renormalised.
     """
 
     num_clusters: int
@@ -158,11 +158,11 @@ class ClusterSampler(BatchSampler):
         order = np.arange(num_clusters) if order_key is None else permutation(num_clusters, order_key)
         targets_before = np.concatenate([[0], np.cumsum(state.is_target[state.nodes])])
         bearing = np.diff(targets_before[state.offsets])[order] > 0
-        dealt = np.concatenate([order[bearing], order[~bearing]])
+        assigned = np.concatenate([order[bearing], order[~bearing]])
         num_batches = -(-num_clusters // self.clusters_per_batch)
-        return [dealt[batch::num_batches] for batch in range(num_batches)]
+        return [assigned[batch::num_batches] for batch in range(num_batches)]
 
-    def draw(
+    def sample(
         self,
         state: ClusterState,
         items: np.ndarray,
@@ -171,7 +171,7 @@ class ClusterSampler(BatchSampler):
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
-        """Return all arcs between the nodes of the clusters `items`; nothing is drawn."""
+        """Return all edges between the nodes of the clusters `items`; nothing is sampled."""
         members = [state.nodes[state.offsets[cluster] : state.offsets[cluster + 1]] for cluster in items]
         nodes, num_seeds = seeds_first(np.concatenate(members), state.is_target)
         return induced_subgraph(state.csc, nodes, num_seeds, workspace, allocate, return_e_id)
@@ -190,17 +190,17 @@ def seeds_first(nodes: np.ndarray, is_target: np.ndarray) -> tuple[np.ndarray, i
 
 
 def breadth_first_clusters(part: Any, num_clusters: int, seed: int) -> np.ndarray:
-    """Cut the core of a part into equal pieces of a breadth-first order that starts at keyed random nodes.
+    """Cut the core of a part into equal chunks of a breadth-first order that starts at keyed random nodes.
 
     Args:
         part: a `PartGraph`.
-        num_clusters: pieces, >= 1.
+        num_clusters: chunks, >= 1.
         seed: with the part's id it decides the order of the starts.
 
     Returns:
         (num_core,) int32 in [0, num_clusters); sizes differ by at most one.
 
-    Cost: O(num_core + num_arcs) time, 16 bytes a node.
+    Cost: O(num_core + num_edges) time, 16 bytes a node.
     """
     starts = np.argsort(combine_array(fold(seed, part.part), np.arange(part.num_core)), kind="stable")
     order = _breadth_first(part.csc.indptr, part.csc.indices, starts)
@@ -225,8 +225,8 @@ def _breadth_first(indptr, indices, starts):
         while head < tail:
             node = order[head]
             head += 1
-            for arc in range(indptr[node], indptr[node + 1]):
-                neighbor = indices[arc]
+            for edge in range(indptr[node], indptr[node + 1]):
+                neighbor = indices[edge]
                 if neighbor < num_core and not seen[neighbor]:
                     seen[neighbor] = True
                     order[tail] = neighbor

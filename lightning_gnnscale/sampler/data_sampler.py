@@ -1,4 +1,7 @@
-"""PyG's `NeighborSampler` without a compiled library: kinds, times, weights and disjoint trees, drawn by a key."""
+"""PyG's `NeighborSampler` without a compiled library:
+
+node types, times, weights and disjoint trees, sampled by a key.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,46 +22,49 @@ from ..graph import id_dtype
 from ..partition_store.pyg_store import PyGStore
 from ..rng import combine_array, combine_int, fold
 from ..triton_kernels.sample_neighbors import Workspace
-from ..triton_kernels.sample_neighbors.relations import (
-    DrawOptions,
+from ..triton_kernels.sample_neighbors.edge_types import (
     Relation,
-    SampledRelations,
-    sample_relations,
+    SampledEdgeTypes,
+    SampleOptions,
+    sample_edge_types,
 )
 from ..values import as_array, exact_times
-from .protocol import arcs_between
+from .protocol import edges_between
 
 STRATEGIES = ("uniform", "last")
-_NODE, _EDGE = "node", ("node", "to", "node")  # what the one kind and relation of a homogeneous graph are called here
+_NODE, _EDGE = (
+    "node",
+    ("node", "to", "node"),
+)  # what the one node type and edge type of a homogeneous graph are called here
 
 
 class DataSampler(PyGNeighborSampler):
-    """Sample neighbours in a PyG graph in memory, of one kind or of several, for PyG's own loaders and ours.
+    """Sample neighbours in a PyG graph in memory, of one node type or of several, for PyG's own loaders and ours.
 
     Every choice follows from the key that `keyed` sets, otherwise from `seed` and the seeds of the call. Where
     neighbourhoods are whole, the result equals that of PyG with pyg-lib bit for bit.
 
     Args:
         data: A `Data` or `HeteroData`, or PyG's (feature store, graph store), which stay where they are.
-        num_neighbors: Neighbours a node for each hop, >= 0, or -1 for all: a list, or one by edge type. A relation with
-            a fan-out of 0 is not followed.
+        num_neighbors: Neighbours a node for each hop, >= 0, or -1 for all: a list, or one by edge type. An edge type
+            with a fan-out of 0 is not followed.
         subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
-        replace: Whether neighbours are drawn with replacement.
+        replace: Whether neighbours are sampled with replacement.
         disjoint: Whether each seed has a subgraph of its own; always so with times.
-        temporal_strategy: "uniform", or "last": the latest neighbours that may be drawn.
-        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed.
-            Kinds or relations without it are always there, as in PyG.
-        weight_attr: Attribute of edges by which they are drawn, >= 0.
+        temporal_strategy: "uniform", or "last": the latest neighbours that may be sampled.
+        time_attr: Attribute with the time of nodes, or of edges: no neighbour is sampled that is later than the seed.
+            Node types or edge types without it are always there, as in PyG.
+        weight_attr: Attribute of edges by which they are sampled, >= 0.
         is_sorted: Whether edges are sorted by target, and within it by time.
-        strictly_before: Whether a neighbour of the seed's own time is left out too (PyG's loaders draw it).
-        seed: Seed of draws without a key.
+        strictly_before: Whether a neighbour of the seed's own time is left out too (PyG's loaders sample it).
+        seed: Seed of samples without a key.
 
     Raises:
         ValueError: an argument is out of range, or no attribute of the data.
 
     Cost: one sort of the edges unless is_sorted; 4 bytes an edge (8 from 2**31 nodes on), 8 more for their numbers.
     Source: `torch_geometric.sampler.NeighborSampler` (2.6 to 2.8). Differs: weights go with times, and with
-        "induced" kinds do; edges of weight 0 are drawn by a fan-out of -1
+        "induced" node types do; edges of weight 0 are sampled by a fan-out of -1
         alone, those of PyG also where a row fits its fan-out.
     """
 
@@ -85,37 +91,39 @@ class DataSampler(PyGNeighborSampler):
         self.subgraph_type = SubgraphType(subgraph_type)
         self.temporal_strategy, self.keep_orig_edges = temporal_strategy, False
         if self.data_type == DataType.remote:
-            kinds, indptrs, rows = self._read_stores(*data, time_attr or weight_attr)
+            node_types, indptrs, rows = self._read_stores(*data, time_attr or weight_attr)
             weights: Mapping = {}
         else:
-            kinds, indptrs, rows, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
-        self._fanouts = _fanouts(self.num_neighbors, self.edge_types, kinds)
+            node_types, indptrs, rows, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
+        self._fanouts = _fanouts(self.num_neighbors, self.edge_types, node_types)
         if self.disjoint and self.subgraph_type == SubgraphType.induced:
             raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
         self._relations = [
             self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
         ]
         self.edge_weight = weights or None
-        self._kinds = kinds
-        if not kinds:
+        self._node_types = node_types
+        if not node_types:
             self.perm = self.perm[_EDGE]
         self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
         self._keys = local()
 
     def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
-        """Note kinds, relations and times of a graph; return (kinds, indptr, rows, weights) of it."""
-        kinds = isinstance(data, HeteroData)
-        self.node_types, self.edge_types = data.metadata() if kinds else ([_NODE], [_EDGE])
-        self.num_nodes = {kind: data[kind].num_nodes for kind in self.node_types} if kinds else data.num_nodes
-        self._counts = list(self.num_nodes.values()) if kinds else [data.num_nodes]
-        for kind, count in zip(self.node_types, self._counts, strict=True):
+        """Note node types, edge types and times of a graph; return (node types, indptr, rows, weights) of it."""
+        node_types = isinstance(data, HeteroData)
+        self.node_types, self.edge_types = data.metadata() if node_types else ([_NODE], [_EDGE])
+        self.num_nodes = (
+            {node_type: data[node_type].num_nodes for node_type in self.node_types} if node_types else data.num_nodes
+        )
+        self._counts = list(self.num_nodes.values()) if node_types else [data.num_nodes]
+        for node_type, count in zip(self.node_types, self._counts, strict=True):
             if count is None:
-                raise ValueError(f"{kind}.num_nodes is not known: set it")
+                raise ValueError(f"{node_type}.num_nodes is not known: set it")
         self.node_time, self.edge_time = _times(data, time_attr)
         weights = {} if weight_attr is None else _collected(data, weight_attr, edges=True)
         if weight_attr is not None and not weights:
             raise ValueError(f"weight_attr={weight_attr!r} is no attribute of edges")
-        if kinds:
+        if node_types:
             indptrs, rows, self.perm = to_hetero_csc(
                 data, "cpu", is_sorted=is_sorted, node_time_dict=self.node_time, edge_time_dict=self.edge_time
             )
@@ -123,29 +131,36 @@ class DataSampler(PyGNeighborSampler):
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
             indptrs, rows, self.perm = ({_EDGE: one} for one in found)
         if is_sorted:
-            _check_sorted(data.edge_items() if kinds else [(_EDGE, data)])
-        return kinds, indptrs, rows, weights
+            _check_sorted(data.edge_items() if node_types else [(_EDGE, data)])
+        return node_types, indptrs, rows, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
-        """Note kinds and relations of PyG's stores; return whether there are kinds, and indptr and rows by relation."""
+        """Note node types and edge types of PyG's stores;
+
+        return whether there are node types, and indptr and rows by edge type.
+        """
         if attribute is not None:
             raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
         attrs = graph.get_all_edge_attrs()
         self.node_time = self.edge_time = None
-        kinds = [attr.edge_type for attr in attrs] != [None]
+        node_types = [attr.edge_type for attr in attrs] != [None]
         rows, indptrs, self.perm = graph.csc()
-        if kinds:
+        if node_types:
             self.edge_types = [attr.edge_type for attr in attrs]
-            self.node_types = list(dict.fromkeys(kind for edge_type in self.edge_types for kind in edge_type[::2]))
-            self.num_nodes = {kind: remote_backend_utils.num_nodes(features, graph, kind) for kind in self.node_types}
+            self.node_types = list(
+                dict.fromkeys(node_type for edge_type in self.edge_types for node_type in edge_type[::2])
+            )
+            self.num_nodes = {
+                node_type: remote_backend_utils.num_nodes(features, graph, node_type) for node_type in self.node_types
+            }
             self._counts = list(self.num_nodes.values())
-            return kinds, indptrs, rows
+            return node_types, indptrs, rows
         self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
         self._counts, self.perm = [self.num_nodes], {_EDGE: self.perm}
-        return kinds, {_EDGE: indptrs}, {_EDGE: rows}
+        return node_types, {_EDGE: indptrs}, {_EDGE: rows}
 
     def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
-        """Return a relation of its CSC, with the times and weights of its edges."""
+        """Return an edge type of its CSC, with the times and weights of its edges."""
         source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
         perm = self.perm.get(edge_type)
         indices, mapped = row.numpy(), isinstance(self.data, tuple) and isinstance(self.data[1], PyGStore)
@@ -165,23 +180,23 @@ class DataSampler(PyGNeighborSampler):
                     f"weights of {edge_type} must be finite and >= 0, got {weight.min()} to {weight.max()}"
                 )
             weight = (weight if perm is None else weight[perm]).numpy()
-        time, by_arc = None, self.edge_time is not None
-        if by_arc:
+        time, by_edge = None, self.edge_time is not None
+        if by_edge:
             time = self.edge_time if edge_type == _EDGE else self.edge_time.get(edge_type)
             time = None if time is None else (time if perm is None else time[perm]).numpy()
         elif self.node_time is not None:
             time = self.node_time if edge_type == _EDGE else self.node_time.get(edge_type[0])
             time = None if time is None else time.numpy()
-        return Relation(source, target, indptr.numpy(), indices, time, weight, by_arc)
+        return Relation(source, target, indptr.numpy(), indices, time, weight, by_edge)
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has kinds of nodes and edges by name."""
-        return self._kinds
+        """Whether the graph has node types and edges by name."""
+        return self._node_types
 
     @contextmanager
     def keyed(self, key: int) -> Iterator[None]:
-        """Let a uint64 decide all draws of this thread in a block."""
+        """Let a uint64 decide all samples of this thread in a block."""
         self._keys.key = key
         try:
             yield
@@ -191,8 +206,8 @@ class DataSampler(PyGNeighborSampler):
     def sample_from_edges(self, inputs, neg_sampling: NegativeSampling | None = None):
         """Sample around the ends of edges and of negatives; see PyG."""
         key = self._key(inputs.row.numpy())
-        drawn = None if neg_sampling is None else _KeyedNegatives(neg_sampling, combine_int(key, 1))
-        return super().sample_from_edges(inputs, drawn)
+        sampled = None if neg_sampling is None else _KeyedNegatives(neg_sampling, combine_int(key, 1))
+        return super().sample_from_edges(inputs, sampled)
 
     def _key(self, seeds: np.ndarray) -> int:
         key = getattr(self._keys, "key", None)
@@ -204,19 +219,21 @@ class DataSampler(PyGNeighborSampler):
     def _sample(self, seed, seed_time=None, **options: Any) -> SamplerOutput | HeteroSamplerOutput:
         """Sample from seeds, in place of the compiled routines that PyG calls here."""
         hetero = isinstance(seed, dict)
-        seeds = {self.node_types.index(kind): ids for kind, ids in seed.items()} if hetero else {0: seed}
-        seeds = [(kind, ids.cpu().numpy()) for kind, ids in seeds.items()]
-        for kind, ids in seeds:
-            if len(ids) and not 0 <= ids.min() <= ids.max() < self._counts[kind]:
-                raise ValueError(f"seeds must be in [0, {self._counts[kind]}), got {ids.min()} to {ids.max()}")
+        seeds = {self.node_types.index(node_type): ids for node_type, ids in seed.items()} if hetero else {0: seed}
+        seeds = [(node_type, ids.cpu().numpy()) for node_type, ids in seeds.items()]
+        for node_type, ids in seeds:
+            if len(ids) and not 0 <= ids.min() <= ids.max() < self._counts[node_type]:
+                raise ValueError(f"seeds must be in [0, {self._counts[node_type]}), got {ids.min()} to {ids.max()}")
         times = self._seed_times(seed, seed_time)
-        draw_options = DrawOptions(self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before)
+        sample_options = SampleOptions(
+            self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before
+        )
         key = self._key(np.concatenate([ids for _, ids in seeds]))
         with self._workspaces() as spaces:
-            drawn = sample_relations(self._relations, seeds, self._fanouts, key, spaces, draw_options, times)
+            sampled = sample_edge_types(self._relations, seeds, self._fanouts, key, spaces, sample_options, times)
             if self.subgraph_type == SubgraphType.induced:
-                drawn = self._induced(drawn, spaces)
-        return self._output(drawn, hetero)
+                sampled = self._induced(sampled, spaces)
+        return self._output(sampled, hetero)
 
     def _seed_times(self, seed, seed_time) -> np.ndarray | None:
         """Return the times of all seeds in one array, None without times."""
@@ -231,22 +248,22 @@ class DataSampler(PyGNeighborSampler):
             raise ValueError("times of edges need the times of the seeds: pass input_time (edge_label_time)")
         if not isinstance(seed, dict):
             return self.node_time[seed].numpy()
-        missing = [kind for kind in seed if kind not in self.node_time]
+        missing = [node_type for node_type in seed if node_type not in self.node_time]
         if missing:
             raise ValueError(f"{missing[0]} nodes have no time: pass input_time (edge_label_time)")
-        return torch.cat([self.node_time[kind][ids] for kind, ids in seed.items()]).numpy()
+        return torch.cat([self.node_time[node_type][ids] for node_type, ids in seed.items()]).numpy()
 
-    def _induced(self, drawn: SampledRelations, spaces: list[Workspace]) -> SampledRelations:
-        """Return all edges between the nodes that were drawn, by relation."""
+    def _induced(self, sampled: SampledEdgeTypes, spaces: list[Workspace]) -> SampledEdgeTypes:
+        """Return all edges between the nodes that were sampled, by edge type."""
         parts = []
         for relation in self._relations:
-            space, targets = spaces[relation.source], drawn.n_id[relation.target]
-            count = space.place(drawn.n_id[relation.source])
-            edge_index, _, e_id = arcs_between(relation.indptr, relation.indices, targets, space, np.empty, True)
+            space, targets = spaces[relation.source], sampled.n_id[relation.target]
+            count = space.place(sampled.n_id[relation.source])
+            edge_index, _, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
             parts.append((*edge_index, e_id))
             space.finish(count)
         row, col, e_id = (list(part) for part in zip(*parts, strict=True))
-        return drawn._replace(row=row, col=col, e_id=e_id)
+        return sampled._replace(row=row, col=col, e_id=e_id)
 
     @contextmanager
     def _workspaces(self) -> Iterator[list[Workspace]]:
@@ -259,26 +276,28 @@ class DataSampler(PyGNeighborSampler):
         finally:
             self._spaces.put(spaces)
 
-    def _output(self, drawn: SampledRelations, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+    def _output(self, sampled: SampledEdgeTypes, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
         directional = self.subgraph_type == SubgraphType.directional
-        parts = [drawn.n_id, drawn.row, drawn.col, drawn.e_id]
+        parts = [sampled.n_id, sampled.row, sampled.col, sampled.e_id]
         node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in parts)
-        batch = None if drawn.batch is None else [torch.from_numpy(one) for one in drawn.batch]
-        nodes, edges = (drawn.num_sampled_nodes, drawn.num_sampled_edges) if directional else (None, None)
+        batch = None if sampled.batch is None else [torch.from_numpy(one) for one in sampled.batch]
+        nodes, edges = (sampled.num_sampled_nodes, sampled.num_sampled_edges) if directional else (None, None)
         if not hetero:
             first = [None if part is None else part[0] for part in (batch, nodes, edges)]
             return SamplerOutput(node[0], row[0], col[0], edge[0], *first)
-        by_kind = [None if part is None else dict(zip(self.node_types, part, strict=True)) for part in (batch, nodes)]
+        by_node_type = [
+            None if part is None else dict(zip(self.node_types, part, strict=True)) for part in (batch, nodes)
+        ]
         return HeteroSamplerOutput(
             dict(zip(self.node_types, node, strict=True)),
             *(dict(zip(self.edge_types, part, strict=True)) for part in (row, col, edge)),
-            *by_kind,
+            *by_node_type,
             None if edges is None else dict(zip(self.edge_types, edges, strict=True)),
         )
 
 
 class _KeyedNegatives(NegativeSampling):
-    """The false ends of one batch, drawn by a key: as often as PyG asks, other ones each time."""
+    """The negatives of one batch, sampled by a key: as often as PyG asks, other ones each time."""
 
     def __init__(self, asked: NegativeSampling, key: int):
         super().__init__(asked.mode, asked.amount, asked.src_weight, asked.dst_weight)
@@ -302,7 +321,7 @@ class _KeyedNegatives(NegativeSampling):
 
 
 def _check_sorted(relations) -> None:
-    """Raise ValueError unless the edges of each relation are sorted by target."""
+    """Raise ValueError unless the edges of each edge type are sorted by target."""
     for edge_type, store in relations:
         targets = None if "edge_index" not in store else store.edge_index[1]
         if targets is not None and bool((targets[1:] < targets[:-1]).any()):
@@ -310,22 +329,25 @@ def _check_sorted(relations) -> None:
 
 
 def _times(data, name: str | None) -> tuple[Any, Any]:
-    """Return the times of nodes and of edges, by kind or relation where the graph has them; one of the two is None."""
+    """Return the times of nodes and of edges, by node type or edge type where the graph has them;
+
+    one of the two is None.
+    """
     if name is None:
         return None, None
     of_nodes, of_edges = _collected(data, name, edges=False), _collected(data, name, edges=True)
     if bool(of_nodes) == bool(of_edges):
         found = "attribute of both nodes and edges" if of_nodes else "attribute of neither nodes nor edges"
         raise ValueError(f"time_attr={name!r} is an {found}: name one of nodes, or of edges")
-    for kind, values in (of_nodes or of_edges).items():
+    for node_type, values in (of_nodes or of_edges).items():
         if values.dtype.kind == "M":
             raise ValueError(
-                f"{name} of {kind} are dates, which no tensor holds: set it to torch.from_numpy("
+                f"{name} of {node_type} are dates, which no tensor holds: set it to torch.from_numpy("
                 "dates.astype('datetime64[ns]').astype('int64'))"
             )
     found = {
-        kind: torch.from_numpy(exact_times(name, values).astype(np.int64, copy=False))
-        for kind, values in (of_nodes or of_edges).items()
+        node_type: torch.from_numpy(exact_times(name, values).astype(np.int64, copy=False))
+        for node_type, values in (of_nodes or of_edges).items()
     }
     if not isinstance(data, HeteroData):
         found = next(iter(found.values()))
@@ -333,30 +355,30 @@ def _times(data, name: str | None) -> tuple[Any, Any]:
 
 
 def _collected(data, name: str, edges: bool) -> dict:
-    """Return the values of this name as arrays, by kind or by relation."""
+    """Return the values of this name as arrays, by node type or by edge type."""
     if isinstance(data, HeteroData):
         stores = data.edge_items() if edges else data.node_items()
-        found = {kind: (as_array(name, store[name]), store) for kind, store in stores if name in store}
-        for kind, (values, store) in found.items():
+        found = {node_type: (as_array(name, store[name]), store) for node_type, store in stores if name in store}
+        for node_type, (values, store) in found.items():
             count = store.num_edges if edges else store.num_nodes
             if values.size != count:
-                raise ValueError(f"{kind}.{name} must have {count} entries, one each, got {values.shape}")
-        return {kind: values.reshape(-1) for kind, (values, _) in found.items()}
+                raise ValueError(f"{node_type}.{name} must have {count} entries, one each, got {values.shape}")
+        return {node_type: values.reshape(-1) for node_type, (values, _) in found.items()}
     if name not in data or not (data.is_edge_attr(name) if edges else data.is_node_attr(name)):
         return {}
     return {_EDGE if edges else _NODE: as_array(name, data[name]).reshape(-1)}
 
 
-def _fanouts(num_neighbors, edge_types: list, kinds: bool) -> list[list[int]]:
-    """Return the fan-outs of each hop by relation.
+def _fanouts(num_neighbors, edge_types: list, node_types: bool) -> list[list[int]]:
+    """Return the fan-outs of each hop by edge type.
 
     Raises:
-        ValueError: one is below -1, or relations have other numbers of hops.
+        ValueError: one is below -1, or edge types have other numbers of hops.
     """
-    values = num_neighbors.get_values(edge_types) if kinds else {_EDGE: num_neighbors.get_values()}
+    values = num_neighbors.get_values(edge_types) if node_types else {_EDGE: num_neighbors.get_values()}
     for edge_type, fanouts in values.items():
         for hop, fanout in enumerate(fanouts):
             if isinstance(fanout, bool) or int(fanout) != fanout or fanout < -1:
-                where = f"num_neighbors[{edge_type}][{hop}]" if kinds else f"num_neighbors[{hop}]"
+                where = f"num_neighbors[{edge_type}][{hop}]" if node_types else f"num_neighbors[{hop}]"
                 raise ValueError(f"{where} must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
     return [[int(fanout) for fanout in values[edge_type]] for edge_type in edge_types]

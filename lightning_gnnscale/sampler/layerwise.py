@@ -28,23 +28,23 @@ class LayerState(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerwiseSampler(BatchSampler):
-    """Draw `nodes_per_layer` nodes for each layer from all in-neighbours of the layer before, by importance.
+    """Sample `nodes_per_layer` nodes for each layer from all in-neighbours of the layer before, by importance.
 
-    The cost of a batch grows with the number of layers, not with powers of a fan-out. Arcs carry averaging weights,
+    The cost of a batch grows with the number of layers, not with powers of a fan-out. Edges carry averaging weights,
     1 / (degree * probability of the source), so that a weighted sum over a row has the mean over all neighbours as
     its expectation; so has a stack of linear layers.
 
-    The batch has PyG's form: seeds, then the nodes of each hop, each entry's row drawn once at the hop after it. A node
-    that several hops draw has an entry for each (the last hop takes what is there): `n_id` may repeat a node, as PyG's
-    disjoint samples do. LADIES draws the rows of all earlier nodes anew in every layer, which one CSC cannot hold;
-    entries for each hop keep the layers independent in one CSC that any model reads. They cost few feature rows: 1.1%
-    on a power-law graph of 1,000,000 nodes, three hops of 8,192. An arc from a node to itself comes from another entry:
-    a GAT, which gives each entry a self-loop of its own, counts both.
+    The batch has PyG's form: seeds, then the nodes of each hop, each entry's row sampled once at the hop after it. A
+    node that several hops sample has an entry for each (the last hop takes what is there): `n_id` may repeat a node,
+    as PyG's disjoint samples do. LADIES samples the rows of all earlier nodes again in every layer, which one CSC
+    cannot hold; entries for each hop keep the layers independent in one CSC that any model reads. They cost few
+    feature rows: 1.1% on a power-law graph of 1,000,000 nodes, three hops of 8,192. An edge from a node to itself
+    comes from another entry: a GAT, which gives each entry a self-loop of its own, counts both.
 
     Args:
-        nodes_per_layer: nodes drawn, >= 1: one number for all hops, or one for each, the hop next to the seeds first.
+        nodes_per_layer: nodes sampled, >= 1: one number for all hops, or one for each, the hop next to the seeds first.
         num_layers: hops, one a layer of the model; None: 2, or the length of the list.
-        direction: "in" follows arcs to their sources; "both" also backwards (the part is made symmetric once).
+        direction: "in" follows edges to their sources; "both" also backwards (the part is made symmetric once).
         locality: prefer near rows; the importance of preferred nodes is multiplied by its scale.
 
     Raises:
@@ -70,7 +70,7 @@ class LayerwiseSampler(BatchSampler):
         return num_slices(num_targets, batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LayerState:
-        """Return the part's arcs, and with `locality` the preferred nodes of each hop."""
+        """Return the part's edges, and with `locality` the preferred nodes of each hop."""
         if self.locality is None:
             return LayerState(part.csc, targets, None)
         # Masks are made at scale 1 too: the scale may rise while the part stays in memory.
@@ -84,7 +84,7 @@ class LayerwiseSampler(BatchSampler):
         """Return the seeds of each batch, target nodes in the order of the key."""
         return seed_slices(state.targets, batch_size, drop_last, order_key)
 
-    def draw(
+    def sample(
         self,
         state: LayerState,
         items: np.ndarray,
@@ -93,8 +93,8 @@ class LayerwiseSampler(BatchSampler):
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
-        """Draw the layers of one batch, from its seeds outwards."""
-        drawn = sample_layers(
+        """Sample the layers of one batch, from its seeds outwards."""
+        sampled = sample_layers(
             state.csc,
             items,
             self.nodes_per_layer,
@@ -106,14 +106,14 @@ class LayerwiseSampler(BatchSampler):
             allocate=allocate,
         )
         return Subgraph(
-            drawn.n_id,
-            drawn.edge_index,
-            drawn.indptr,
+            sampled.n_id,
+            sampled.edge_index,
+            sampled.indptr,
             len(items),
-            drawn.e_id,
-            drawn.num_sampled_nodes,
-            drawn.num_sampled_edges,
-            edge_weight=drawn.edge_weight,
-            row_scale=row_scale(state.csc, drawn) if return_e_id else None,
+            sampled.e_id,
+            sampled.num_sampled_nodes,
+            sampled.num_sampled_edges,
+            edge_weight=sampled.edge_weight,
+            row_scale=row_scale(state.csc, sampled) if return_e_id else None,
             averaging_weights=True,
         )

@@ -14,7 +14,7 @@ from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
 from ..values import ALWAYS
 from .layerwise import LayerwiseSampler
-from .links import AliasTable, draw_negatives, draw_positives
+from .links import AliasTable, sample_negatives, sample_positives
 from .neighbor import NeighborSampler
 from .protocol import Allocate, BatchSampler, Subgraph, num_slices, seed_slices
 
@@ -32,14 +32,15 @@ class LinkState(NamedTuple):
     Attributes:
         inner: State of the wrapped sampler.
         targets: (num_targets,) local ids of the target nodes.
-        num_core: Number of core nodes; negatives are drawn from [0, num_core).
-        table: Alias table of the core's degrees; None: negatives are uniform, or of the kinds of what they stand for.
-        offsets: (num_targets + 1,) int64 running sum of the edges that each target has to draw from, for
+        num_core: Number of core nodes; negatives are sampled from [0, num_core).
+        table: Alias table of the core's degrees; None: negatives are uniform, or of the node types of what they stand
+        for.
+        offsets: (num_targets + 1,) int64 running sum of the edges that each target has to sample from, for
             positives="edge"; else None.
-        arcs: (num_edges,) int64 positions of those edges in the part's CSC; None: all of the targets' rows.
-        edge_type: (num_arcs,) integers, the relation of each arc of the part's CSC; None without relations.
-        edge_time: (num_arcs,) int64, the time of each of these arcs; None: times do not count.
-        kinds: The nodes of each kind, in a graph of several; else None.
+        edges: (num_edges,) int64 positions of those edges in the part's CSC; None: all of the targets' rows.
+        edge_type: (num_edges,) integers, the edge type of each edge of the part's CSC; None without edge types.
+        edge_time: (num_edges,) int64, the time of each of these edges; None: times do not count.
+        node types: The nodes of each node type, in a graph of several; else None.
     """
 
     inner: Any
@@ -47,81 +48,86 @@ class LinkState(NamedTuple):
     num_core: int
     table: AliasTable | None
     offsets: np.ndarray | None
-    arcs: np.ndarray | None = None
+    edges: np.ndarray | None = None
     edge_type: np.ndarray | None = None
     edge_time: np.ndarray | None = None
-    kinds: "KindPools | None" = None
+    node_types: "NodeTypePools | None" = None
 
 
-class KindPools(NamedTuple):
-    """The nodes of a part that false ends are drawn from, by kind.
+class NodeTypePools(NamedTuple):
+    """The nodes of a part that negatives are sampled from, by node type.
 
     Attributes:
-        node_kinds: `NodeKinds` of the store's ids.
+        node_types: `NodeTypes` of the store's ids.
         core_start, num_core, halo_nodes: See `PartGraph`.
-        pools: By kind, what is drawn from.
+        pools: By node type, what is sampled from.
         shared: Kind of the negatives that all links of a batch share; None: each link has its own.
     """
 
-    node_kinds: Any
+    node_types: Any
     core_start: int
     num_core: int
     halo_nodes: np.ndarray
-    pools: tuple["KindPool", ...]
+    pools: tuple["NodeTypePool", ...]
     shared: int | None
 
     @classmethod
-    def of(cls, part: Any, power: float | None, shared: int | None) -> "KindPools":
-        """Return the kinds' core nodes in a part; of a kind without any its halo nodes.
+    def of(cls, part: Any, power: float | None, shared: int | None) -> "NodeTypePools":
+        """Return the node types' core nodes in a part; of a node type without any its halo nodes.
 
         Args:
-            part: A `PartGraph` or `WholeGraph` of several kinds.
-            power: Exponent of the degree by which nodes are drawn; None: uniformly.
-            shared: See `KindPools`.
+            part: A `PartGraph` or `WholeGraph` of several node types.
+            power: Exponent of the degree by which nodes are sampled; None: uniformly.
+            shared: See `NodeTypePools`.
         """
-        kinds, halo = part.kinds.node_kinds, np.asarray(part.halo_nodes)
-        edges = np.clip(kinds.starts - part.core_start, 0, part.num_core)
-        halo_kind = kinds.kind_of(halo)
+        node_types, halo = part.types.node_types, np.asarray(part.halo_nodes)
+        edges = np.clip(node_types.starts - part.core_start, 0, part.num_core)
+        halo_node_type = node_types.type_of(halo)
         pools = []
-        for kind in range(kinds.num_kinds):
-            first, last = edges[:-1][kind :: kinds.num_kinds], edges[1:][kind :: kinds.num_kinds]
+        for node_type in range(node_types.num_node_types):
+            first, last = (
+                edges[:-1][node_type :: node_types.num_node_types],
+                edges[1:][node_type :: node_types.num_node_types],
+            )
             there = last > first
             first, lengths = first[there], (last - first)[there]
             degree = None
-            if not len(first):  # arcs may come from nodes of a kind that has none in the core
-                first = part.num_core + np.flatnonzero(halo_kind == kind)
+            if not len(first):  # edges may come from nodes of a node type that has none in the core
+                first = part.num_core + np.flatnonzero(halo_node_type == node_type)
                 lengths = np.ones(len(first), np.int64)
             elif power is not None:
                 runs = zip(first.tolist(), lengths.tolist(), strict=True)
                 degree = np.concatenate([np.asarray(part.degree[a : a + n], np.float64) for a, n in runs])
             table = AliasTable.of(degree**power) if degree is not None and degree.any() else None
-            pools.append(KindPool(first, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), table))
-        return cls(kinds, part.core_start, part.num_core, halo, tuple(pools), shared)
+            pools.append(NodeTypePool(first, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), table))
+        return cls(node_types, part.core_start, part.num_core, halo, tuple(pools), shared)
 
-    def kind_of(self, local: np.ndarray) -> np.ndarray:
-        """Return the (num,) int64 kinds of nodes by their local ids."""
+    def type_of(self, local: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 node types by their local ids."""
         nodes = self.core_start + local
         if len(self.halo_nodes):
             away = local >= self.num_core
             nodes[away] = self.halo_nodes[local[away] - self.num_core]
-        return self.node_kinds.kind_of(nodes)
+        return self.node_types.type_of(nodes)
 
-    def draw(self, kinds: np.ndarray, num: int, key: int) -> np.ndarray:
-        """Return (num_rows, num) int64 local ids, those of row i of kind kinds[i]."""
-        out = np.empty((len(kinds), num), np.int64)
-        for kind in np.unique(kinds):
-            rows = kinds == kind
-            out[rows] = self.pools[kind].draw(int(rows.sum()) * num, combine_int(key, kind)).reshape(-1, num)
+    def sample(self, node_types: np.ndarray, num: int, key: int) -> np.ndarray:
+        """Return (num_rows, num) int64 local ids, those of row i of node type node types[i]."""
+        out = np.empty((len(node_types), num), np.int64)
+        for node_type in np.unique(node_types):
+            rows = node_types == node_type
+            out[rows] = (
+                self.pools[node_type].sample(int(rows.sum()) * num, combine_int(key, node_type)).reshape(-1, num)
+            )
         return out
 
 
-class KindPool(NamedTuple):
-    """The nodes of a kind that false ends are drawn from, in runs of local ids.
+class NodeTypePool(NamedTuple):
+    """The nodes of a node type that negatives are sampled from, in runs of local ids.
 
     Attributes:
         first: (num_runs,) int64 first node of each run.
         offsets: (num_runs + 1,) int64 running sum of their lengths.
-        table: Alias table over all of them; None: they are drawn uniformly.
+        table: Alias table over all of them; None: they are sampled uniformly.
     """
 
     first: np.ndarray
@@ -129,13 +135,13 @@ class KindPool(NamedTuple):
     table: AliasTable | None
 
     def nodes(self, places: np.ndarray) -> np.ndarray:
-        """Return the (num,) local ids at some places among the nodes of the kind."""
+        """Return the (num,) local ids at some places among the nodes of the node type."""
         run = np.searchsorted(self.offsets, places, side="right") - 1
         return self.first[run] + places - self.offsets[run]
 
-    def draw(self, num: int, key: int) -> np.ndarray:
-        """Return (num,) local ids, drawn with replacement."""
-        return self.nodes(draw_negatives(int(self.offsets[-1]), num, key, self.table))
+    def sample(self, num: int, key: int) -> np.ndarray:
+        """Return (num,) local ids, sampled with replacement."""
+        return self.nodes(sample_negatives(int(self.offsets[-1]), num, key, self.table))
 
 
 class Links(NamedTuple):
@@ -143,10 +149,10 @@ class Links(NamedTuple):
 
     Attributes:
         nodes: (num_distinct,) int64 local ids, the seeds of its neighbourhood.
-        pairs, negatives, pair_type, source_negatives: Positions among them, and relations; see `MiniBatch`.
+        pairs, negatives, pair_type, source_negatives: Positions among them, and edge types; see `MiniBatch`.
         seed_time: (num_nodes,) int64 time of the link that each node is for, where times count: nodes are not
             distinct then. Else None.
-        pair_arcs: (num_pairs,) int64 positions of the links in the part's CSC, where their classes are wanted.
+        pair_edges: (num_pairs,) int64 positions of the links in the part's CSC, where their classes are wanted.
     """
 
     nodes: np.ndarray
@@ -155,55 +161,56 @@ class Links(NamedTuple):
     pair_type: np.ndarray | None = None
     source_negatives: np.ndarray | None = None
     seed_time: np.ndarray | None = None
-    pair_arcs: np.ndarray | None = None
+    pair_edges: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class LinkSampler(BatchSampler):
-    """Draw links to train on, and draw the neighbourhoods of all their nodes by another sampler.
+    """Sample links to train on, and sample the neighbourhoods of all their nodes by another sampler.
 
     The seeds of a batch are the distinct nodes of [seeds | positives | negatives]; `pairs` and `negatives` say which of
     them form the links. Every core node is a target, with a label or without. A link whose two ends are the same node
     is left out: seeds without neighbours give such links, and so do walks that return.
 
-    In a graph with relations, positives="edge" draws triples: `pairs` are (head, tail), the source and the target of an
-    edge, `pair_type` is its relation, and edges from a node to itself are links like others. Arcs that were added as
-    the reverse of an edge are never drawn: what is trained on are the edges that were listed. In a graph of several
-    kinds a false end is of the kind of the end that it stands for.
+    In a graph with relations, positives="edge" samples triples: `pairs` are (head, tail), the source and the target of
+    an edge, `pair_type` is its edge type, and edges from a node to itself are links like others. Edges that were added
+    as
+    the reverse of an edge are never sampled: what is trained on are the edges that were listed. In a graph of several
+    node types a negative is of the kind of the end that it stands for.
 
     With times, which a `NeighborSampler(temporal_strategy=..., strictly_before=True)` looks at, each link is as late as
-    its edge: neighbours of both ends and of its false ends are drawn from the edges before it, each in a tree of its
+    its edge: neighbours of both ends and of its negatives are sampled from the edges before it, each in a tree of its
     own. Edges without a time are no positives.
 
     Args:
-        sampler: Draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
+        sampler: Samples the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
         positives: "neighbor": a uniform neighbour of each seed; "walk": a node of a random walk from it; "edge": edges
-            of the targets, drawn uniformly and without replacement, in place of seeds.
-        walk_length: Steps of a walk, >= 1; each of its nodes is equally likely to be drawn, as in the source.
+            of the targets, sampled uniformly and without replacement, in place of seeds.
+        walk_length: Steps of a walk, >= 1; each of its nodes is equally likely to be sampled, as in the source.
         num_negatives: Negatives per positive, >= 1.
-        negatives: "degree": in proportion to degree ** degree_power; "uniform": all nodes alike. They are drawn from
+        negatives: "degree": in proportion to degree ** degree_power; "uniform": all nodes alike. They are sampled from
             the core of the part, or from all nodes where batches cross parts (scope="graph"). "all": each of those
             nodes once, shared by the batch (1-vs-all training); `num_negatives` has no effect.
         degree_power: Exponent of the degree under negatives="degree".
-        share_negatives: Whether all positives of a batch share one draw of `num_negatives` nodes. A batch then has
+        share_negatives: Whether all positives of a batch share one sample of `num_negatives` nodes. A batch then has
             fewer seeds.
-        edges_per_node: Edges drawn per target in a pass, >= 1; only for positives="edge".
-        exclude_pairs: Whether the arcs of a batch's positives, in both directions, are left out of its neighbourhoods,
-            so that a link cannot be told from its own message. An otherwise unbiased mean lacks those arcs.
+        edges_per_node: Edges sampled per target in a pass, >= 1; only for positives="edge".
+        exclude_pairs: Whether the edges of a batch's positives, in both directions, are left out of its neighbourhoods,
+            so that a link cannot be told from its own message. An otherwise unbiased mean lacks those edges.
         corrupt: "other": negatives are false other ends. "both": there are as many false first ends too, as triples
             need; shared ones are the same nodes for either end.
-        relations: Relations whose edges are drawn, for positives="edge"; None: all that are no added reverses.
-        neighborhoods: Whether neighbourhoods are drawn. False: batches are links alone, for a model without layers.
+        relations: Relations whose edges are sampled, for positives="edge"; None: all that are no added reverses.
+        neighborhoods: Whether neighbourhoods are sampled. False: batches are links alone, for a model without layers.
         labelled: Whether the links are edges to classify, for `EdgeClassifier` and positives="edge": batches have their
             classes, `edge_label` of the store, and their features as `pair_attr`. `pairs` are (source, target), and no
-            false ends are drawn.
+            negatives are sampled.
 
     Raises:
         ValueError: an argument is out of range, or a sampler that cannot be wrapped.
 
     Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); degree ** 0.75 as in word2vec. Differs: one walk per
     seed and pass; each positive has its own negatives unless they are shared (the published code shares 20 over a
-    batch). False ends of both sides: Bordes et al., TransE, NeurIPS 2013; shared by the batch as in DGL-KE (SIGIR
+    batch). Negatives of both sides: Bordes et al., TransE, NeurIPS 2013; shared by the batch as in DGL-KE (SIGIR
     2020); all nodes as in Lacroix et al., ICML 2018.
     """
 
@@ -246,10 +253,10 @@ class LinkSampler(BatchSampler):
             self._check_times()
         if self.relations is not None:
             if self.positives != "edge":
-                raise ValueError(f'relations need positives="edge", got positives={self.positives!r}')
+                raise ValueError(f'edge types need positives="edge", got positives={self.positives!r}')
             object.__setattr__(self, "relations", tuple(int(relation) for relation in self.relations))
             if not self.relations or min(self.relations) < 0:
-                raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
+                raise ValueError(f"edge types must be numbers >= 0, at least one, or None, got {self.relations}")
         if not math.isfinite(self.degree_power):
             raise ValueError(f"degree_power must be finite, got {self.degree_power}")
 
@@ -264,7 +271,7 @@ class LinkSampler(BatchSampler):
             raise ValueError("strictly_before must be True for links with times: else a link is its own neighbour")
         if self.shares:
             name = "share_negatives=True" if self.share_negatives else 'negatives="all"'
-            raise ValueError(f"{name} does not go with temporal_strategy: each link has false ends of its own time")
+            raise ValueError(f"{name} does not go with temporal_strategy: each link has negatives of its own time")
         if self.exclude_pairs:
             raise ValueError(
                 "exclude_pairs must be False with temporal_strategy, whose neighbours are before the link, got True"
@@ -272,12 +279,12 @@ class LinkSampler(BatchSampler):
 
     @property
     def by_time(self) -> bool:
-        """Whether links have times, and neighbours are drawn before them."""
+        """Whether links have times, and neighbours are sampled before them."""
         return self.sampler.temporal_strategy is not None
 
     @property
     def requires(self) -> dict[str, str]:
-        """What links are drawn by, and what their neighbourhoods are: with times those of the links."""
+        """What links are sampled by, and what their neighbourhoods are: with times those of the links."""
         needs = {}
         if self.by_time:
             needs["edge_time"] = (
@@ -285,7 +292,9 @@ class LinkSampler(BatchSampler):
                 "edge_time: write it with edge_time=, or leave temporal_strategy out"
             )
         if self.relations is not None:
-            needs["edge_types"] = f"relations={list(self.relations)} need a graph with relations, and this one has none"
+            needs["edge_types"] = (
+                f"relations={list(self.relations)} need a graph with edge types, and this one has none"
+            )
         if self.labelled:
             needs["edge_label"] = (
                 "labelled=True needs classes of edges, and the store has none: write it with edge_label="
@@ -294,28 +303,28 @@ class LinkSampler(BatchSampler):
         return needs | {name: line for name, line in self.sampler.requires.items() if name not in given}
 
     def check_schema(self, schema: GraphSchema | None) -> None:
-        """Raise ValueError where the graph has not the relations, or links share false ends of several kinds."""
-        if self.relations is not None and max(self.relations) >= schema.num_relations:
-            raise ValueError(f"relations must be below {schema.num_relations}, got {list(self.relations)}")
-        self._shared_kind(schema)
+        """Raise ValueError where the graph has not the edge types, or links share negatives of several node types."""
+        if self.relations is not None and max(self.relations) >= schema.num_edge_types:
+            raise ValueError(f"edge types must be below {schema.num_edge_types}, got {list(self.relations)}")
+        self._shared_node_type(schema)
         self.sampler.check_schema(schema)
 
-    def _shared_kind(self, schema: GraphSchema | None) -> int | None:
-        """Return the kind of negatives that links share; None: they do not, or all nodes are of one kind."""
-        if not self.shares or self.labelled or schema is None or schema.num_kinds == 1:
+    def _shared_node_type(self, schema: GraphSchema | None) -> int | None:
+        """Return the kind of negatives that links share; None: they do not, or all nodes are of one node type."""
+        if not self.shares or self.labelled or schema is None or schema.num_node_types == 1:
             return None
-        kinds = {-1, -2}
+        node_types = {-1, -2}
         if self.positives == "edge":
             chosen = schema.listed if self.relations is None else list(self.relations)
-            kinds = {*schema.targets[chosen].tolist()}
-            kinds |= {*schema.sources[chosen].tolist()} if self.corrupt == "both" else set()
-        if len(kinds) > 1:
+            node_types = {*schema.targets[chosen].tolist()}
+            node_types |= {*schema.sources[chosen].tolist()} if self.corrupt == "both" else set()
+        if len(node_types) > 1:
             name = "share_negatives=True" if self.share_negatives else 'negatives="all"'
             raise ValueError(
-                f'{name} shares false ends of one kind, and links have ends of several: say positives="edge" and '
-                "relations= that lead to one kind, or give each link its own"
+                f'{name} shares negatives of one node type, and links have ends of several: say positives="edge" and '
+                "relations= that lead to one node type, or give each link its own"
             )
-        return kinds.pop()
+        return node_types.pop()
 
     @property
     def trains_on_links(self) -> bool:
@@ -329,7 +338,7 @@ class LinkSampler(BatchSampler):
 
     @property
     def per_hop(self) -> tuple[int, ...]:
-        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none, or none are drawn."""
+        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none, or none are sampled."""
         return self.sampler.per_hop if self.neighborhoods else ()
 
     @property
@@ -347,41 +356,41 @@ class LinkSampler(BatchSampler):
         return num_slices(self._num_items(num_targets), batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LinkState:
-        """Return the wrapped sampler's state, and what links are drawn from.
+        """Return the wrapped sampler's state, and what links are sampled from.
 
         Raises:
-            ValueError: the graph has not what links are drawn by.
+            ValueError: the graph has not what links are sampled by.
         """
-        kinds = part.kinds
-        edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
-        edge_time = kinds.edge_time if kinds is not None and self.by_time else None
+        node_types = part.types
+        edge_type, schema = (None, None) if node_types is None else (node_types.edge_type, node_types.schema)
+        edge_time = node_types.edge_time if node_types is not None and self.by_time else None
         check_requires(self.requires, part.has)
         self.check_schema(schema)
         table, pools = None, None
-        if schema is not None and schema.num_kinds > 1:
+        if schema is not None and schema.num_node_types > 1:
             power = self.degree_power if self.negatives == "degree" else None
-            pools = KindPools.of(part, power, self._shared_kind(schema))
+            pools = NodeTypePools.of(part, power, self._shared_node_type(schema))
         elif self.negatives == "degree":
             degree = np.asarray(part.degree[: part.num_core], np.float64)
             if degree.any():
                 table = AliasTable.of(degree**self.degree_power)
         inner = self.sampler.prepare(part, targets, seed, *((True,) if self.by_time else ()))
         if self.positives != "edge":
-            return LinkState(inner, targets, part.num_core, table, None, kinds=pools)
+            return LinkState(inner, targets, part.num_core, table, None, node_types=pools)
         indptr, rows = np.asarray(part.csc.indptr), np.asarray(targets, np.int64)
-        lengths, arcs = indptr[targets + 1] - indptr[targets], None
-        chosen = self._drawn_relations(schema)
+        lengths, edges = indptr[targets + 1] - indptr[targets], None
+        chosen = self._sampled_edge_types(schema)
         if chosen is not None:
-            lengths, arcs = _arcs_of(indptr, rows, np.asarray(edge_type), chosen)
+            lengths, edges = _edges_of(indptr, rows, np.asarray(edge_type), chosen)
         if edge_time is not None and any((edge_time[a:b] == ALWAYS).any() for a, b in _blocks(len(edge_time))):
-            lengths, arcs = _timed_arcs(indptr, rows, lengths, arcs, edge_time)
+            lengths, edges = _timed_edges(indptr, rows, lengths, edges, edge_time)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return LinkState(inner, targets, part.num_core, table, offsets, arcs, edge_type, edge_time, pools)
+        return LinkState(inner, targets, part.num_core, table, offsets, edges, edge_type, edge_time, pools)
 
-    def _drawn_relations(self, schema: GraphSchema | None) -> np.ndarray | None:
-        """Return (num_relations,) bool: whose edges are drawn; None: those of all."""
+    def _sampled_edge_types(self, schema: GraphSchema | None) -> np.ndarray | None:
+        """Return (num_relations,) bool: whose edges are sampled; None: those of all."""
         if self.relations is not None:
-            return np.isin(np.arange(schema.num_relations), self.relations)
+            return np.isin(np.arange(schema.num_edge_types), self.relations)
         return None if schema is None or schema.listed.all() else schema.listed
 
     def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
@@ -395,7 +404,7 @@ class LinkSampler(BatchSampler):
             return seed_slices(np.resize(order, num_items), batch_size, drop_last, None)
         return [order] * self.num_batches(len(state.targets), batch_size, drop_last)
 
-    def draw(
+    def sample(
         self,
         state: LinkState,
         items: np.ndarray,
@@ -404,13 +413,13 @@ class LinkSampler(BatchSampler):
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
-        """Draw a batch's links, and the neighbourhoods of all their nodes."""
+        """Sample a batch's links, and the neighbourhoods of all their nodes."""
         seeds = self.first_ends(state, items)
         positives = self.other_ends(state, items, seeds, key)
-        links = self.join(state, items, seeds, positives, self.false_ends(state, items, key), workspace)
+        links = self.join(state, items, seeds, positives, self.negative_ends(state, items, key), workspace)
         if self.neighborhoods:
             times = {} if links.seed_time is None else {"times": links.seed_time}
-            subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id, **times)
+            subgraph = self.sampler.sample(state.inner, links.nodes, key, workspace, allocate, return_e_id, **times)
         else:
             subgraph = _nodes_alone(links.nodes, allocate, return_e_id)
         return self.attach(subgraph, links, allocate)
@@ -425,11 +434,11 @@ class LinkSampler(BatchSampler):
         """Return (num_items,) int64 local ids, the positive of each of `first_ends`; itself where it has none."""
         csc = state.inner.csc
         if self.positives == "edge":
-            return csc.indices[_arcs_at(state, items)].astype(np.int64)
+            return csc.indices[_edges_at(state, items)].astype(np.int64)
         length = self.walk_length if self.positives == "walk" else 1
-        return draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
+        return sample_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
 
-    def false_ends(self, state: LinkState, items: np.ndarray, key: int) -> np.ndarray:
+    def negative_ends(self, state: LinkState, items: np.ndarray, key: int) -> np.ndarray:
         """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them.
 
         With corrupt="both", unless they are shared, the false first ends come behind: (num_links, 2 * num_negatives).
@@ -438,25 +447,25 @@ class LinkSampler(BatchSampler):
         if self.labelled:
             return np.empty((num_links, 0), np.int64)
         rows = 1 if self.shares and num_links else num_links
-        if state.kinds is not None:
-            return self._false_ends_of_kinds(state, items, rows, key)
+        if state.node_types is not None:
+            return self._negatives_by_type(state, items, rows, key)
         if self.negatives == "all":
             return np.arange(state.num_core, dtype=np.int64)[None][:rows]
         num_nodes, shape = max(1, state.num_core), (rows, self.num_negatives)
         streams = (_NEGATIVE_KEY,) if self.shares or self.corrupt == "other" else (_NEGATIVE_KEY, _SOURCE_KEY)
         num = rows * self.num_negatives
-        drawn = [draw_negatives(num_nodes, num, _stream(key, stream), state.table) for stream in streams]
-        return np.concatenate([nodes.reshape(shape) for nodes in drawn], axis=1)
+        sampled = [sample_negatives(num_nodes, num, _stream(key, stream), state.table) for stream in streams]
+        return np.concatenate([nodes.reshape(shape) for nodes in sampled], axis=1)
 
-    def _false_ends_of_kinds(self, state: LinkState, items: np.ndarray, rows: int, key: int) -> np.ndarray:
-        """Return `false_ends`, each of the kind of the end that it stands for."""
-        pools = state.kinds
+    def _negatives_by_type(self, state: LinkState, items: np.ndarray, rows: int, key: int) -> np.ndarray:
+        """Return `negative_ends`, each of the kind of the end that it stands for."""
+        pools = state.node_types
         if pools.shared is not None:
             pool, first = pools.pools[pools.shared], _stream(key, _NEGATIVE_KEY)
             if self.negatives == "all":
                 return pool.nodes(np.arange(pool.offsets[-1]))[None][:rows]
             width = self.num_negatives if pool.offsets[-1] else 0
-            return pool.draw(rows * width, first).reshape(rows, width) if width else np.empty((rows, 0), np.int64)
+            return pool.sample(rows * width, first).reshape(rows, width) if width else np.empty((rows, 0), np.int64)
         seeds = self.first_ends(state, items)
         ends = [self.other_ends(state, items, seeds, key)]
         if self.positives == "edge":  # the target of an edge is its other end
@@ -464,8 +473,10 @@ class LinkSampler(BatchSampler):
         elif self.corrupt == "both":
             ends.append(seeds)
         streams = zip(ends, (_NEGATIVE_KEY, _SOURCE_KEY), strict=False)
-        drawn = [pools.draw(pools.kind_of(end), self.num_negatives, _stream(key, stream)) for end, stream in streams]
-        return np.concatenate(drawn, axis=1)
+        sampled = [
+            pools.sample(pools.type_of(end), self.num_negatives, _stream(key, stream)) for end, stream in streams
+        ]
+        return np.concatenate(sampled, axis=1)
 
     def join(
         self,
@@ -483,7 +494,7 @@ class LinkSampler(BatchSampler):
         nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
         seed_time = None
         if state.edge_time is not None:
-            time = np.asarray(state.edge_time[_arcs_at(state, items)])
+            time = np.asarray(state.edge_time[_edges_at(state, items)])
             seed_time = np.concatenate([time, time, np.repeat(time, negatives.shape[1])])
             distinct, place = nodes, np.arange(len(nodes))
         else:
@@ -497,18 +508,18 @@ class LinkSampler(BatchSampler):
             linked = seeds != positives
             pairs = np.ascontiguousarray(pairs[:, linked])
             found = found if self.shares else found[linked]
-        else:  # an arc's source is its head; a triple of one node is one too
-            pairs, arcs = np.ascontiguousarray(pairs[::-1]), _arcs_at(state, items)
+        else:  # an edge's source is its head; a triple of one node is one too
+            pairs, edges = np.ascontiguousarray(pairs[::-1]), _edges_at(state, items)
             if state.edge_type is not None:
-                pair_type = np.asarray(state.edge_type[arcs]).astype(np.int64)
+                pair_type = np.asarray(state.edge_type[edges]).astype(np.int64)
         others, sources = found, None
         if self.corrupt == "both":
             others, sources = (found, found) if self.shares else np.split(found, 2, axis=1)
             others, sources = np.ascontiguousarray(others), np.ascontiguousarray(sources)
-        return Links(distinct, pairs, others, pair_type, sources, seed_time, arcs if self.labelled else None)
+        return Links(distinct, pairs, others, pair_type, sources, seed_time, edges if self.labelled else None)
 
     def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
-        """Return the neighbourhood of the links' nodes with its links; without their arcs under `exclude_pairs`."""
+        """Return the neighbourhood of the links' nodes with its links; without their edges under `exclude_pairs`."""
         if self.exclude_pairs:
             subgraph = _without_pairs(subgraph, links.pairs, allocate)
         given = links._asdict()
@@ -526,9 +537,9 @@ class GivenLinks(BatchSampler):
     """Links that are given, a few a batch, with the neighbourhoods of their ends: for evaluation in sampled batches.
 
     Args:
-        sampler: Draws the neighbourhoods.
+        sampler: Samples the neighbourhoods.
         links: Has `edges`, (2, num_links) int64 ids of the whole graph, `edge_type`, `time`, `label` and `features`,
-            each of as many or None, and `piece(start, stop)` -> pairs and negatives, -1 where there is none.
+            each of as many or None, and `chunk(start, stop)` -> pairs and negatives, -1 where there is none.
     """
 
     sampler: NeighborSampler = field()  # has no default, whatever `BatchSampler` has
@@ -552,12 +563,12 @@ class GivenLinks(BatchSampler):
         """Return the numbers of each batch's links, in their order."""
         return seed_slices(np.arange(self.links.edges.shape[1]), batch_size, drop_last, None)
 
-    def draw(
+    def sample(
         self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
     ) -> Subgraph:
-        """Return the links [items[0], items[-1]] with the neighbourhoods of their ends and false ends."""
+        """Return the links [items[0], items[-1]] with the neighbourhoods of their ends and negatives."""
         chosen = slice(int(items[0]), int(items[-1]) + 1)
-        pairs, negatives = self.links.piece(chosen.start, chosen.stop)
+        pairs, negatives = self.links.chunk(chosen.start, chosen.stop)
         there = negatives >= 0
         nodes, times = np.concatenate([pairs.reshape(-1), negatives[there]]), {}
         if self.sampler.temporal_strategy is not None:
@@ -566,7 +577,7 @@ class GivenLinks(BatchSampler):
             seeds, place = nodes, np.arange(len(nodes))
         else:
             seeds, place = np.unique(nodes, return_inverse=True)
-        subgraph = self.sampler.draw(state, seeds, key, workspace, allocate, return_e_id, **times)
+        subgraph = self.sampler.sample(state, seeds, key, workspace, allocate, return_e_id, **times)
         false = np.full(negatives.shape, -1, np.int64)
         false[there] = place[pairs.size :]
         more = {"pair_type": "edge_type", "edge_label": "label", "pair_attr": "features"}
@@ -580,16 +591,16 @@ def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
     return np.searchsorted(state.offsets, items, side="right") - 1
 
 
-def _arcs_at(state: LinkState, items: np.ndarray) -> np.ndarray:
+def _edges_at(state: LinkState, items: np.ndarray) -> np.ndarray:
     """Return (num_items,) int64 positions in the part's CSC of the edges that items stand for."""
-    if state.arcs is not None:
-        return state.arcs[items]
+    if state.edges is not None:
+        return state.edges[items]
     rows = _rows_of(state, items)
     return state.inner.csc.indptr[np.asarray(state.targets)[rows]] + (items - state.offsets[rows])
 
 
 def _nodes_alone(nodes: np.ndarray, allocate: Allocate, return_e_id: bool) -> Subgraph:
-    """Return some nodes as a subgraph without arcs."""
+    """Return some nodes as a subgraph without edges."""
     n_id, indptr = allocate(nodes.shape, np.int64), allocate((len(nodes) + 1,), np.int64)
     n_id[:], indptr[:] = nodes, 0
     edge_index, e_id = np.empty((2, 0), np.int64), np.empty(0, np.int64) if return_e_id else None
@@ -600,26 +611,26 @@ def _stream(key: int, number: np.uint64) -> int:
     return combine_int(key, number)
 
 
-def _without_pairs(drawn: Subgraph, pairs: np.ndarray, allocate: Allocate) -> Subgraph:
-    """Return the subgraph without the arcs between the two ends of any pair."""
-    size = np.int64(drawn.num_seeds)
+def _without_pairs(sampled: Subgraph, pairs: np.ndarray, allocate: Allocate) -> Subgraph:
+    """Return the subgraph without the edges between the two ends of any pair."""
+    size = np.int64(sampled.num_seeds)
     codes = np.unique(np.concatenate([pairs[0] * size + pairs[1], pairs[1] * size + pairs[0]]))
-    kept = np.ones(drawn.edge_index.shape[1], np.bool_)
-    indptr = allocate((len(drawn.indptr),), np.int64)
-    _mark_kept(drawn.edge_index, drawn.indptr, size, codes, kept, indptr)
+    kept = np.ones(sampled.edge_index.shape[1], np.bool_)
+    indptr = allocate((len(sampled.indptr),), np.int64)
+    _mark_kept(sampled.edge_index, sampled.indptr, size, codes, kept, indptr)
     edge_index = allocate((2, int(indptr[-1])), np.int64)
-    np.compress(kept, drawn.edge_index, axis=1, out=edge_index)
-    arcs = None
-    if drawn.num_sampled_nodes is not None:
-        hops = np.minimum(np.cumsum([0, *drawn.num_sampled_nodes[:-1]]), len(indptr) - 1)
-        arcs = np.diff(indptr[hops]).tolist()
-    return drawn._replace(
+    np.compress(kept, sampled.edge_index, axis=1, out=edge_index)
+    edges = None
+    if sampled.num_sampled_nodes is not None:
+        hops = np.minimum(np.cumsum([0, *sampled.num_sampled_nodes[:-1]]), len(indptr) - 1)
+        edges = np.diff(indptr[hops]).tolist()
+    return sampled._replace(
         edge_index=edge_index,
         indptr=indptr,
-        e_id=None if drawn.e_id is None else drawn.e_id[kept],
-        edge_weight=None if drawn.edge_weight is None else drawn.edge_weight[kept],
-        edge_type=None if drawn.edge_type is None else drawn.edge_type[kept],
-        num_sampled_edges=arcs,
+        e_id=None if sampled.e_id is None else sampled.e_id[kept],
+        edge_weight=None if sampled.edge_weight is None else sampled.edge_weight[kept],
+        edge_type=None if sampled.edge_type is None else sampled.edge_type[kept],
+        num_sampled_edges=edges,
     )
 
 
@@ -628,13 +639,13 @@ def _mark_kept(edge_index, indptr, num_seeds, codes, kept, out_indptr):
     out_indptr[0] = 0
     for target in range(len(indptr) - 1):
         count = 0
-        for arc in range(indptr[target], indptr[target + 1]):
-            source = edge_index[0, arc]
+        for edge in range(indptr[target], indptr[target + 1]):
+            source = edge_index[0, edge]
             if source < num_seeds and target < num_seeds and len(codes):
                 code = source * num_seeds + target
                 found = np.searchsorted(codes, code)
-                kept[arc] = found == len(codes) or codes[found] != code
-            count += kept[arc]
+                kept[edge] = found == len(codes) or codes[found] != code
+            count += kept[edge]
         out_indptr[target + 1] = out_indptr[target] + count
 
 
@@ -642,26 +653,26 @@ def _blocks(num: int) -> list[tuple[int, int]]:
     return [(at, min(at + _AT_ONCE, num)) for at in range(0, num, _AT_ONCE)]
 
 
-def _timed_arcs(indptr, rows, lengths, arcs, edge_time) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many arcs that have a time each target has, out of those chosen, and their positions."""
-    if arcs is None:
-        arcs = np.concatenate([np.empty(0, np.int64), *(np.arange(indptr[row], indptr[row + 1]) for row in rows)])
-    timed = np.asarray(edge_time[arcs]) != ALWAYS
+def _timed_edges(indptr, rows, lengths, edges, edge_time) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many edges that have a time each target has, out of those chosen, and their positions."""
+    if edges is None:
+        edges = np.concatenate([np.empty(0, np.int64), *(np.arange(indptr[row], indptr[row + 1]) for row in rows)])
+    timed = np.asarray(edge_time[edges]) != ALWAYS
     row = np.repeat(np.arange(len(rows)), lengths)[timed]
-    return np.bincount(row, minlength=len(rows)), arcs[timed]
+    return np.bincount(row, minlength=len(rows)), edges[timed]
 
 
 @kernel
-def _arcs_of(indptr, targets, edge_type, chosen):
-    """Return how many arcs of the chosen relations each target has, and their positions."""
+def _edges_of(indptr, targets, edge_type, chosen):
+    """Return how many edges of the chosen edge types each target has, and their positions."""
     lengths = np.zeros(len(targets), np.int64)
     for i in range(len(targets)):
-        for arc in range(indptr[targets[i]], indptr[targets[i] + 1]):
-            lengths[i] += chosen[edge_type[arc]]
-    arcs, count = np.empty(lengths.sum(), np.int64), 0
+        for edge in range(indptr[targets[i]], indptr[targets[i] + 1]):
+            lengths[i] += chosen[edge_type[edge]]
+    edges, count = np.empty(lengths.sum(), np.int64), 0
     for i in range(len(targets)):
-        for arc in range(indptr[targets[i]], indptr[targets[i] + 1]):
-            if chosen[edge_type[arc]]:
-                arcs[count] = arc
+        for edge in range(indptr[targets[i]], indptr[targets[i] + 1]):
+            if chosen[edge_type[edge]]:
+                edges[count] = edge
                 count += 1
-    return lengths, arcs
+    return lengths, edges

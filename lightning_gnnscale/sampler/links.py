@@ -1,4 +1,4 @@
-"""Positive and negative samples of links: neighbours, ends of short random walks, nodes drawn by degree."""
+"""Positive and negative samples of links: neighbours, ends of short random walks, nodes sampled by degree."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ from ..graph import CSC
 from ..jit import kernel
 from ..rng import below, combine, mix64, unit
 
-MAX_NODES = 1 << 31  # of one draw: `rng.below` maps 32 bits
-MAX_TRIES = 64  # draws of one false end before it is given up: the first end is joined to almost every node
+MAX_NODES = 1 << 31  # of one sample: `rng.below` maps 32 bits
+MAX_TRIES = 64  # samples of one negative before it is given up: the first end is joined to almost every node
 CHOICES = ("end", "any")
 
 
 class AliasTable(NamedTuple):
-    """Weights over [0, num_nodes) in a form that is drawn from in constant time.
+    """Weights over [0, num_nodes) in a form that is sampled from in constant time.
 
     Attributes:
-        threshold: (num_nodes,) float64 in [0, 1], the chance with which a slot stands for itself.
+        threshold: (num_nodes,) float64 in [0, 1], the probability with which a slot stands for itself.
         alias: (num_nodes,) int64, what it stands for otherwise.
 
     Source: Walker 1977, in Vose's form (IEEE Transactions on Software Engineering, 1991).
@@ -44,8 +44,8 @@ class AliasTable(NamedTuple):
         return cls(*_build_alias(weights))
 
 
-def draw_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1, choose: str = "end") -> np.ndarray:
-    """Draw one positive for each seed: a uniform neighbour, or a node of a short random walk.
+def sample_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1, choose: str = "end") -> np.ndarray:
+    """Sample one positive for each seed: a uniform neighbour, or a node of a short random walk.
 
     A walk steps to a uniform in-neighbour; it ends early at a node that has none.
 
@@ -53,7 +53,7 @@ def draw_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1, 
         csc: rows of the graph; rows of seeds and of what a walk passes are read.
         seeds: (num,) integer row numbers.
         key: uint64; with a seed's place it decides its walk.
-        walk_length: steps, >= 1; 1 draws a neighbour.
+        walk_length: steps, >= 1; 1 samples a neighbour.
         choose: "end" of the walk, or "any": one of its nodes after the seed, each alike.
 
     Returns:
@@ -75,13 +75,13 @@ def draw_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1, 
     return out
 
 
-def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None = None) -> np.ndarray:
-    """Draw nodes with replacement, uniformly or in proportion to a table's weights.
+def sample_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None = None) -> np.ndarray:
+    """Sample nodes with replacement, uniformly or in proportion to a table's weights.
 
     Args:
-        num_nodes: Number of nodes, in [1, 2**31]; nodes are drawn from [0, num_nodes).
-        num: Number of draws, >= 0.
-        key: uint64; each draw is a function of the key and the draw's index.
+        num_nodes: Number of nodes, in [1, 2**31]; nodes are sampled from [0, num_nodes).
+        num: Number of samples, >= 0.
+        key: uint64; each sample is a function of the key and the sample's index.
         table: Alias table of (num_nodes,) weights; None: uniform. GraphSAGE and word2vec use degree ** 0.75.
 
     Returns:
@@ -90,7 +90,7 @@ def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None 
     Raises:
         ValueError: num_nodes out of range, or not that of the table.
 
-    Cost: one hash a draw, two with a table and one random read.
+    Cost: one hash a sample, two with a table and one random read.
     """
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes of negative samples must be in [1, {MAX_NODES}], got {num_nodes}")
@@ -98,13 +98,13 @@ def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None 
         raise ValueError(f"the table of negative samples must have {num_nodes} nodes, got {len(table.alias)}")
     out = np.empty(num, np.int64)
     if table is None:
-        _draw_uniform(num_nodes, np.uint64(key), out)
+        _sample_uniform(num_nodes, np.uint64(key), out)
     else:
-        _draw_alias(table.threshold, table.alias, np.uint64(key), out)
+        _sample_alias(table.threshold, table.alias, np.uint64(key), out)
     return out
 
 
-def draw_false_ends(
+def sample_link_negatives(
     csc: CSC,
     held: CSC,
     sources: np.ndarray,
@@ -114,23 +114,24 @@ def draw_false_ends(
     store_nid: np.ndarray | None = None,
     among: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Draw false other ends for links that are evaluated: nodes that no known link joins to the first end.
+    """Sample false other ends for links that are evaluated: nodes that no known link joins to the first end.
 
     Args:
         csc: the graph that training sees; rows ascending.
         held: links held out of it, in both directions; rows ascending.
         sources: (num_links,) int64 first ends.
-        num: false ends a link, >= 1, with replacement.
-        key: uint64; with the number of a link and a draw's place it decides the draw.
-        first: number of the first link: pieces of the links are drawn as the whole would be.
-        store_nid: (num_nodes,) what a drawn number stands for, so that relabelled stores draw the same nodes; or None.
-        among: (num_links,) int64 first number and how many follow, from which a link's false ends are drawn: those of
-            a kind of nodes. None: all.
+        num: negatives a link, >= 1, with replacement.
+        key: uint64; with the number of a link and a sample's place it decides the sample.
+        first: number of the first link: chunks of the links are sampled as the whole would be.
+        store_nid: (num_nodes,) what a sampled number stands for, so that relabelled stores sample the same nodes; or
+        None.
+        among: (num_links,) int64 first number and how many follow, from which a link's negatives are sampled: those of
+            a node type. None: all.
 
     Returns:
-        (num_links, num) int64, -1 where `MAX_TRIES` draws in a row were the first end itself or joined to it.
+        (num_links, num) int64, -1 where `MAX_TRIES` samples in a row were the first end itself or joined to it.
 
-    Cost: a few hashes and two binary searches a draw.
+    Cost: a few hashes and two binary searches a sample.
     Source: the filtered setting of Bordes et al., TransE, NeurIPS 2013.
     """
     out = np.empty((len(sources), num), np.int64)
@@ -138,7 +139,7 @@ def draw_false_ends(
     graph = (np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(held.indptr), np.asarray(held.indices))
     if among is None:
         among = np.zeros(len(sources), np.int64), np.full(len(sources), csc.num_rows, np.int64)
-    _draw_false_ends(*graph, np.ascontiguousarray(sources, np.int64), np.uint64(key), first, names, *among, out)
+    _sample_link_negatives(*graph, np.ascontiguousarray(sources, np.int64), np.uint64(key), first, names, *among, out)
     return out
 
 
@@ -149,13 +150,13 @@ def count_joined(csc: CSC, edges: np.ndarray) -> int:
 
 
 def count_triples(csc: CSC, edge_type: np.ndarray, edges: np.ndarray, relation: np.ndarray) -> int:
-    """Return how many of some triples are arcs of a graph with ascending rows.
+    """Return how many of some triples are edges of a graph with ascending rows.
 
     Args:
         csc: The graph.
-        edge_type: (num_arcs,) relation of each arc.
+        edge_type: (num_edges,) edge type of each edge.
         edges: (2, num) heads and tails.
-        relation: (num,) relation of each.
+        edge type: (num,) edge type of each.
     """
     edges, relation = np.ascontiguousarray(edges, np.int64), np.ascontiguousarray(relation, np.int64)
     return int(_count_triples(np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(edge_type), edges, relation))
@@ -166,17 +167,17 @@ def _count_triples(indptr, indices, edge_type, edges, relation):
     count = 0
     for i in range(edges.shape[1]):
         head, tail = edges[0, i], edges[1, i]
-        arc = _first_arc(indptr, indices, tail, head)
-        while arc < indptr[tail + 1] and indices[arc] == head:
-            if edge_type[arc] == relation[i]:
+        edge = _first_edge(indptr, indices, tail, head)
+        while edge < indptr[tail + 1] and indices[edge] == head:
+            if edge_type[edge] == relation[i]:
                 count += 1
                 break
-            arc += 1
+            edge += 1
     return count
 
 
 @kernel
-def _first_arc(indptr, indices, row, other):
+def _first_edge(indptr, indices, row, other):
     """Return the first position in a row whose source is not below `other`; the row's end where there is none."""
     begin, end = indptr[row], indptr[row + 1]
     while begin < end:
@@ -190,7 +191,7 @@ def _first_arc(indptr, indices, row, other):
 
 @kernel
 def _joined(indptr, indices, one, other):
-    begin = _first_arc(indptr, indices, one, other)
+    begin = _first_edge(indptr, indices, one, other)
     return begin < indptr[one + 1] and indices[begin] == other
 
 
@@ -204,7 +205,7 @@ def _count_joined(indptr, indices, edges):
 
 
 @kernel
-def _draw_false_ends(indptr, indices, held_indptr, held_indices, sources, key, first, names, low, size, out):
+def _sample_link_negatives(indptr, indices, held_indptr, held_indices, sources, key, first, names, low, size, out):
     for i in range(len(sources)):
         source = sources[i]
         mine = combine(key, first + i)
@@ -226,7 +227,7 @@ def _walk(indptr, indices, seeds, key, walk_length, anywhere, out):
     for i in range(len(seeds)):
         node = seeds[i]
         mine = combine(key, i)
-        # One of the nodes after the seed, each alike: the end of a walk whose length is drawn.
+        # One of the nodes after the seed, each alike: the end of a walk whose length is sampled.
         steps = 1 + below(combine(mine, walk_length), walk_length) if anywhere else walk_length
         for step in range(steps):
             degree = indptr[node + 1] - indptr[node]
@@ -237,13 +238,13 @@ def _walk(indptr, indices, seeds, key, walk_length, anywhere, out):
 
 
 @kernel
-def _draw_uniform(num_nodes, key, out):
+def _sample_uniform(num_nodes, key, out):
     for i in range(len(out)):
         out[i] = below(combine(key, i), num_nodes)
 
 
 @kernel
-def _draw_alias(threshold, alias, key, out):
+def _sample_alias(threshold, alias, key, out):
     for i in range(len(out)):
         random = combine(key, i)
         slot = below(random, len(alias))

@@ -79,12 +79,12 @@ class LocalityBias:
 
     The last hop of a sampler, which finds the input rows, prefers the nodes of Q_1: all rows on the devices of the
     reading device's group. The hop before it prefers Q_2, the nodes that lead to them, and so on (`neighbor_sets`). A
-    sampler multiplies the chance of a preferred neighbour by `scale` and weighs arcs by one over their chance, so that
-    aggregation stays unbiased.
+    sampler multiplies the probability of a preferred neighbour by `scale` and weighs edges by one over their
+    probability, so that aggregation stays unbiased.
 
     Args:
         placement: Placement of the feature rows.
-        scale: The factor s, >= 1, finite; 1 draws the same as without a bias.
+        scale: The factor s, >= 1, finite; 1 samples the same as without a bias.
         neighbor_set_size: Nodes kept in Q_2 and in each later set, >= 1.
         device: The reading device, in [0, num_devices).
         folder: Folder that keeps the index files of the whole graph's rows; None: `locality` under the store's root.
@@ -139,12 +139,12 @@ class LocalityBias:
         if placed.num_nodes != num_nodes:
             raise PlacementError(
                 f"the placement of locality is for {placed.num_nodes} nodes, the graph has {num_nodes}: place its rows "
-                "anew"
+                "again"
             )
         if placed.fingerprint and fingerprint and placed.fingerprint != fingerprint:
             raise PlacementError(
                 f"the placement of locality was made for the store {placed.fingerprint[:12]}, this one is "
-                f"{fingerprint[:12]}: place its rows anew"
+                f"{fingerprint[:12]}: place its rows again"
             )
 
     def neighbor_sets(self, graph: Any, num_hops: int) -> list[np.ndarray]:
@@ -181,7 +181,7 @@ def local_ids(graph: Any, nodes: np.ndarray) -> np.ndarray:
 def neighbor_sets(csc: CSC, rows: np.ndarray, num_sets: int, size: int) -> list[np.ndarray]:
     """Return Q_1, Q_2, ...: the rows themselves, then the nodes with the most paths to them.
 
-    With v_1 = 1 on the rows and 0 elsewhere, v_(l+1) = v_l A, where A has the arcs of the graph and one self-loop a
+    With v_1 = 1 on the rows and 0 elsewhere, v_(l+1) = v_l A, where A has the edges of the graph and one self-loop a
     node (a node that is found is an input too): v_(l+1)(u) adds up v_l over u and its in-neighbours. Q_(l+1) holds
     the `size` nodes of the largest v_(l+1) > 0, ties to the lowest id; v itself is not truncated.
 
@@ -197,7 +197,7 @@ def neighbor_sets(csc: CSC, rows: np.ndarray, num_sets: int, size: int) -> list[
     Raises:
         ValueError: num_sets or size below 1, a row out of range.
 
-    Cost: one pass over the arcs for each set after the first; 16 bytes a node.
+    Cost: one pass over the edges for each set after the first; 16 bytes a node.
     Source: Song and Jiang, ICS 2022, section 5.
     """
     _check_size(num_sets, "num_sets")
@@ -236,8 +236,8 @@ def _longer_paths(indptr, indices, paths):
     longer = paths.copy()
     for node in range(len(paths)):
         total = 0.0
-        for arc in range(indptr[node], indptr[node + 1]):
-            if indices[arc] != node:
-                total += paths[indices[arc]]
+        for edge in range(indptr[node], indptr[node + 1]):
+            if indices[edge] != node:
+                total += paths[indices[edge]]
         longer[node] += total
     return longer

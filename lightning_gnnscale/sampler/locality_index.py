@@ -19,7 +19,7 @@ from .locality import LocalityBias
 
 FOLDER = "locality"  # under the root of a store
 _FORMAT = "1"  # part of a file's name: files of another format are not looked at
-_BLOCK_ARCS = 1 << 22
+_BLOCK_EDGES = 1 << 22
 
 
 class PreferredRows:
@@ -44,7 +44,7 @@ class PreferredRows:
         vars(self).update(state, _lock=Lock())
 
     def split(self, with_position: bool) -> list[SplitRows]:
-        """Return the split rows of each hop, first hop first; those with the positions of arcs serve both kinds.
+        """Return the split rows of each hop, first hop first; those with the positions of edges serve both kinds.
 
         Raises:
             PlacementError: the placement was made for another store.
@@ -60,7 +60,7 @@ class PreferredRows:
     def _split(self, nodes: np.ndarray, with_position: bool) -> SplitRows:
         csc = CSC(np.asarray(self._graph.csc.indptr), np.asarray(self._graph.csc.indices))
         folder = _index_folder(self._graph, self._locality)
-        if folder is None or csc.num_arcs == 0:
+        if folder is None or csc.num_edges == 0:
             return split_rows(csc, _as_mask(nodes, csc.num_rows), with_position)
         return stored_split_rows(csc, nodes, folder, self._graph.fingerprint, with_position)
 
@@ -71,25 +71,25 @@ def stored_split_rows(
     """Return split rows as memory maps of files in a folder; missing files are written first.
 
     Each file appears at once and complete, under a name that follows from the graph and the set. Two processes that
-    want the same file wait for each other. What a killed process left behind is written anew.
+    want the same file wait for each other. What a killed process left behind is written again.
 
     Args:
         csc: The graph, as arrays or memory maps.
         nodes: (num,) ascending ids, the set Q.
         folder: Folder of the files; created if it is missing.
         fingerprint: Fingerprint of the graph; "": a digest of the CSC takes its place.
-        with_position: Whether the positions of arcs are kept too, in a file of their own.
+        with_position: Whether the positions of edges are kept too, in a file of their own.
 
     Raises:
         PartitionStoreError: the files cannot be written.
 
-    Cost: once for each set, one read of the arcs and a write of as many bytes (as many again for positions); memory
-        for a block of arcs and one byte a node.
+    Cost: once for each set, one read of the edges and a write of as many bytes (as many again for positions); memory
+        for a block of edges and one byte a node.
     """
     folder = Path(folder)
     stem = folder / _digest(csc, nodes, fingerprint)
     dtypes = {"indices": csc.indices.dtype, "num_inside": np.dtype(np.int32), "position": np.dtype(np.int32)}
-    lengths = {"indices": csc.num_arcs, "num_inside": csc.num_rows, "position": csc.num_arcs}
+    lengths = {"indices": csc.num_edges, "num_inside": csc.num_rows, "position": csc.num_edges}
     wanted = ["indices", "num_inside", *(["position"] if with_position else [])]
 
     def missing() -> list[str]:
@@ -103,7 +103,7 @@ def stored_split_rows(
                     _write(csc, _as_mask(nodes, csc.num_rows), stem, {name: dtypes[name] for name in left})
         except OSError as error:
             raise PartitionStoreError(
-                f"{folder}: the index of preferred neighbours cannot be written ({error}): make room, or give "
+                f"{folder}: the index of preferred neighbours cannot be written ({error}): make space, or give "
                 "LocalityBias a folder="
             ) from error
     maps = {name: map_rows(_path(stem, name), dtypes[name], (lengths[name],)) for name in wanted}
@@ -127,7 +127,7 @@ def _as_mask(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
 
 def _digest(csc: CSC, nodes: np.ndarray, fingerprint: str) -> str:
     """Return the stem of the files of one graph and one set."""
-    digest = hashlib.sha256(f"{_FORMAT} {csc.num_rows} {csc.num_arcs} {csc.indices.dtype} {fingerprint} ".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {csc.num_rows} {csc.num_edges} {csc.indices.dtype} {fingerprint} ".encode())
     if not fingerprint:
         for array in csc:
             digest.update(np.ascontiguousarray(array).view(np.uint8))
@@ -148,14 +148,14 @@ def _stands(path: Path, dtype: np.dtype, length: int) -> bool:
 
 
 def _write(csc: CSC, inside: np.ndarray, stem: Path, dtypes: dict[str, np.dtype]) -> None:
-    """Write the named arrays in one pass over the arcs; each gets its name when it is on the disk."""
+    """Write the named arrays in one pass over the edges; each gets its name when it is on the disk."""
     unfinished = {name: stem.with_name(f"{stem.name}.{name}.partial") for name in dtypes}
     files = {name: ArrayFile(unfinished[name], dtypes[name]) for name in dtypes}
     try:
         for begin, end in _row_blocks(csc.indptr):
             base = int(csc.indptr[begin])
-            num_arcs = int(csc.indptr[end]) - base
-            lengths = {"indices": num_arcs, "position": num_arcs, "num_inside": end - begin}
+            num_edges = int(csc.indptr[end]) - base
+            lengths = {"indices": num_edges, "position": num_edges, "num_inside": end - begin}
             kinds = {"indices": csc.indices.dtype, "position": np.int32, "num_inside": np.int32}
             block = {name: np.empty(lengths[name] if name in files else 0, kinds[name]) for name in lengths}
             split_range(
@@ -176,10 +176,10 @@ def _write(csc: CSC, inside: np.ndarray, stem: Path, dtypes: dict[str, np.dtype]
 
 
 def _row_blocks(indptr: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of consecutive rows with at most `_BLOCK_ARCS` arcs, or of one row with more."""
+    """Yield (begin, end) of consecutive rows with at most `_BLOCK_EDGES` edges, or of one row with more."""
     begin, num_rows = 0, len(indptr) - 1
     while begin < num_rows:
-        end = int(np.searchsorted(indptr, indptr[begin] + _BLOCK_ARCS, side="right")) - 1
+        end = int(np.searchsorted(indptr, indptr[begin] + _BLOCK_EDGES, side="right")) - 1
         end = min(max(end, begin + 1), num_rows)
         yield begin, end
         begin = end

@@ -53,38 +53,38 @@ def sparse_rows_to_torch(rows) -> SparseFeatures:
     return SparseFeatures(indptr, indices, data, int(rows.dim))
 
 
-class RowsByKind(NamedTuple):
-    """Features of some nodes of several kinds, each kind of its own width and dtype.
+class RowsByNodeType(NamedTuple):
+    """Features of some nodes of several node types, each kind of its own width and dtype.
 
     Attributes:
-        kind: (num_rows,) int64, the kind of each node.
-        tables: By kind, the rows of its nodes in the order in which they come: (num, dim), or `SparseFeatures`; None
-            for a kind without features.
+        node type: (num_rows,) int64, the kind of each node.
+        tables: By node type, the rows of its nodes in the order in which they come: (num, dim), or `SparseFeatures`;
+            None for a node type without features.
     """
 
-    kind: Tensor
+    node_type: Tensor
     tables: list
 
     @property
     def num_rows(self) -> int:
         """Number of nodes."""
-        return len(self.kind)
+        return len(self.node_type)
 
-    def places(self, kind: int) -> Tensor:
-        """Return the (num,) int64 positions of a kind's nodes."""
-        return torch.nonzero(self.kind == kind).flatten()
+    def places(self, node_type: int) -> Tensor:
+        """Return the (num,) int64 positions of a node type's nodes."""
+        return torch.nonzero(self.node_type == node_type).flatten()
 
-    def apply(self, function: Callable[[Tensor], Tensor]) -> "RowsByKind":
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "RowsByNodeType":
         """Return the rows with the function applied to each tensor."""
         tables = [
             table if table is None else function(table) if isinstance(table, Tensor) else table.apply(function)
             for table in self.tables
         ]
-        return RowsByKind(function(self.kind), tables)
+        return RowsByNodeType(function(self.node_type), tables)
 
 
-def rows_by_kind(rows) -> RowsByKind:
-    """Return what a `KindFeatures` has gathered as tensors that share its memory; what is a tensor stays as it is."""
+def rows_by_node_type(rows) -> RowsByNodeType:
+    """Return what a `TypedFeatures` has gathered as tensors that share its memory; what is a tensor stays as it is."""
     tables = [
         table
         if table is None or isinstance(table, Tensor)
@@ -93,7 +93,7 @@ def rows_by_kind(rows) -> RowsByKind:
         else sparse_rows_to_torch(table)
         for table in rows.tables
     ]
-    return RowsByKind(torch.from_numpy(rows.kind), tables)
+    return RowsByNodeType(torch.from_numpy(rows.node_type), tables)
 
 
 @dataclass
@@ -104,43 +104,45 @@ class MiniBatch(Batch):
 
     Attributes:
         n_id: (num_nodes,) int64 store ids; the first `batch_size` are the seeds. Distinct, but for layer-wise samples.
-        edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target in ascending order.
-        indptr: (num_targets + 1,) int64, the arcs of each target. Targets are the first `num_targets` nodes: those of
+        edge_index: (2, num_edges) int64, source and target as positions in n_id, grouped by target in ascending order.
+        indptr: (num_targets + 1,) int64, the edges of each target. Targets are the first `num_targets` nodes: those of
             all hops but the last in a batch sampled hop by hop, all nodes in one that is not.
         batch_size: number of seeds; 0 in a batch of clusters or a random subgraph without target nodes.
-        part: the part that the batch was drawn from.
+        part: the part that the batch was sampled from.
         key: uint64 as a Python int; everything random about the batch, dropout included, follows from it.
         degree: (num_nodes,) int64 in-degree in the full graph; float32 sums of weights where the store has weights.
         self_weight: (num_nodes,) float32, the weight of the self-loop that GCN adds to each node: 1, or less where the
             full graph has self-loops there, which count once. None: 1 for all.
         num_sampled_nodes: seeds, then new nodes of each hop; None where the batch was not sampled hop by hop.
-        num_sampled_edges: arcs of each hop; None likewise.
+        num_sampled_edges: edges of each hop; None likewise.
         x_dense: (num_nodes, dim) features as the store gives them (codes as float32), or None.
         x_csr: features in compressed form, or None.
         y: (num_nodes,) int64, or (num_nodes, num_labels), or None.
         train_mask, val_mask, test_mask: (num_nodes,) bool, or None where the store has no such mask.
-        edge_weight: (num_arcs,) float32 by which a plain sum multiplies messages, or None.
+        edge_weight: (num_edges,) float32 by which a plain sum multiplies messages, or None.
         averaging_weights: edge_weight has 1 / degree in it: the plain sum is the unbiased mean over all neighbours, and
-            times the degree of the target their unbiased sum. False: it is stored weights over the arcs' chances.
+            times the degree of the target their unbiased sum. False: it is stored weights over the edges'
+            probabilities.
         loss_weight: (batch_size,) float32 by which the sum of the seeds' losses is weighted, or None for their mean.
-        e_id: (num_arcs,) int64 positions of the arcs in the store's arc arrays, or None.
+        e_id: (num_edges,) int64 positions of the edges in the store's edge arrays, or None.
         pairs: (2, num_pairs) int64 positions of the links to train on, among the seeds, or None. PyG's names of what
             follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
         negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
             where all pairs share them, or None. In sampled evaluation -1 where there is none.
         pair_type: (num_pairs,) int64 relation of each pair, which then is (head, tail); None without relations.
         source_negatives: As negatives: positions of false first ends of pairs[1], or None.
-        edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
-            the store has none. An arc that was added as the reverse of an edge has that edge's.
+        edge_attr: (num_edges, dim) features of the edges in the order of edge_index, of the stored dtype, or None where
+            the store has none. An edge that was added as the reverse of an edge has that edge's.
         edge_label, pair_attr: (num_pairs,) int64 class of each pair, -1 = unknown, and its (num_pairs, dim) features,
             for `EdgeClassifier`; or None.
-        node_type: (num_nodes,) int64 kind of each node, or None in a graph of one kind and one relation.
-        edge_type: (num_arcs,) int64 relation of each arc, or None likewise.
-        x_by_kind: `RowsByKind` in place of `x_dense` and `x_csr` where kinds have features of their own, or None.
+        node_type: (num_nodes,) int64 kind of each node, or None in a graph of one node type and one edge type.
+        edge_type: (num_edges,) int64 edge type of each edge, or None likewise.
+        x_by_node_type: `RowsByNodeType` in place of `x_dense` and `x_csr` where node types have features of their own,
+        or None.
         schema: `GraphSchema` that node_type and edge_type are numbers of, or None.
-        seed_time: (batch_size,) int64 time of each seed, no later than which its neighbours were drawn, or None.
-        edge_time: (num_arcs,) int64 time of each arc, or None.
-        seed_of: (num_nodes,) int64 seed that each node was drawn for, in a batch of disjoint trees; else None.
+        seed_time: (batch_size,) int64 time of each seed, no later than which its neighbours were sampled, or None.
+        edge_time: (num_edges,) int64 time of each edge, or None.
+        seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
     """
 
     n_id: Tensor
@@ -168,7 +170,7 @@ class MiniBatch(Batch):
     edge_attr: Tensor | None = None
     node_type: Tensor | None = None
     edge_type: Tensor | None = None
-    x_by_kind: RowsByKind | None = None
+    x_by_node_type: RowsByNodeType | None = None
     schema: GraphSchema | None = None
     seed_time: Tensor | None = None
     edge_time: Tensor | None = None
@@ -179,30 +181,30 @@ class MiniBatch(Batch):
     pair_attr: Tensor | None = None
 
     @property
-    def x(self) -> Tensor | RowsByKind | None:
+    def x(self) -> Tensor | RowsByNodeType | None:
         """(num_nodes, dim) features; compressed ones are made dense on their device at the first access, and kept.
 
-        Of kinds with features of their own `RowsByKind`.
+        Of node types with features of their own `RowsByNodeType`.
         """
-        if self.x_by_kind is not None:
-            return self.x_by_kind
+        if self.x_by_node_type is not None:
+            return self.x_by_node_type
         if self.x_dense is None and self.x_csr is not None:
             self.x_dense = self.x_csr.dense()
         return self.x_dense
 
     @x.setter
-    def x(self, value: Tensor | RowsByKind | None) -> None:
-        by_kind = isinstance(value, RowsByKind)
-        self.x_dense, self.x_by_kind = (None, value) if by_kind else (value, None)
+    def x(self, value: Tensor | RowsByNodeType | None) -> None:
+        by_node_type = isinstance(value, RowsByNodeType)
+        self.x_dense, self.x_by_node_type = (None, value) if by_node_type else (value, None)
 
     @property
     def has_features(self) -> bool:
         """Whether features are there, in any form."""
-        return any(form is not None for form in (self.x_dense, self.x_csr, self.x_by_kind))
+        return any(form is not None for form in (self.x_dense, self.x_csr, self.x_by_node_type))
 
     @property
     def indices(self) -> Tensor:
-        """(num_arcs,) int64, the source of each arc: with `indptr` the CSC of the batch."""
+        """(num_edges,) int64, the source of each edge: with `indptr` the CSC of the batch."""
         return self.edge_index[0]
 
     @property
@@ -227,7 +229,7 @@ class MiniBatch(Batch):
 
     @property
     def num_edges(self) -> int:
-        """Number of arcs."""
+        """Number of edges."""
         return self.edge_index.shape[1]
 
     @property
@@ -242,7 +244,7 @@ class MiniBatch(Batch):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 changed[field.name] = function(value)
-            elif isinstance(value, SparseFeatures | RowsByKind):
+            elif isinstance(value, SparseFeatures | RowsByNodeType):
                 changed[field.name] = value.apply(function)
         return replace(self, **changed)
 
@@ -260,17 +262,17 @@ class MiniBatch(Batch):
 
         It has what there is of x (compressed features become dense), edge_index, edge_attr, edge_weight, y, the masks,
         n_id, e_id, batch_size, input_id (the store ids of the seeds), num_sampled_nodes and num_sampled_edges, the
-        links by PyG's names, their relations and false first ends, and degree, part and key.
+        links by PyG's names, their edge types and false first ends, and degree, part and key.
 
-        Of a graph with kinds it also has node_type, edge_type and the times.
+        Of a heterogeneous graph it also has node_type, edge_type and the times.
 
         Raises:
-            ValueError: kinds have features of their own, which are no one tensor.
+            ValueError: node types have features of their own, which are no one tensor.
         """
         from torch_geometric.data import Data
 
-        if self.x_by_kind is not None:
-            raise ValueError("to_data needs features of one width, and each kind has its own: use to_hetero()")
+        if self.x_by_node_type is not None:
+            raise ValueError("to_data needs features of one width, and each node type has its own: use to_hetero()")
         links = {name: getattr(self, name) for name in ("src_index", "dst_pos_index", "dst_neg_index")}
         names = (
             "x",
@@ -295,25 +297,25 @@ class MiniBatch(Batch):
     def to_hetero(self):
         """Return the batch as a `torch_geometric.data.HeteroData`, for models that take PyG's dicts.
 
-        Nodes of a kind come in the order in which they stand here, so that the seeds are first; each has `n_id`, `x`,
-        `y` and the masks where the batch has them, and the seeds' kind `batch_size`. Each relation has `edge_index`,
-        and `edge_attr`, `edge_weight` and `time` where there are any.
+        Nodes of a node type come in the order in which they stand here, so that the seeds are first; each has `n_id`,
+        `x`, `y` and the masks where the batch has them, and the seeds' node type `batch_size`. Each edge type has
+        `edge_index`, and `edge_attr`, `edge_weight` and `time` where there are any.
 
         Raises:
-            ValueError: the graph has one kind of nodes and one relation; or seeds are of several kinds.
+            ValueError: the graph has one node type and one edge type; or seeds are of several node types.
         """
         from torch_geometric.data import HeteroData
 
         if self.schema is None:
-            raise ValueError("to_hetero needs a batch of a graph with kinds: use to_data() for one kind")
+            raise ValueError("to_hetero needs a batch of a heterogeneous graph: use to_data() for one node type")
         data, place = HeteroData(), torch.empty_like(self.node_type)
-        kinds = self.node_type[: self.batch_size].unique()
-        if len(kinds) > 1:
-            raise ValueError(f"seeds must be of one kind for to_hetero, got {len(kinds)} kinds")
+        node_types = self.node_type[: self.batch_size].unique()
+        if len(node_types) > 1:
+            raise ValueError(f"seeds must be of one node type for to_hetero, got {len(node_types)} node types")
         by_node = {"n_id": self.n_id, "y": self.y, "seed_of": self.seed_of}
         by_node |= {f"{name}_mask": getattr(self, f"{name}_mask") for name in ("train", "val", "test")}
-        for kind, name in enumerate(self.schema.node_types):
-            chosen = torch.nonzero(self.node_type == kind).flatten()
+        for node_type, name in enumerate(self.schema.node_types):
+            chosen = torch.nonzero(self.node_type == node_type).flatten()
             place[chosen] = torch.arange(len(chosen), device=chosen.device)
             store = data[name]
             store.num_nodes = len(chosen)
@@ -321,18 +323,18 @@ class MiniBatch(Batch):
                 if values is not None:
                     store[key] = values[chosen]
             x = self.x_dense[chosen] if self.x_dense is not None else None
-            if self.x_by_kind is not None:
-                x = self.x_by_kind.tables[kind]
+            if self.x_by_node_type is not None:
+                x = self.x_by_node_type.tables[node_type]
                 x = x.dense() if isinstance(x, SparseFeatures) else x
             if x is not None:
                 store.x = x
-            if kinds.numel() and kind == int(kinds[0]):
+            if node_types.numel() and node_type == int(node_types[0]):
                 store.batch_size = self.batch_size
-        by_arc = {"edge_attr": self.edge_attr, "edge_weight": self.edge_weight, "time": self.edge_time}
+        by_edge = {"edge_attr": self.edge_attr, "edge_weight": self.edge_weight, "time": self.edge_time}
         for number, edge_type in enumerate(self.schema.edge_types):
             chosen = torch.nonzero(self.edge_type == number).flatten()
             data[edge_type].edge_index = place[self.edge_index[:, chosen]]
-            for key, values in by_arc.items():
+            for key, values in by_edge.items():
                 if values is not None:
                     data[edge_type][key] = values[chosen]
         return data

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph import CSC, GraphSchema, check_requires
-from ..partition_store.part_graph import WholeGraph, arc_weights
+from ..partition_store.part_graph import WholeGraph, edge_weights
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
-from ..triton_kernels.sample_neighbors.relations import (
-    DrawOptions,
+from ..triton_kernels.sample_neighbors.edge_types import (
     Relation,
-    group_relations,
-    join_relations,
-    sample_relations,
+    SampleOptions,
+    group_edge_types,
+    join_edge_types,
+    sample_edge_types,
 )
 from .locality import LocalityBias
 from .locality_index import PreferredRows
@@ -34,30 +34,30 @@ class NeighborState(NamedTuple):
     """A part as `NeighborSampler` reads it.
 
     Attributes:
-        csc: its arcs.
+        csc: its edges.
         targets: (num_targets,) local ids.
         preferred: its rows with the preferred neighbours first, None without locality.
-        grouped: its arcs by relation, where relations, times or weights decide what is drawn; else None.
+        grouped: its edges by edge type, where edge types, times or weights decide what is sampled; else None.
     """
 
     csc: CSC
     targets: np.ndarray
     preferred: PreferredRows | None = None
-    grouped: "_GroupedArcs | None" = None
+    grouped: "_GroupedEdges | None" = None
 
 
-class _GroupedArcs(NamedTuple):
-    """The arcs of a part by relation.
+class _GroupedEdges(NamedTuple):
+    """The edges of a part by edge type.
 
     Attributes:
         relations: The relations that are followed.
         fanouts: Fan-outs of each.
-        order: (num_arcs,) position in the part's CSC of each arc, relation by relation; None: they are positions.
-        first: Where each relation begins in order.
-        numbers: Number of each relation; None: all are drawn together, as if they were one.
-        kind_of: Gives the kinds of local ids, where relations have rows of one kind; else None.
+        order: (num_edges,) position in the part's CSC of each edge, edge type by edge type; None: they are positions.
+        first: Where each edge type begins in order.
+        numbers: Number of each edge type; None: all are sampled together, as if they were one.
+        type_of: Gives the node types of local ids, where edge types have rows of one node type; else None.
         seed_time: (num_local,) int64 time of a node as a seed; None: times do not count.
-        weighted: Whether arcs are weighted, so that their chances are wanted.
+        weighted: Whether edges are weighted, so that their probabilities are wanted.
     """
 
     relations: list[Relation]
@@ -65,52 +65,55 @@ class _GroupedArcs(NamedTuple):
     order: np.ndarray | None
     first: np.ndarray
     numbers: list[int] | None
-    kind_of: Callable[[np.ndarray], np.ndarray] | None
+    type_of: Callable[[np.ndarray], np.ndarray] | None
     seed_time: np.ndarray | None
     weighted: bool
 
 
 STRATEGIES = ("uniform", "last")
-EACH = "*"  # in place of a relation's name: all that are not named
+EACH = "*"  # in place of an edge type's name: all that are not named
 
 
 @dataclass(frozen=True)
 class NeighborSampler(BatchSampler):
-    """Draw up to `fanouts[h]` neighbours of each node found at hop h - 1, uniformly or near rows rather than far ones.
+    """Sample up to `fanouts[h]` neighbours of each node found at hop h - 1, uniformly or near rows rather than far
+    ones.
 
-    With `locality` of a scale above 1, arcs carry averaging weights 1 / (length of the row * chance of the arc): sums
-    weighted by them stay unbiased means. Fixed draws a row, exact chances: see `sample_neighbors`.
+    With `locality` of a scale above 1, edges carry averaging weights 1 / (length of the row * probability of the
+    edge): sums weighted by them stay unbiased means. Fixed samples a row, exact probabilities: see `sample_neighbors`.
 
     Args:
         fanouts: neighbours a node for each hop, >= 1, or -1 for all; one entry a layer of the model. In a graph of
-            several relations a list counts the neighbours of all relations together; a mapping counts those of each:
-            {"author,writes,paper": [10, 5], "*": [5, 5]}, where "*" stands for every relation that is not named, and a
-            relation that is not named without it, or of fan-outs 0, is not followed.
-        replace: draw with replacement.
-        direction: "in" follows arcs to their sources; "both" also backwards (the part is made symmetric once).
+            several edge types a list counts the neighbours of all edge types together; a mapping counts those of each:
+            {"author,writes,paper": [10, 5], "*": [5, 5]}, where "*" stands for every edge type that is not named, and
+            an edge type that is not named without it, or of fan-outs 0, is not followed.
+        replace: sample with replacement.
+        direction: "in" follows edges to their sources; "both" also backwards (the part is made symmetric once).
         locality: prefer near rows; not together with `replace`.
         temporal_strategy: None: times do not count. "uniform": neighbours that are not later than the seed; "last": the
-            latest of them. A neighbour is as late as its arc where the store has `edge_time`, else as its node
+            latest of them. A neighbour is as late as its edge where the store has `edge_time`, else as its node
             (`node_time`); a seed is as late as its node. Batches are disjoint trees then.
         strictly_before: leave out neighbours of the seed's own time, too.
         disjoint: give each seed a tree of its own; a node that two of them find stands twice.
-        weighted: draw arcs in proportion to the store's edge weights; none of weight 0, unless a fan-out of -1
-            asks for all. The weights that a batch has are then the row's sum over the number drawn, so that sums over a
-            row stay as large; with `replace` they are unbiased, without it heavy arcs count for a little less.
-        subgraph_type: which arcs a batch has between the nodes that are drawn. "directional": those that were drawn;
-            "bidirectional": these, once each, and the arcs of the graph that go back along one of them; "induced": all,
-            of every relation. Every node is a target under the last two, and weights are the stored ones.
+        weighted: sample edges in proportion to the store's edge weights; none of weight 0, unless a fan-out of -1
+            asks for all. The weights that a batch has are then the row's sum over the number sampled, so that sums
+            over a row stay as large; with `replace` they are unbiased, without it heavy edges count for a little less.
+        subgraph_type: which edges a batch has between the nodes that are sampled. "directional": those that were
+            sampled; "bidirectional": these, once each, and the edges of the graph that go back along one of them;
+            "induced": all, of every edge type. Every node is a target under the last two, and weights are the stored
+            ones.
 
     Raises:
         ValueError: a fan-out is 0 or below -1, none is given, the direction or subgraph_type is unknown, locality with
-            replacement, relations, times or weights, strictly_before without times, weighted with
+            replacement, edge types, times or weights, strictly_before without times, weighted with
             temporal_strategy="last", or a subgraph_type beside "directional" with locality, times or disjoint trees.
 
-    Cost: with locality 4 bytes an arc and hop, in memory for a part, in files beside the store for the whole graph.
-        With fan-outs by relation, times or weights: for a part 12 bytes an arc (20 with weights) and 8 bytes a node and
-        relation; in the whole graph a read of the relations (times, weights) of all arcs of a row. With a subgraph_type
-        beside "directional": the whole rows of all nodes that are drawn, which the planner does not count.
-    Source: Hamilton et al., GraphSAGE, NeurIPS 2017; locality: Song and Jiang, ICS 2022, equation (8); relations and
+    Cost: with locality 4 bytes an edge and hop, in memory for a part, in files beside the store for the whole graph.
+        With fan-outs by edge type, times or weights: for a part 12 bytes an edge (20 with weights) and 8 bytes a node
+        and edge type; in the whole graph a read of the edge types (times, weights) of all edges of a row. With a
+        subgraph_type beside "directional": the whole rows of all nodes that are sampled, which the planner does not
+        count.
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017; locality: Song and Jiang, ICS 2022, equation (8); edge types and
         times: PyG's `NeighborLoader`.
     """
 
@@ -127,7 +130,7 @@ class NeighborSampler(BatchSampler):
 
     def __post_init__(self):
         if isinstance(self.fanouts, Mapping):
-            object.__setattr__(self, "fanouts", _fanouts_by_relation(self.fanouts))
+            object.__setattr__(self, "fanouts", _fanouts_by_edge_type(self.fanouts))
         else:
             object.__setattr__(self, "fanouts", check_fanouts(self.fanouts))
         check_direction(self.direction)
@@ -138,13 +141,13 @@ class NeighborSampler(BatchSampler):
         if self.strictly_before and self.temporal_strategy is None:
             raise ValueError("strictly_before needs temporal_strategy, uniform or last: without it times do not count")
         if self.weighted and self.temporal_strategy == "last":
-            raise ValueError('weighted must be False with temporal_strategy="last", which leaves nothing to draw')
-        if self.by_relation and self.locality is not None:
-            raise ValueError("locality must be None with fan-outs by relation, times, weights or disjoint trees")
-        if self.by_relation and self.direction != "in":
-            raise ValueError('direction must be "in" with fan-outs by relation, times, weights or disjoint trees')
+            raise ValueError('weighted must be False with temporal_strategy="last", which leaves nothing to sample')
+        if self.by_edge_type and self.locality is not None:
+            raise ValueError("locality must be None with fan-outs by edge type, times, weights or disjoint trees")
+        if self.by_edge_type and self.direction != "in":
+            raise ValueError('direction must be "in" with fan-outs by edge type, times, weights or disjoint trees')
         if self.replace and self.locality is not None:
-            raise ValueError("replace must be False with locality, got True: rows are drawn without replacement")
+            raise ValueError("replace must be False with locality, got True: rows are sampled without replacement")
         self._check_subgraph_type()
 
     def _check_subgraph_type(self) -> None:
@@ -162,22 +165,22 @@ class NeighborSampler(BatchSampler):
 
     @property
     def hop_by_hop(self) -> bool:
-        """Whether `begin` and `finish` draw what `draw` does."""
-        return not self.by_relation and self.subgraph_type == "directional"
+        """Whether `begin` and `finish` sample what `sample` does."""
+        return not self.by_edge_type and self.subgraph_type == "directional"
 
     @property
-    def by_relation(self) -> bool:
-        """Whether arcs are drawn relation by relation, by time, by weight, or in disjoint trees."""
+    def by_edge_type(self) -> bool:
+        """Whether edges are sampled edge type by edge type, by time, by weight, or in disjoint trees."""
         return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint or self.weighted
 
     @property
-    def tells_relations(self) -> bool:
-        """Whether `draw` says which relation each arc is of."""
+    def has_edge_types(self) -> bool:
+        """Whether `sample` says which edge type each edge is of."""
         return isinstance(self.fanouts, Mapping) and self.subgraph_type == "directional"
 
     @property
     def per_hop(self) -> tuple[int, ...]:
-        """Neighbours of a node for each hop, of all relations that are named together; -1: all."""
+        """Neighbours of a node for each hop, of all edge types that are named together; -1: all."""
         return hop_fanouts(self.fanouts)
 
     @property
@@ -191,11 +194,11 @@ class NeighborSampler(BatchSampler):
 
     @property
     def requires(self) -> dict[str, str]:
-        """Relations, times and weights that draws ask for."""
+        """Edge types, times and weights that samples ask for."""
         needs = {}
         if isinstance(self.fanouts, Mapping):
             needs["edge_types"] = (
-                "fanouts by relation need a graph with relations, and this one has a single one: give a list"
+                "fanouts by edge type need a graph with edge types, and this one has a single one: give a list"
             )
         if self.temporal_strategy is not None:
             needs["node_time"] = (
@@ -204,40 +207,40 @@ class NeighborSampler(BatchSampler):
             )
         if self.weighted:
             needs["edge_weight"] = (
-                "weighted=True draws arcs by their weights, and the store has none: write it with edge_weight="
+                "weighted=True samples edges by their weights, and the store has none: write it with edge_weight="
             )
         return needs
 
     def check_schema(self, schema: GraphSchema | None) -> None:
-        """Raise ValueError where fan-outs name a relation that the graph has not."""
+        """Raise ValueError where fan-outs name an edge type that the graph has not."""
         self._fanouts_of(schema)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int, timed_seeds: bool = False) -> NeighborState:
-        """Return the part's arcs; with `locality` rows that have the preferred neighbours first.
+        """Return the part's edges; with `locality` rows that have the preferred neighbours first.
 
         Args:
             part, targets, seed: As `BatchSampler` has them.
-            timed_seeds: Whether `draw` is given the times of seeds; else they are those of their nodes.
+            timed_seeds: Whether `sample` is given the times of seeds; else they are those of their nodes.
 
         Raises:
-            ValueError: a relation, or times, that the part has not.
+            ValueError: an edge type, or times, that the part has not.
         """
         given = ("node_time",) if timed_seeds else ()
         check_requires({name: line for name, line in self.requires.items() if name not in given}, part.has)
-        if self.by_relation:
+        if self.by_edge_type:
             return NeighborState(part.csc, targets, grouped=self._grouped(part))
         if self.locality is None:
             return NeighborState(part.csc, targets)
         preferred = PreferredRows(part, self.locality, len(self.fanouts))
         if self.locality.scale > 1:
-            preferred.split(with_position=part.arc_id is not None)
+            preferred.split(with_position=part.edge_id is not None)
         return NeighborState(part.csc, targets, preferred)
 
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return the seeds of each batch, target nodes in the order of the key."""
         return seed_slices(state.targets, batch_size, drop_last, order_key)
 
-    def draw(
+    def sample(
         self,
         state: NeighborState,
         items: np.ndarray,
@@ -256,21 +259,23 @@ class NeighborSampler(BatchSampler):
         """
         with_e_id = return_e_id or self.subgraph_type == "bidirectional"
         if state.grouped is not None:
-            drawn = self._draw_by_relation(state, items, key, workspace, allocate, with_e_id, with_row_scale, times)
+            sampled = self._sample_by_edge_type(
+                state, items, key, workspace, allocate, with_e_id, with_row_scale, times
+            )
         else:
             hops = self.begin(state, items, key, workspace, with_e_id)
             for _ in self.fanouts:
                 hops.sample()
-            drawn = self.finish(state, hops, allocate, with_row_scale)
+            sampled = self.finish(state, hops, allocate, with_row_scale)
         if self.subgraph_type == "directional":
-            return drawn
-        whole = induced_subgraph(state.csc, drawn.n_id, drawn.num_seeds, workspace, allocate, with_e_id)
-        return whole if self.subgraph_type == "induced" else _both_ways(whole, drawn)
+            return sampled
+        whole = induced_subgraph(state.csc, sampled.n_id, sampled.num_seeds, workspace, allocate, with_e_id)
+        return whole if self.subgraph_type == "induced" else _both_ways(whole, sampled)
 
     def begin(
         self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
     ) -> HopSampling:
-        """Return a batch to be sampled one hop at a time; arguments as for `draw`."""
+        """Return a batch to be sampled one hop at a time; arguments as for `sample`."""
         scale = 1.0 if self.locality is None else self.locality.scale
         split = state.preferred.split(return_e_id) if scale > 1 else None
         return HopSampling(
@@ -288,75 +293,75 @@ class NeighborSampler(BatchSampler):
     def finish(
         self, state: NeighborState, hops: HopSampling, allocate: Allocate, with_row_scale: bool = True
     ) -> Subgraph:
-        """Return what the hops of `begin` drew, all of which are sampled."""
-        drawn = hops.collect(allocate)
+        """Return what the hops of `begin` sampled, all of which are sampled."""
+        sampled = hops.collect(allocate)
         return Subgraph(
-            drawn.n_id,
-            drawn.edge_index,
-            drawn.indptr,
-            drawn.num_sampled_nodes[0],
-            drawn.e_id,
-            drawn.num_sampled_nodes,
-            drawn.num_sampled_edges,
-            edge_weight=drawn.edge_weight,
-            row_scale=row_scale(state.csc, drawn) if with_row_scale and drawn.e_id is not None else None,
-            averaging_weights=drawn.edge_weight is not None,
+            sampled.n_id,
+            sampled.edge_index,
+            sampled.indptr,
+            sampled.num_sampled_nodes[0],
+            sampled.e_id,
+            sampled.num_sampled_nodes,
+            sampled.num_sampled_edges,
+            edge_weight=sampled.edge_weight,
+            row_scale=row_scale(state.csc, sampled) if with_row_scale and sampled.e_id is not None else None,
+            averaging_weights=sampled.edge_weight is not None,
         )
 
-    def _grouped(self, part: Any) -> _GroupedArcs:
-        """Return a part's arcs by relation; those of the whole graph, which is mapped, stay where they are."""
-        kinds = part.kinds
-        schema = None if kinds is None else kinds.schema
+    def _grouped(self, part: Any) -> _GroupedEdges:
+        """Return a part's edges by edge type; those of the whole graph, which is mapped, stay where they are."""
+        node_types = part.types
+        schema = None if node_types is None else node_types.schema
         fanouts = self._fanouts_of(schema)
-        edge_type, num_relations = (None, 1) if schema is None else (kinds.edge_type, schema.num_relations)
+        edge_type, num_relations = (None, 1) if schema is None else (node_types.edge_type, schema.num_edge_types)
         if not isinstance(self.fanouts, Mapping):
             edge_type, num_relations = None, 1
-        time, by_arc, seed_time = self._times(kinds)
-        weight = arc_weights(part) if self.weighted else None
+        time, by_edge, seed_time = self._times(node_types)
+        weight = edge_weights(part) if self.weighted else None
         if isinstance(part, WholeGraph):
-            if edge_type is None and time is not None:  # one relation; rows are read whole, and put in order of time
-                edge_type = np.broadcast_to(np.uint8(0), part.csc.num_arcs)
-            rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, weight, by_arc)
+            if edge_type is None and time is not None:  # one edge type; rows are read whole, and put in order of time
+                edge_type = np.broadcast_to(np.uint8(0), part.csc.num_edges)
+            rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, weight, by_edge)
             relations = [rows._replace(edge_type=edge_type, number=number) for number in range(num_relations)]
             order, first = None, np.zeros(num_relations + 1, np.int64)
         else:
             if edge_type is None:
-                edge_type = np.zeros(part.csc.num_arcs, np.uint8)
-            relations, order, first = group_relations(part.csc, edge_type, num_relations, time, by_arc, weight)
+                edge_type = np.zeros(part.csc.num_edges, np.uint8)
+            relations, order, first = group_edge_types(part.csc, edge_type, num_relations, time, by_edge, weight)
         followed = [number for number in range(num_relations) if any(fanouts[number])]
-        told, kind_of = isinstance(self.fanouts, Mapping), None
-        if told and schema.num_kinds > 1:
-            own = kinds.node_kinds
+        told, type_of = isinstance(self.fanouts, Mapping), None
+        if told and schema.num_node_types > 1:
+            own = node_types.node_types
             if not isinstance(part, WholeGraph):
                 own = own.among(np.arange(part.core_start, part.core_start + part.num_core), part.halo_nodes)
-            kind_of = own.kind_of
+            type_of = own.type_of
             relations = [
                 relation._replace(rows_of=int(target))
                 for relation, target in zip(relations, schema.targets, strict=True)
             ]
         chosen = [relations[number] for number in followed], [fanouts[number] for number in followed]
         weighted, numbers = part.degree.dtype.kind == "f", followed if told else None
-        return _GroupedArcs(*chosen, order, first[followed], numbers, kind_of, seed_time, weighted)
+        return _GroupedEdges(*chosen, order, first[followed], numbers, type_of, seed_time, weighted)
 
     def _fanouts_of(self, schema) -> list[tuple[int, ...]]:
-        """Return the fan-outs of each relation."""
+        """Return the fan-outs of each edge type."""
         if not isinstance(self.fanouts, Mapping):
             return [self.fanouts]
         others = self.fanouts.get(EACH, (0,) * self.num_hops)
-        found = [others] * schema.num_relations
+        found = [others] * schema.num_edge_types
         for name, fanouts in self.fanouts.items():
             if name != EACH:
-                found[schema.relation(name)] = fanouts
+                found[schema.edge_type_number(name)] = fanouts
         return found
 
-    def _times(self, kinds) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
-        """Return when neighbours are there, whether that is by arc, and when nodes are seeds; None without times."""
+    def _times(self, node_types) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
+        """Return when neighbours are there, whether that is by edge, and when nodes are seeds; None without times."""
         if self.temporal_strategy is None:
             return None, False, None
-        by_arc = kinds.edge_time is not None
-        return (kinds.edge_time if by_arc else kinds.node_time), by_arc, kinds.node_time
+        by_edge = node_types.edge_time is not None
+        return (node_types.edge_time if by_edge else node_types.node_time), by_edge, node_types.node_time
 
-    def _draw_by_relation(
+    def _sample_by_edge_type(
         self, state, seeds, key, workspace, allocate, return_e_id: bool, with_row_scale: bool, times=None
     ) -> Subgraph:
         grouped = state.grouped
@@ -364,40 +369,40 @@ class NeighborSampler(BatchSampler):
         seeds = np.ascontiguousarray(seeds, np.int64)
         if times is None and grouped.seed_time is not None:
             times = grouped.seed_time[seeds]
-        options = DrawOptions(
+        options = SampleOptions(
             self.replace, self.disjoint or times is not None, self.temporal_strategy == "last",
             self.strictly_before, grouped.weighted and with_row_scale,
         )  # fmt: skip
-        drawn = sample_relations(
-            grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times, grouped.kind_of
+        sampled = sample_edge_types(
+            grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times, grouped.type_of
         )
         if grouped.order is not None and with_e_id:
-            places = [grouped.order[first + arc] for first, arc in zip(grouped.first, drawn.e_id, strict=True)]
-            drawn = drawn._replace(e_id=places)
-        edge_index, indptr, e_id, scale, edge_type = join_relations(drawn, allocate, grouped.numbers, with_e_id)
-        n_id = allocate((len(drawn.n_id[0]),), np.int64)
-        n_id[:] = drawn.n_id[0]
+            places = [grouped.order[first + edge] for first, edge in zip(grouped.first, sampled.e_id, strict=True)]
+            sampled = sampled._replace(e_id=places)
+        edge_index, indptr, e_id, scale, edge_type = join_edge_types(sampled, allocate, grouped.numbers, with_e_id)
+        n_id = allocate((len(sampled.n_id[0]),), np.int64)
+        n_id[:] = sampled.n_id[0]
         return Subgraph(
             n_id,
             edge_index,
             indptr,
             len(seeds),
             e_id if with_e_id else None,
-            drawn.num_sampled_nodes[0],
-            [sum(hop) for hop in zip(*drawn.num_sampled_edges, strict=True)],
-            edge_weight=None if drawn.scale is None else scale,
-            row_scale=None if drawn.scale is None else np.ones(len(indptr) - 1, np.float32),
-            seed_of=None if drawn.batch is None else drawn.batch[0],
+            sampled.num_sampled_nodes[0],
+            [sum(hop) for hop in zip(*sampled.num_sampled_edges, strict=True)],
+            edge_weight=None if sampled.scale is None else scale,
+            row_scale=None if sampled.scale is None else np.ones(len(indptr) - 1, np.float32),
+            seed_of=None if sampled.batch is None else sampled.batch[0],
             seed_time=times,
             edge_type=None if grouped.numbers is None else edge_type,
         )
 
 
-def _both_ways(induced: Subgraph, drawn: Subgraph) -> Subgraph:
-    """Return an induced subgraph with the arcs alone that were drawn, or go back along one of them."""
+def _both_ways(induced: Subgraph, sampled: Subgraph) -> Subgraph:
+    """Return an induced subgraph with the edges alone that were sampled, or go back along one of them."""
     size = len(induced.n_id)
-    back = np.unique(drawn.edge_index[1] * size + drawn.edge_index[0])
-    kept = np.isin(induced.e_id, drawn.e_id) | np.isin(induced.edge_index[0] * size + induced.edge_index[1], back)
+    back = np.unique(sampled.edge_index[1] * size + sampled.edge_index[0])
+    kept = np.isin(induced.e_id, sampled.e_id) | np.isin(induced.edge_index[0] * size + induced.edge_index[1], back)
     edge_index = np.ascontiguousarray(induced.edge_index[:, kept])
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(edge_index[1], minlength=size))])
     return induced._replace(edge_index=edge_index, indptr=indptr, e_id=induced.e_id[kept])
@@ -410,8 +415,8 @@ def hop_fanouts(fanouts: Sequence[int] | Mapping[str, Sequence[int]]) -> tuple[i
     return tuple(-1 if min(hop) < 0 else sum(hop) for hop in zip(*fanouts.values(), strict=False))
 
 
-def _fanouts_by_relation(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return checked fan-outs by relation, of as many hops each."""
+def _fanouts_by_edge_type(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Return checked fan-outs by edge type, of as many hops each."""
     checked = {}
     for name, hops in fanouts.items():
         name = name if isinstance(name, str) else ",".join(name)
@@ -422,5 +427,5 @@ def _fanouts_by_relation(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tupl
         checked[name] = tuple(found)
     lengths = {len(hops) for hops in checked.values()}
     if len(lengths) != 1:
-        raise ValueError(f"fanouts must name as many hops for each relation, got {dict(fanouts)}")
+        raise ValueError(f"fanouts must name as many hops for each edge type, got {dict(fanouts)}")
     return checked

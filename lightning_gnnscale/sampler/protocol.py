@@ -1,4 +1,4 @@
-"""What a sampler is, and what it draws: a small graph over the local ids of its part, before features and labels."""
+"""What a sampler is, and what it samples: a small graph over the local ids of its part, before features and labels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,32 +19,32 @@ _AHEAD = 32  # rows between a prefetch and its use
 
 
 class Subgraph(NamedTuple):
-    """A drawn graph; see `MiniBatch` for the attributes they share.
+    """A sampled graph; see `MiniBatch` for the attributes they share.
 
     Attributes:
         n_id: (num_nodes,) int64 local ids of the part, seeds first.
-        edge_index: (2, num_arcs) int64, grouped by target.
+        edge_index: (2, num_edges) int64, grouped by target.
         indptr: (num_targets + 1,) int64.
         num_seeds: number of target nodes of the loss, at the head of n_id.
-        e_id: (num_arcs,) int64 positions in the part's CSC, or None where they were not asked for.
+        e_id: (num_edges,) int64 positions in the part's CSC, or None where they were not asked for.
         num_sampled_nodes, num_sampled_edges: per hop, or None.
-        edge_weight: (num_arcs,) float32 or None.
+        edge_weight: (num_edges,) float32 or None.
         averaging_weights: edge_weight has 1 / degree in it, see `MiniBatch`.
         loss_weight: (num_seeds,) float32 or None.
-        row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an arc of the
-            row was drawn), by which stored weights are multiplied. None: 1; beside an edge_weight: stored weights do
+        row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an edge of the
+            row was sampled), by which stored weights are multiplied. None: 1; beside an edge_weight: stored weights do
             not count.
         pairs: (2, num_pairs) int64 positions in n_id below num_seeds, the links to train on; None without.
         negatives: (num_pairs, num_negatives) int64 likewise, each the false other end of pairs[0]; one row where all
             pairs share them; None without.
-        pair_type: (num_pairs,) int64 relation of each pair; None without relations.
+        pair_type: (num_pairs,) int64 edge type of each pair; None without edge types.
         source_negatives: As negatives, each the false first end of pairs[1]; None where there are none.
-        seed_of: (num_nodes,) int64 seed that each node was drawn for, in disjoint trees; else None.
+        seed_of: (num_nodes,) int64 seed that each node was sampled for, in disjoint trees; else None.
         seed_time: (num_seeds,) int64 time of each seed, where times count; else None.
-        pair_arcs: (num_pairs,) int64 positions in the part's CSC of the pairs, whose classes and features are wanted;
+        pair_edges: (num_pairs,) int64 positions in the part's CSC of the pairs, whose classes and features are wanted;
             else None.
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
-        edge_type: (num_arcs,) int64 relation of each arc, where the sampler knows it; None: it is read by e_id.
+        edge_type: (num_edges,) int64 edge type of each edge, where the sampler knows it; None: it is read by e_id.
     """
 
     n_id: np.ndarray
@@ -64,7 +64,7 @@ class Subgraph(NamedTuple):
     source_negatives: np.ndarray | None = None
     seed_of: np.ndarray | None = None
     seed_time: np.ndarray | None = None
-    pair_arcs: np.ndarray | None = None
+    pair_edges: np.ndarray | None = None
     edge_label: np.ndarray | None = None
     pair_attr: np.ndarray | None = None
     edge_type: np.ndarray | None = None
@@ -87,7 +87,7 @@ class BatchSampler(ABC):
             def items(self, state, batch_size, drop_last, order_key):
                 return seed_slices(state[1], batch_size, drop_last, order_key)
 
-            def draw(self, state, items, key, workspace, allocate, return_e_id):
+            def sample(self, state, items, key, workspace, allocate, return_e_id):
                 return induced_subgraph(state[0], items, len(items), workspace, allocate, return_e_id)
 
     A class that does not derive from this one, and has the four methods, is taken too, and these attributes are read of
@@ -96,21 +96,22 @@ class BatchSampler(ABC):
     Attributes:
         requires: What the graph must have: a name of `graph.COLUMNS` ("edge_weight", "node_time", ...) to the line that
             refuses a graph without it. Default {}.
-        direction: "in", or "both" where the part's arcs are also to be followed backwards. Default "in".
+        direction: "in", or "both" where the part's edges are also to be followed backwards. Default "in".
         per_hop: Most neighbours of a node for each hop, -1 for all. Default (): not known.
         num_layers: Hops around its seeds that a batch reaches, where `per_hop` does not say. Default None: not known.
-        sampler: The `BatchSampler` that draws the neighbourhoods for this one. Default None: it draws them itself.
+        sampler: The `BatchSampler` that samples the neighbourhoods for this one. Default None: it samples them itself.
         locality: A `LocalityBias` towards near rows. Default None.
         takes_locality: Whether `with_locality` returns a sampler with such a bias. Default False.
         temporal_strategy, strictly_before: How times count, as `NeighborSampler` has them. Default None, False: not.
-        by_time: Whether links have times, and neighbours are drawn before them. Default False.
-        weighted: Whether arcs are drawn by the store's weights. Default False.
-        by_relation: Whether arcs are grouped by relation, which costs memory for each part. Default False.
-        tells_relations: Whether `draw` fills `Subgraph.edge_type`. Default False.
+        by_time: Whether links have times, and neighbours are sampled before them. Default False.
+        weighted: Whether edges are sampled by the store's weights. Default False.
+        by_edge_type: Whether edges are grouped by edge type, which costs memory for each part. Default False.
+        has_edge_types: Whether `sample` fills `Subgraph.edge_type`. Default False.
         trains_on_links: Whether batches are links, and every core node is a target. Default False: labelled ones are.
         labelled: Whether those links are edges with classes. Default False.
         seeds_per_item: Most nodes that one item puts at the head of a batch, >= 1. Default 1.
-        hop_by_hop: Whether `begin` and `finish` draw what `draw` does, as those of `NeighborSampler`. Default False.
+        hop_by_hop: Whether `begin` and `finish` sample what `sample` does, as those of `NeighborSampler`. Default
+        False.
         asks: Whether a hop's rows lie with other workers, so that it is asked for in a task of its own. Default False.
     """
 
@@ -125,8 +126,8 @@ class BatchSampler(ABC):
     strictly_before = False
     by_time = False
     weighted = False
-    by_relation = False
-    tells_relations = False
+    by_edge_type = False
+    has_edge_types = False
     trains_on_links = False
     labelled = False
     seeds_per_item = 1
@@ -139,7 +140,7 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> Any:
-        """Return the state that drawing from a part needs.
+        """Return the state that sampling from a part needs.
 
         Args:
             part: A `PartGraph`, or the `WholeGraph` where batches cross parts.
@@ -152,10 +153,10 @@ class BatchSampler(ABC):
         """Return what each batch of a pass starts from; `order_key` None keeps the natural order."""
 
     @abstractmethod
-    def draw(
+    def sample(
         self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
     ) -> Subgraph:
-        """Draw one batch: a function of state, items and key.
+        """Sample one batch: a function of state, items and key.
 
         Args:
             state: What `prepare` returned for the part.
@@ -167,7 +168,7 @@ class BatchSampler(ABC):
         """
 
     def check_schema(self, schema: GraphSchema | None) -> None:  # noqa: B027 - most samplers name no relation
-        """Raise ValueError where the graph's schema, None without one, has not the relations that draws name."""
+        """Raise ValueError where the graph's schema, None without one, has not the edge types that samples name."""
 
     def with_locality(self, locality: Any) -> "BatchSampler":
         """Return a sampler with another `LocalityBias`; of one with `takes_locality`, a dataclass unless overridden."""
@@ -223,12 +224,12 @@ def as_batch_sampler(sampler: Any) -> BatchSampler:
 
 
 def seed_slices(targets: np.ndarray, size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
-    """Return the seeds of each batch of a pass: consecutive pieces of `size`, the last one shorter or left out.
+    """Return the seeds of each batch of a pass: consecutive chunks of `size`, the last one shorter or left out.
 
     Args:
         targets: (num_targets,) local ids.
         size: seeds a batch, >= 1.
-        drop_last: leave out a short last piece.
+        drop_last: leave out a short last chunk.
         order_key: targets are first permuted by it; None keeps their order.
     """
     if order_key is not None:
@@ -242,20 +243,22 @@ def num_slices(num_values: int, size: int, drop_last: bool) -> int:
     return num_values // size if drop_last else -(-num_values // size)
 
 
-def row_scale(csc: CSC, drawn) -> np.ndarray:
-    """Return (num_targets,) float32, 1 for empty rows: length of the row, over arcs drawn from it if they weigh alike.
+def row_scale(csc: CSC, sampled) -> np.ndarray:
+    """Return (num_targets,) float32, 1 for empty rows:
 
-    With edge_weight = 1 / (length * chance) either is 1 / (chance of the arc).
+    length of the row, over edges sampled from it if they weigh alike.
+
+    With edge_weight = 1 / (length * probability) either is 1 / (probability of the edge).
     """
-    scale = np.empty(len(drawn.indptr) - 1, np.float32)
-    _scale_rows(np.asarray(csc.indptr), drawn.n_id, drawn.indptr, drawn.edge_weight is None, scale)
+    scale = np.empty(len(sampled.indptr) - 1, np.float32)
+    _scale_rows(np.asarray(csc.indptr), sampled.n_id, sampled.indptr, sampled.edge_weight is None, scale)
     return scale
 
 
 def induced_subgraph(
     csc: CSC, nodes: np.ndarray, num_seeds: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
 ) -> Subgraph:
-    """Return all arcs between the given nodes; every node is a target.
+    """Return all edges between the given nodes; every node is a target.
 
     Args:
         csc: the part's.
@@ -263,7 +266,7 @@ def induced_subgraph(
         num_seeds: how many of them are seeds.
         workspace: one thread's reusable memory.
         allocate: gives memory for the results.
-        return_e_id: also return the positions of the arcs.
+        return_e_id: also return the positions of the edges.
 
     Raises:
         ValueError: a node is given twice.
@@ -274,14 +277,14 @@ def induced_subgraph(
     if count < len(nodes):
         workspace.finish(count)
         raise ValueError(f"nodes must be distinct, got {len(nodes)} ids of {count} nodes: give each once, seeds first")
-    edge_index, indptr, e_id = arcs_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
+    edge_index, indptr, e_id = edges_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
     workspace.finish(count)
     n_id = allocate((len(nodes),), np.int64)
     n_id[:] = nodes
     return Subgraph(n_id, edge_index, indptr, num_seeds, e_id)
 
 
-def arcs_between(
+def edges_between(
     indptr: np.ndarray,
     indices: np.ndarray,
     targets: np.ndarray,
@@ -289,10 +292,10 @@ def arcs_between(
     allocate: Allocate,
     return_e_id: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return edge_index, indptr and e_id of all arcs from nodes that the workspace has placed into some targets.
+    """Return edge_index, indptr and e_id of all edges from nodes that the workspace has placed into some targets.
 
     Args:
-        indptr, indices: the arcs by target.
+        indptr, indices: the edges by target.
         targets: (num_targets,) rows.
         workspace: with the sources in their places.
         allocate, return_e_id: as for `induced_subgraph`.
@@ -306,13 +309,13 @@ def arcs_between(
 
 
 @kernel
-def _scale_rows(indptr, targets, drawn_indptr, over_drawn, scale):
+def _scale_rows(indptr, targets, sampled_indptr, over_sampled, scale):
     num = len(scale)
     for i in range(num):
         if i + _AHEAD < num:
             prefetch(indptr, targets[i + _AHEAD])
         degree = max(indptr[targets[i] + 1] - indptr[targets[i]], 1)
-        scale[i] = degree / max(drawn_indptr[i + 1] - drawn_indptr[i], 1) if over_drawn else degree
+        scale[i] = degree / max(sampled_indptr[i + 1] - sampled_indptr[i], 1) if over_sampled else degree
 
 
 @kernel
@@ -320,8 +323,8 @@ def _count_inside(indptr, indices, nodes, label, base, out_indptr):
     out_indptr[0] = 0
     for i in range(len(nodes)):
         inside = 0
-        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
-            inside += label[indices[arc]] >= base
+        for edge in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            inside += label[indices[edge]] >= base
         out_indptr[i + 1] = out_indptr[i] + inside
 
 
@@ -329,11 +332,11 @@ def _count_inside(indptr, indices, nodes, label, base, out_indptr):
 def _emit_inside(indptr, indices, nodes, label, base, edge_index, e_id):
     count = 0
     for i in range(len(nodes)):
-        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
-            known = label[indices[arc]]
+        for edge in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            known = label[indices[edge]]
             if known >= base:
                 edge_index[0, count] = known - base
                 edge_index[1, count] = i
                 if len(e_id):
-                    e_id[count] = arc
+                    e_id[count] = edge
                 count += 1

@@ -24,40 +24,40 @@ class SaintState(NamedTuple):
     Attributes:
         rows: local ids that an edge or a walk may start at.
         is_target: (num_local,) bool.
-        arc_weight: (num_arcs,) float32, (1 / degree of the target) / P(arc drawn | its target drawn).
-        loss_weight: (num_local,) float32, 1 / (expected draws of the node in a batch * number of targets).
+        edge_weight: (num_edges,) float32, (1 / degree of the target) / P(edge sampled | its target sampled).
+        loss_weight: (num_local,) float32, 1 / (expected samples of the node in a batch * number of targets).
     """
 
     csc: CSC
     rows: np.ndarray
     is_target: np.ndarray
-    arc_weight: np.ndarray
+    edge_weight: np.ndarray
     loss_weight: np.ndarray
 
 
 @dataclass(frozen=True)
 class SaintSampler(BatchSampler):
-    """Draw random subgraphs of a part, halo included, and weigh arcs and losses by how often they are drawn.
+    """Sample random subgraphs of a part, halo included, and weigh edges and losses by how often they are sampled.
 
-    `edge_weight` makes a plain sum of messages an unbiased mean over all neighbours of a drawn node; the sum of the
+    `edge_weight` makes a plain sum of messages an unbiased mean over all neighbours of a sampled node; the sum of the
     seeds' losses times `loss_weight` has the mean loss over the part's targets as its expectation. Both are estimated
-    by drawing `num_norm_samples` subgraphs while a part is loaded. A batch may have no targets (`batch_size` 0),
+    by sampling `num_norm_samples` subgraphs while a part is loaded. A batch may have no targets (`batch_size` 0),
     except with walks, which start at targets.
 
     Args:
-        kind: "node": nodes in proportion to their in-degree; "edge": the ends of arcs, an arc in inverse proportion to
-            the degree of its ends (in a part with both directions); "walk": what random walks from targets visit.
-        budget: draws of nodes or arcs, with replacement, >= 1.
+        kind: "node": nodes in proportion to their in-degree; "edge": the ends of edges, an edge in inverse proportion
+            to the degree of its ends (in a part with both directions); "walk": what random walks from targets visit.
+        budget: samples of nodes or edges, with replacement, >= 1.
         num_roots: walks of a batch, >= 1.
         walk_length: steps of a walk, >= 1.
         batches_per_pass: batches of one pass over a part, >= 1.
-        num_norm_samples: subgraphs drawn to estimate the weights, >= 1.
+        num_norm_samples: subgraphs sampled to estimate the weights, >= 1.
         direction: "in" or "both".
 
     Raises:
         ValueError: the kind is unknown or a count is below 1.
 
-    Cost: loading a part draws `num_norm_samples` subgraphs; 8 bytes an arc and a node while it stands.
+    Cost: loading a part samples `num_norm_samples` subgraphs; 8 bytes an edge and a node while it stands.
     Source: Zeng et al., GraphSAINT, ICLR 2020, section 3.2 and Algorithm 2. Differs: weights are those of a mean.
     """
 
@@ -81,15 +81,15 @@ class SaintSampler(BatchSampler):
         return self.batches_per_pass if num_targets else 0
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> SaintState:
-        """Draw `num_norm_samples` subgraphs of the part, and count how often nodes and arcs are in them."""
+        """Sample `num_norm_samples` subgraphs of the part, and count how often nodes and edges are in them."""
         is_target = np.zeros(part.num_local, np.bool_)
         is_target[targets] = True
         rows = targets if self.kind == "walk" else np.flatnonzero(np.diff(part.csc.indptr))
         nothing = np.empty(0, np.float32)
         state = SaintState(part.csc, rows, is_target, nothing, nothing)
-        node_count, arc_count = self._count_draws(state, seed, part.part)
+        node_count, edge_count = self._count_samples(state, seed, part.part)
         return state._replace(
-            arc_weight=_arc_weight(part.csc.indptr, part.degree, node_count, arc_count),
+            edge_weight=_edge_weight(part.csc.indptr, part.degree, node_count, edge_count),
             loss_weight=self.num_norm_samples / (np.maximum(node_count, 1) * np.float32(max(len(targets), 1))),
         )
 
@@ -97,7 +97,7 @@ class SaintSampler(BatchSampler):
         """Return `batches_per_pass` empty arrays: a batch starts from its key alone."""
         return [np.empty(0, np.int64)] * self.batches_per_pass
 
-    def draw(
+    def sample(
         self,
         state: SaintState,
         items: np.ndarray,
@@ -106,68 +106,68 @@ class SaintSampler(BatchSampler):
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
-        """Draw a subgraph by the key, and weigh its arcs and the losses of its seeds."""
-        drawn = self._draw(state, key, workspace, allocate)
-        edge_weight = allocate(drawn.e_id.shape, np.float32)
-        np.take(state.arc_weight, drawn.e_id, out=edge_weight)
-        loss_weight = state.loss_weight[drawn.n_id[: drawn.num_seeds]]
+        """Sample a subgraph by the key, and weigh its edges and the losses of its seeds."""
+        sampled = self._sample(state, key, workspace, allocate)
+        edge_weight = allocate(sampled.e_id.shape, np.float32)
+        np.take(state.edge_weight, sampled.e_id, out=edge_weight)
+        loss_weight = state.loss_weight[sampled.n_id[: sampled.num_seeds]]
         loss_weight = loss_weight.astype(np.float32, copy=False)
-        return drawn._replace(edge_weight=edge_weight, averaging_weights=True, loss_weight=loss_weight)
+        return sampled._replace(edge_weight=edge_weight, averaging_weights=True, loss_weight=loss_weight)
 
-    def _draw(self, state: SaintState, key: int, workspace: Workspace, allocate: Allocate) -> Subgraph:
+    def _sample(self, state: SaintState, key: int, workspace: Workspace, allocate: Allocate) -> Subgraph:
         csc, key = state.csc, np.uint64(key)
         if self.kind == "node":
-            nodes = _draw_nodes(csc.indptr, self.budget if csc.num_arcs else 0, key)
+            nodes = _sample_nodes(csc.indptr, self.budget if csc.num_edges else 0, key)
         elif self.kind == "edge":
-            nodes = _draw_arcs(csc.indptr, csc.indices, state.rows, self.budget if len(state.rows) else 0, key)
+            nodes = _sample_edges(csc.indptr, csc.indices, state.rows, self.budget if len(state.rows) else 0, key)
         else:
             nodes = _walk(csc.indptr, csc.indices, state.rows, self.num_roots, self.walk_length, key)
         nodes, num_seeds = seeds_first(nodes, state.is_target)
         return induced_subgraph(csc, nodes, num_seeds, workspace, allocate, return_e_id=True)
 
-    def _count_draws(self, state: SaintState, seed: int, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many of the pre-drawn subgraphs held each node and each arc."""
+    def _count_samples(self, state: SaintState, seed: int, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many of the pre-sampled subgraphs held each node and each edge."""
         workspace = Workspace(state.csc.num_rows, state.csc.indices.dtype)
-        node_count, arc_count = np.zeros(state.csc.num_rows, np.int32), np.zeros(state.csc.num_arcs, np.int32)
+        node_count, edge_count = np.zeros(state.csc.num_rows, np.int32), np.zeros(state.csc.num_edges, np.int32)
         for sample in range(self.num_norm_samples):
-            drawn = self._draw(state, fold(_NORM, seed, part, sample), workspace, np.empty)
-            node_count[drawn.n_id] += 1
-            arc_count[drawn.e_id] += 1
-        return node_count, arc_count
+            sampled = self._sample(state, fold(_NORM, seed, part, sample), workspace, np.empty)
+            node_count[sampled.n_id] += 1
+            edge_count[sampled.e_id] += 1
+        return node_count, edge_count
 
 
 @kernel
-def _arc_weight(indptr, degree, node_count, arc_count):
-    """Return (C_target / C_arc) / degree per arc; an arc that was never drawn counts as drawn once."""
-    weight = np.empty(len(arc_count), np.float32)
+def _edge_weight(indptr, degree, node_count, edge_count):
+    """Return (C_target / C_edge) / degree per edge; an edge that was never sampled counts as sampled once."""
+    weight = np.empty(len(edge_count), np.float32)
     for node in range(len(indptr) - 1):
-        for arc in range(indptr[node], indptr[node + 1]):
-            weight[arc] = max(node_count[node], 1) / (max(arc_count[arc], 1) * np.float64(degree[node]))
+        for edge in range(indptr[node], indptr[node + 1]):
+            weight[edge] = max(node_count[node], 1) / (max(edge_count[edge], 1) * np.float64(degree[node]))
     return weight
 
 
 @kernel
-def _draw_nodes(indptr, budget, key):
-    """Nodes in proportion to their in-degree: the targets of uniform arcs."""
+def _sample_nodes(indptr, budget, key):
+    """Nodes in proportion to their in-degree: the targets of uniform edges."""
     nodes = np.empty(budget, np.int64)
-    num_arcs = indptr[-1]
+    num_edges = indptr[-1]
     for i in range(budget):
-        arc = np.int64(unit(mix64(key + np.uint64(i + 1) * GOLDEN)) * num_arcs)
-        nodes[i] = np.searchsorted(indptr, arc, side="right") - 1
+        edge = np.int64(unit(mix64(key + np.uint64(i + 1) * GOLDEN)) * num_edges)
+        nodes[i] = np.searchsorted(indptr, edge, side="right") - 1
     return nodes
 
 
 @kernel
-def _draw_arcs(indptr, indices, rows, budget, key):
-    """Both ends of arcs: a uniform row, then a uniform arc of it."""
+def _sample_edges(indptr, indices, rows, budget, key):
+    """Both ends of edges: a uniform row, then a uniform edge of it."""
     nodes = np.empty(2 * budget, np.int64)
     for i in range(budget):
         word = mix64(key + np.uint64(i + 1) * GOLDEN)
         target = rows[below(word, len(rows))]
         start = indptr[target]
-        arc = start + below(mix64(word), indptr[target + 1] - start)
+        edge = start + below(mix64(word), indptr[target + 1] - start)
         nodes[2 * i] = target
-        nodes[2 * i + 1] = indices[arc]
+        nodes[2 * i + 1] = indices[edge]
     return nodes
 
 

@@ -29,7 +29,7 @@ def describe_partitioner(partitioner: str | Callable) -> Any:
     `fingerprint` stands for all of this: whoever changes the code of a function changes that text.
 
     Raises:
-        ValueError: something in it cannot be told from another of its kind.
+        ValueError: something in it cannot be told from another of its node type.
     """
     if isinstance(partitioner, str):
         return partitioner
@@ -91,7 +91,7 @@ def _plain(name: str, value: Any) -> Any:
         return ["object", _name_of(type(value)), _plain(name, vars(value))]
     if named is None or "<lambda>" in named or getattr(value, "__closure__", None):  # which holds what no name tells
         what = f"{name}: two objects of type {_name_of(type(value))}" if named is None else f"{name}: two {named}"
-        raise ValueError(_CANNOT.format(f"{what} cannot be told apart"))
+        raise ValueError(_CANNOT.format(f"{what} cannot be distinguished"))
     return ["name", _name_of(value)]
 
 

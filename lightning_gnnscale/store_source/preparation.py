@@ -56,9 +56,9 @@ def expected_store_fingerprint(
             return None
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
-    method, weight = keywords.pop("method", DEFAULT_METHOD), keywords.pop("relation_weight", None)
+    method, weight = keywords.pop("method", DEFAULT_METHOD), keywords.pop("edge_type_weight", None)
     options = decisive_options(method, complete_options(method, keywords))
-    options |= {"relation_weight": dict(weight)} if weight else {}
+    options |= {"edge_type_weight": dict(weight)} if weight else {}
     return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)
 
 
@@ -86,11 +86,11 @@ def prepare_store(
         dataset: a `GraphDataset`.
         partition: computes the partitioning; called only where none is at hand.
         fingerprint: see `preparation_fingerprint`.
-        overwrite: write anew whatever store stands at root, but for one of this very input whose files all have
+        overwrite: write again whatever store stands at root, but for one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
         store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
         pack_halo: See `write_partition_store`; or decides it, once the partitioning is known.
-        verify: See `PartitionStore.open`; of a store that stands.
+        verify: See `PartitionStore.open`; of a store that exists.
         writer_options: Further ones of `write_partition_store`.
 
     Raises:
@@ -105,7 +105,7 @@ def prepare_store(
     source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
-    elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
+    elif not overwrite and not parts.exists():  # a store that exists may lie on a disk that cannot be written to
         return _open(root, verify)
     root.parent.mkdir(parents=True, exist_ok=True)
     return_freed_memory()  # training goes on in this process, in what partitioning leaves
@@ -206,15 +206,15 @@ def standing_parts(root: str | os.PathLike, fingerprint: Callable[[int], str], e
     return num_parts if isinstance(num_parts, int) and _is_own(root, expected(num_parts)) else None
 
 
-def standing_arcs(root: str | os.PathLike, fingerprint: str) -> int | None:
-    """Return the number of arcs of the store at root where it was made from this input, else None."""
+def standing_edges(root: str | os.PathLike, fingerprint: str) -> int | None:
+    """Return the number of edges of the store at root where it was made from this input, else None."""
     if made_from(root) != fingerprint:
         return None
     try:
-        num_arcs = read_manifest(Path(root))["num_arcs"]
+        num_edges = read_manifest(Path(root))["num_arcs"]
     except (PartitionStoreError, OSError, ValueError, KeyError, TypeError):
         return None
-    return num_arcs if isinstance(num_arcs, int) else None
+    return num_edges if isinstance(num_edges, int) else None
 
 
 def partitioning_facts(root: str | os.PathLike) -> dict:

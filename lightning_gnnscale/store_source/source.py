@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from filelock import FileLock
 
-from ..dataset import GraphDataset, TypedGraph, load_pyg
+from ..dataset import GraphDataset, HeteroGraph, load_pyg
 from ..edge_stream import EdgeStream
 from ..edge_stream.open import is_pyg_data
 from ..errors import PlanError, check_count
@@ -34,7 +34,7 @@ from .preparation import (
     partitioning_facts,
     preparation_fingerprint,
     prepare_store,
-    standing_arcs,
+    standing_edges,
     standing_parts,
     unfinished_packs_halo,
 )
@@ -55,7 +55,7 @@ class StoreMaking(TypedDict, total=False):
     """The keywords of `StoreSource.of` and `StoreSource`, for type checkers; `tests/test_types.py` compares them."""
 
     root: str | os.PathLike | None
-    dataset: "GraphDataset | TypedGraph | Data | HeteroData | None"
+    dataset: "GraphDataset | HeteroGraph | Data | HeteroData | None"
     stream: EdgeStream | None
     features: Any
     labels: Any
@@ -85,7 +85,7 @@ class StoreSource:
         overwrite: Whether to replace a damaged store, or a store made from other input.
         pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part:
             batches of a part then read two runs of the disk instead of rows scattered over the whole file. "auto": it
-            does if memory does not hold the features, halos are a small part of the graph, and the disk has room. An
+            does if memory does not hold the features, halos are a small part of the graph, and the disk has space. An
             existing store is accepted either way.
         feature_storage: How a newly written store holds features, see `write_partition_store`; None: as the data set
             says.
@@ -163,7 +163,7 @@ class StoreSource:
 
         Args:
             root: Folder that the store is written to; None: one below `stores`.
-            dataset: A `GraphDataset`, a `TypedGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose arcs
+            dataset: A `GraphDataset`, a `HeteroGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose edges
                 are kept as they are; in place of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
                 of .npy, .parquet or .csv, see `GraphDataset`.
@@ -183,10 +183,10 @@ class StoreSource:
             raise ValueError(
                 f"{(given or ['stream'])[0]}: the data set has its own: give either it, or stream and rows"
             )
-        if isinstance(dataset, TypedGraph):
+        if isinstance(dataset, HeteroGraph):
             dataset = dataset.dataset()
         elif hasattr(dataset, "edge_types"):
-            dataset = TypedGraph.of_hetero(dataset).dataset()
+            dataset = HeteroGraph.of_hetero(dataset).dataset()
         elif is_pyg_data(dataset):
             dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
@@ -240,13 +240,13 @@ class StoreSource:
         Cost: nothing is read but counts; where reverses are added to edges of layout "auto", and no store of this
         input and number of parts stands, the edges once: those that are listed both ways are as many as will be stored.
         """
-        standing = self._standing_arcs()
-        num_arcs, note = self._count_arcs() if standing is None else (standing, "")
-        num_edges = self._num_edges(num_arcs)
+        standing = self._standing_edges()
+        num_directed_edges, note = self._count_edges() if standing is None else (standing, "")
+        num_edges = self._num_edges(num_directed_edges)
         sizes = {
             "num_parts": None if self.num_parts == "auto" else self.num_parts,
             "num_nodes": self.dataset.stream.count()[0],
-            "num_edges": num_arcs,
+            "num_edges": num_directed_edges,
             "feature_bytes": self.dataset.feature_bytes,
             "edge_row_bytes": self.dataset.edge_row_bytes,
             "feature_dim": self.dataset.feature_dim,
@@ -331,9 +331,9 @@ class StoreSource:
             f"what would fit: {words}, or {memory}"
         )
 
-    def _num_edges(self, num_arcs: int) -> int:
-        """Return the undirected edges of a store with so many arcs, at most."""
-        return num_arcs // 2 if self.dataset.stream.to_undirected else num_arcs
+    def _num_edges(self, num_edges: int) -> int:
+        """Return the undirected edges of a store with so many edges, at most."""
+        return num_edges // 2 if self.dataset.stream.to_undirected else num_edges
 
     def estimate(self, make_plan: Callable[..., Plan]) -> Plan:
         """Return the plan with the halos of a sample of the edges; nothing of the whole graph is partitioned.
@@ -411,24 +411,24 @@ class StoreSource:
         num_nodes = max(self.dataset.stream.num_nodes, 1)
         halo_share = max(made.quality.halo_per_part) / num_nodes
         packed = int(sum(made.quality.halo_per_part) * features / num_nodes)
-        room = shutil.disk_usage(store_folder(self.root).parent).free - 2 * features
+        space = shutil.disk_usage(store_folder(self.root).parent).free - 2 * features
         facts = f"features {format_bytes(features)}, memory {format_bytes(free)}, halos {format_bytes(packed)}"
         if features >= _WHOLE_PAGES * num_nodes:
             packs, why = False, f"rows are whole pages of the disk already ({facts})"
         elif halo_share > _MOST_HALO:
             packs, why = False, f"the largest halo is {halo_share:.0%} of the graph ({facts})"
-        elif packed > room:
-            packs, why = False, f"the disk has no room for them ({facts})"
+        elif packed > space:
+            packs, why = False, f"the disk has no space for them ({facts})"
         else:
             packs, why = True, f"a part is then read in two runs of the disk ({facts})"
         record("pack_halo", packs=packs, why=why)
         _log.info(f"{self.root}: halo rows are {'packed' if packs else 'left at their owners'}: {why}")
         return packs
 
-    def _standing_arcs(self) -> int | None:
-        """Return the arcs of the store that is there already and will be taken; None where there is none."""
+    def _standing_edges(self) -> int | None:
+        """Return the edges of the store that is there already and will be taken; None where there is none."""
         num_parts = self.standing_parts() if self.num_parts == "auto" else self.num_parts
-        return None if num_parts is None else standing_arcs(self.root, self.fingerprint(num_parts))
+        return None if num_parts is None else standing_edges(self.root, self.fingerprint(num_parts))
 
     def _partition_bytes(self, num_edges: int, num_parts: int) -> int | None:
         """Return what the partitioner is predicted to hold, bytes; None for one of the user's own."""
@@ -438,8 +438,8 @@ class StoreSource:
         method, options = known
         return partition_bytes(method, self.dataset.stream.num_nodes, num_edges, num_parts, options)
 
-    def _count_arcs(self) -> tuple[int, str]:
-        """Return the arcs that the store will have, and how they were counted where that is not plain."""
+    def _count_edges(self) -> tuple[int, str]:
+        """Return the edges that the store will have, and how they were counted where that is not plain."""
         stream = self.dataset.stream
         if not stream.to_undirected:
             return stream.count()[1], ""

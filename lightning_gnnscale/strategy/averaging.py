@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from ..apart import rank, world_size  # noqa: F401  `averaging.rank()`, as the policies call it
+from ..across_ranks import rank, world_size  # noqa: F401  `averaging.rank()`, as the policies call it
 from ..errors import StrategyError, clear_error
 from ..events import clock
 from . import averaging

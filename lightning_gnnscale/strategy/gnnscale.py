@@ -23,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
-from ..apart import failing_together, gather_from_ranks
+from ..across_ranks import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds
 from ..events import clock
 from ..graph import batch_of
@@ -113,7 +113,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     Processes are started and joined as by Lightning's DDP, and start from rank 0's weights; there is no DDP wrapper.
     Before every batch the generators of the CPU and of the device are seeded by `batch.key`, so that dropout does not
-    depend on which process draws it.
+    depend on which process samples it.
 
     Args:
         accelerator: as for DDPStrategy; the Trainer sets it.

@@ -1,4 +1,7 @@
-"""The processes of a run: who starts them, how one that was lost is told, and how those that stand still are ended."""
+"""The processes of a run:
+
+who starts them, how one that was lost is reported, and how those that stand still are ended.
+"""
 
 import ctypes
 import os
@@ -44,7 +47,7 @@ class Launcher(_MultiProcessingLauncher):
     """Lightning's launcher of forked and spawned processes, for which none of them can stand still for ever.
 
     Where a process has failed, torch asks the others to end; one that is stopped hears nothing, and is killed. So is
-    one that stands stopped for the strategy's timeout after another has ended. One that was ended by a signal is told
+    one that exists stopped for the strategy's timeout after another has ended. One that was ended by a signal is told
     in one line.
     """
 

@@ -8,7 +8,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from benchmarks import accuracy, averaging, exchange, experiment, parts
-from benchmarks.parts import arcs_of, curve_text, seconds_to
+from benchmarks.parts import curve_text, edges_of, seconds_to
 from benchmarks.reduced_graph import reduced_graph
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from tests.says import said
@@ -35,16 +35,16 @@ def rows_of(path):
 @pytest.mark.sweep
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "coded": "quantized"}
+    names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "quantised": "quantized"}
     policies = {name: [f"strategy/exchange={choice}"] for name, choice in names.items()} | {"left out": None}
     sizes = {"hidden_channels": 8, "num_layers": 2, "feature_dim": 4, "max_epochs": 4, "evaluate_every": 2}
     sizes |= {"late_evaluations": 2, "overrides": ["strategy.start_method=forkserver"]}
     table = exchange.run(tmp_path / "out", [graph], policies, ["random"], [2], [0], **sizes)
     rows = {row["policy"]: row for row in table}
-    assert list(rows) == ["halo", "cagnet", "none", "coded"]
+    assert list(rows) == ["halo", "cagnet", "none", "quantised"]
     assert rows["cagnet"]["share_of_cagnet"] == 100  # 300 nodes x 1 other process x 8 columns x 4 bytes x 2 x 4 epochs
     assert rows["cagnet"]["bytes"] == 300 * 8 * 4 * 2 * 4
-    assert rows["none"]["bytes"] == 0 < rows["coded"]["bytes"] < rows["halo"]["bytes"] < rows["cagnet"]["bytes"]
+    assert rows["none"]["bytes"] == 0 < rows["quantised"]["bytes"] < rows["halo"]["bytes"] < rows["cagnet"]["bytes"]
     assert rows["cagnet"]["late_acc_lost"] == rows["halo"]["late_acc_lost"] == 0
     assert (tmp_path / "out" / "exchange.png").stat().st_size > 10_000
     reduced = np.load(next((tmp_path / "out" / "graphs").glob("tiny-svd4-*/graph.npz")))
@@ -58,7 +58,7 @@ def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypat
 
 
 @pytest.mark.sweep
-def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
+def test_averaging_samples_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
     options["devices"], options["overrides"] = 1, ["strategy/weights=model_averaging", *SMALL]
@@ -143,17 +143,17 @@ def test_parts_stand_beside_central_training_with_the_seconds_to_its_accuracy(gr
     accuracies = [float(point.split(":")[1]) for point in run["curve"].split()]
     assert len(accuracies) == 8
     assert max(accuracies) == pytest.approx(float(run["best_val_acc"]), abs=1e-4)
-    assert len(set(accuracies)) > 1, "the default, relative folder of stores: each epoch is validated anew"
+    assert len(set(accuracies)) > 1, "the default, relative folder of stores: each epoch is validated again"
 
 
-def test_central_training_has_the_arcs_of_the_store(tmp_path):
+def test_central_training_has_the_edges_of_the_store(tmp_path):
     edges = np.array([[0, 1, 1, 2, 3, 0], [1, 0, 2, 3, 3, 1]])
     stream = gs.open_edge_stream(edges, num_nodes=4, to_undirected=True, remove_self_loops=True)
     store = gs.write_partition_store(tmp_path / "s", stream, gs.partition(stream, "range", num_parts=2))
-    arcs = arcs_of(stream)
-    assert arcs.shape[1] == store.num_arcs == 6
-    assert {*map(tuple, arcs.T.tolist())} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
-    assert arcs_of(gs.open_edge_stream(edges, num_nodes=4)).shape[1] == 5
+    directed_edges = edges_of(stream)
+    assert directed_edges.shape[1] == store.num_edges == 6
+    assert {*map(tuple, directed_edges.T.tolist())} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+    assert edges_of(gs.open_edge_stream(edges, num_nodes=4)).shape[1] == 5
 
 
 def test_seconds_to_an_accuracy():

@@ -34,13 +34,13 @@ def test_gather_measures_every_way_and_cache(tmp_path):
     assert (tmp_path / "gather.png").stat().st_size > 5000
 
 
-def test_weighted_means_are_those_of_the_drawn_arcs():
+def test_weighted_means_are_those_of_the_sampled_edges():
     values = np.arange(8.0).reshape(4, 2)
-    drawn = Subgraph(
+    sampled = Subgraph(
         n_id=np.array([1, 3, 0]), edge_index=np.array([[1, 2, 2], [0, 0, 1]]), indptr=np.array([0, 2, 3]), num_seeds=2
     )
-    assert locality.weighted_means(drawn, values).tolist() == [[3, 4], [0, 1]]
-    weighed = drawn._replace(edge_weight=np.array([0.5, 2.0, 1.0]))
+    assert locality.weighted_means(sampled, values).tolist() == [[3, 4], [0, 1]]
+    weighed = sampled._replace(edge_weight=np.array([0.5, 2.0, 1.0]))
     assert locality.weighted_means(weighed, values).tolist() == [[3, 5.5], [0, 1]]
 
 
@@ -72,7 +72,7 @@ def test_the_dial_saves_reads_and_costs_variance(tmp_path):
     assert (tmp_path / "locality.png").stat().st_size > 5000
 
 
-def test_losses_are_drawn_by_scale(tmp_path):
+def test_losses_are_sampled_by_scale(tmp_path):
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "metrics.csv").write_text("epoch,train_loss,val_acc\n0,2.5,\n0,,0.1\n1,1.25,\n")
     assert locality._losses(tmp_path) == {"losses": "2.5000 1.2500"}

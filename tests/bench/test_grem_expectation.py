@@ -22,9 +22,9 @@ def weight(chunk, chunks):
 
 
 def placements(share, refine=False):
-    """Probability of each part for each node, and the expected cut edges of its own, by listing all draws."""
+    """Probability of each part for each node, and the expected cut edges of its own, by listing all samples."""
     num_chunks = round(1 / share)
-    chances, cut = np.zeros((7, 3)), np.zeros(7)
+    probabilities, cut = np.zeros((7, 3)), np.zeros(7)
     for v in range(7):
         parts = [REFERENCE[b if a == v else a] for a, b in EDGES if v in (a, b)]
         for chunks in itertools.product(range(num_chunks), repeat=len(parts)):
@@ -33,34 +33,35 @@ def placements(share, refine=False):
                 count[part] += weight(chunk, chunks) if refine else chunk == min(chunks)
             best = [b for b in range(3) if count[b] == max(count)]
             for b in best:
-                chance = num_chunks ** -len(parts) / len(best)
-                chances[v, b] += chance
-                cut[v] += chance * (len(parts) - parts.count(b))
-    return chances, cut
+                probability = num_chunks ** -len(parts) / len(best)
+                probabilities[v, b] += probability
+                cut[v] += probability * (len(parts) - parts.count(b))
+    return probabilities, cut
 
 
 @pytest.mark.parametrize("refine", [False, True])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_equals_the_mean_over_all_draws(share, refine):
-    draws = 40_000
-    chances, cut = placements(share, refine)
+def test_equals_the_mean_over_all_samples(share, refine):
+    samples = 40_000
+    probabilities, cut = placements(share, refine)
     stream = stream_of(EDGES, 7)
     degree = np.bincount(np.ravel(EDGES))
-    bound = 5 * math.sqrt((degree**2).sum() / draws) / (4 * len(EDGES))  # five standard errors
-    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws, refine=refine)
+    bound = 5 * math.sqrt((degree**2).sum() / samples) / (4 * len(EDGES))  # five standard errors
+    found = expected_greedy_cut(stream, REFERENCE, 3, share, samples=samples, refine=refine)
     assert abs(found - cut.sum() / (2 * len(EDGES))) < bound
-    both = 1 - np.mean([chances[u] @ chances[v] for u, v in EDGES])
-    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws, ends=2, refine=refine)
-    # A frequency is off by at most 5 / (2 sqrt(draws)); so is each factor of a product of two chances, in 3 parts.
-    assert abs(found - both) < 2 * 3 * 5 / (2 * math.sqrt(draws))
+    both = 1 - np.mean([probabilities[u] @ probabilities[v] for u, v in EDGES])
+    found = expected_greedy_cut(stream, REFERENCE, 3, share, samples=samples, ends=2, refine=refine)
+    # A frequency is off by at most 5 / (2 sqrt(samples)); so is each factor of a product of two probabilities, in 3
+    # parts.
+    assert abs(found - both) < 2 * 3 * 5 / (2 * math.sqrt(samples))
 
 
 def test_a_node_that_sees_all_neighbors_cuts_what_the_majority_leaves():
     edges = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5), (2, 3)]
     reference = np.array([0, 0, 0, 1, 1, 1])
     for ends in (1, 2):
-        found = expected_greedy_cut(stream_of(edges, 6), reference, 2, 1.0, ends=ends, draws=3)
-        assert found == pytest.approx(1 / 7, abs=1e-6)  # chances are kept in float32
+        found = expected_greedy_cut(stream_of(edges, 6), reference, 2, 1.0, ends=ends, samples=3)
+        assert found == pytest.approx(1 / 7, abs=1e-6)  # probabilities are kept in float32
 
 
 def test_smaller_chunks_are_expected_to_cut_more():
@@ -86,5 +87,5 @@ def test_without_edges_nothing_is_cut_and_bad_arguments_are_named():
             expected_greedy_cut(stream, *arguments)
     with pytest.raises(ValueError, match=said("ends 1 2 3")):
         expected_greedy_cut(stream, REFERENCE, 3, 0.1, ends=3)
-    with pytest.raises(ValueError, match=said("draws >= 1 0")):
-        expected_greedy_cut(stream, REFERENCE, 3, 0.1, draws=0)
+    with pytest.raises(ValueError, match=said("samples >= 1 0")):
+        expected_greedy_cut(stream, REFERENCE, 3, 0.1, samples=0)

@@ -1,4 +1,4 @@
-"""The partitioner benchmark: its rows and how it goes on, its tables, and the figures that recipes draw."""
+"""The partitioner benchmark: its rows and how it goes on, its tables, and the figures that recipes sample."""
 
 import contextlib
 import csv

@@ -11,13 +11,13 @@ from tests.says import said
 
 @pytest.fixture
 def public(tmp_path):
-    """A folder of public graphs: arcs with repeats, reverses and a self-loop; node 6 has no edge."""
-    arcs = np.array([[0, 1, 1, 2, 3, 3, 4, 5, 0], [1, 0, 2, 2, 4, 4, 5, 3, 5]], np.int32)
+    """A folder of public graphs: edges with repeats, reverses and a self-loop; node 6 has no edge."""
+    edges = np.array([[0, 1, 1, 2, 3, 3, 4, 5, 0], [1, 0, 2, 2, 4, 4, 5, 3, 5]], np.int32)
     (tmp_path / "tiny").mkdir()
     train = np.array([1, 0, 0, 1, 0, 0, 1], bool)
-    np.savez(tmp_path / "tiny" / "graph.npz", edge_index=arcs, y=np.arange(7), train_mask=train)
+    np.savez(tmp_path / "tiny" / "graph.npz", edge_index=edges, y=np.arange(7), train_mask=train)
     (tmp_path / "bare").mkdir()
-    np.savez(tmp_path / "bare" / "graph.npz", edge_index=arcs)
+    np.savez(tmp_path / "bare" / "graph.npz", edge_index=edges)
     (tmp_path / "labels").mkdir()
     np.savez(tmp_path / "labels" / "graph.npz", y=np.arange(7))
     return tmp_path

@@ -31,14 +31,14 @@ def test_global_shuffling_deals_one_order_out_and_local_shuffling_keeps_to_own_n
     csc = build_csc(np.zeros(num_nodes - 1, np.int64), np.arange(1, num_nodes), num_nodes)
     space = Workspace(num_nodes, csc.indices.dtype)
 
-    def draw(seeds, key):
+    def sample(seeds, key):
         return sample_neighbors(csc, seeds, (1,), key, workspace=space).n_id
 
     together = np.arange(1, num_nodes)
-    counts = count_epochs(draw, num_nodes, [together, together], 2, 0, 3).counts
+    counts = count_epochs(sample, num_nodes, [together, together], 2, 0, 3).counts
     assert counts[:, 1:].sum(axis=0).tolist() == [3] * 8, "each node is a seed once an epoch"
     assert counts[:, 0].tolist() == [6, 6], "12 batches of two seeds in turns, and each reads node 0 once"
-    apart = count_epochs(draw, num_nodes, [together[:4], together[4:]], 2, 0, 1).counts
+    apart = count_epochs(sample, num_nodes, [together[:4], together[4:]], 2, 0, 1).counts
     assert apart[0].tolist() == [2, 1, 1, 1, 1, 0, 0, 0, 0]
     assert apart[1].tolist() == [2, 0, 0, 0, 0, 1, 1, 1, 1]
 
@@ -70,7 +70,7 @@ def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
     assert {compared(case, 0.0) for case in cases_of(rows) if case[0]["buffer_share"] == 0.5} == {"peer"}
 
 
-def test_layers_are_placed_by_their_own_draws(tmp_path):
+def test_layers_are_placed_by_their_own_samples(tmp_path):
     """All neighbours of two hops are nearly the whole graph: placed by them, the rows on devices are any rows."""
     case = {"graphs": ["power_law:2000:30000"], "devices": {"2": [2]}, "buffer_shares": [0.1], "alphas": [0.0]}
     case |= {
@@ -100,7 +100,7 @@ def test_loading_and_computing_are_timed(tmp_path):
 def test_a_generated_workload_is_the_same_twice():
     one, two = (load_workload("power_law:500", None) for _ in range(2))
     assert np.array_equal(one.csc.indices, two.csc.indices)
-    assert one.csc.num_arcs == 10_000
+    assert one.csc.num_edges == 10_000
     assert np.array_equal(one.train_nodes, two.train_nodes)
     assert len(one.train_nodes) == 50
 
@@ -117,7 +117,7 @@ def test_a_generated_workload_is_the_same_twice():
         ({"seeds": []}, "bench.seeds value"),
         ({"buffer_shares": [0.1, 1.5]}, "bench.buffer_shares (0, 1] [0.1, 1.5]"),
         ({"nodes_per_layer": [0]}, "nodes_per_layer"),
-        ({"probability": "guess"}, "bench.probability auto draws vip guess"),
+        ({"probability": "guess"}, "bench.probability auto samples vip guess"),
         ({"devices": {"x": 4}}, "bench.devices.x sizes groups"),
     ],
 )

@@ -62,7 +62,7 @@ def trace_of(tasks, num_batches=12) -> TaskTrace:
 
 
 def test_task_graphs_win_where_memory_is_for_fewer_batches_than_cores():
-    """Eight pieces that depend on nothing: as many cores share a batch, where fixed prefetch has one for each."""
+    """Eight chunks that depend on nothing: as many cores share a batch, where fixed prefetch has one for each."""
     traces = {cores: {1: trace_of([(0.01, ())] * 8)} for cores in (1, 8)}
     rows = {(r["replayed_cores"], r["queue_batches"]): r for r in replay.replay_rows(traces, [1, 8], [1, 16], [0])}
     assert rows[1, 1]["fixed_prefetch_seeds_per_s"] == rows[1, 16]["task_graphs_seeds_per_s"] == pytest.approx(1250)
@@ -72,13 +72,13 @@ def test_task_graphs_win_where_memory_is_for_fewer_batches_than_cores():
     assert rows[8, 16]["fixed_prefetch_peak_mib"] <= 16 * 10 / 2**20 + 0.1
 
 
-def test_pieces_are_chosen_by_what_they_cost():
-    """Pieces of a long batch win where there is memory for one, and their scheduling loses where all cores are busy."""
+def test_chunks_are_chosen_by_what_they_cost():
+    """Chunks of a long batch win where there is memory for one, and their scheduling loses where all cores are busy."""
     whole, split = trace_of([(0.04, ())]), trace_of([(0.01, ())] * 4)
     split.overhead_s = 0.002
     rows = replay.replay_rows({4: {1: whole, 4: split}}, [4], [1, 16], [0])
-    assert "pieces=4" in rows[0]["task_graphs_settings"] and rows[0]["ratio"] > 2
-    assert "pieces=1" in rows[1]["task_graphs_settings"] and rows[1]["ratio"] == pytest.approx(1, abs=0.01)
+    assert "chunks=4" in rows[0]["task_graphs_settings"] and rows[0]["ratio"] > 2
+    assert "chunks=1" in rows[1]["task_graphs_settings"] and rows[1]["ratio"] == pytest.approx(1, abs=0.01)
 
 
 def test_errors_of_a_replay_are_held_against_what_was_measured():

@@ -78,29 +78,29 @@ def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monke
 
 
 @pytest.mark.sweep
-def test_a_graph_with_kinds_is_sampled_by_relation_beside_pyg(tmp_path, fake_python):
-    found = run(tmp_path, **SMALL, kinds=True, pyg_python=fake_python)["sample"]
+def test_a_graph_with_node_types_is_sampled_by_relation_beside_pyg(tmp_path, fake_python):
+    found = run(tmp_path, **SMALL, heterogeneous=True, pyg_python=fake_python)["sample"]
     rows = {(row["what"], row["threads"]): row for row in found if not row["workers"]}
     assert {what for what, threads in rows if threads == 1} == {
         "PartLoader",
         "NeighborLoader",
         "sampling alone",
-        "sampling alone, relations unseen",
+        "sampling alone, edge types unseen",
         "PyG NeighborLoader",
     }
-    alone, unseen = rows["sampling alone", 1], rows["sampling alone, relations unseen", 1]
-    assert 0 < alone["edges_a_seed"] <= unseen["edges_a_seed"]  # what one relation leaves, another may draw
+    alone, unseen = rows["sampling alone", 1], rows["sampling alone, edge types unseen", 1]
+    assert 0 < alone["edges_a_seed"] <= unseen["edges_a_seed"]  # what one edge type leaves, another may sample
     rates = alone["seeds_per_cpu_s"] * alone["edges_a_seed"], unseen["seeds_per_cpu_s"] * unseen["edges_a_seed"]
-    assert alone["edge_rate_over_one_kind"] == pytest.approx(rates[0] / rates[1])
+    assert alone["edge_rate_over_one_node_type"] == pytest.approx(rates[0] / rates[1])
     assert rows["PartLoader", 1]["rows_a_seed"] > 1 and rows["PartLoader", 1]["times_pyg"]
     with pytest.raises(ValueError, match=said("PyG alone")):
-        run(tmp_path / "other", **SMALL, kinds=True, graphbolt_python=fake_python)
+        run(tmp_path / "other", **SMALL, heterogeneous=True, graphbolt_python=fake_python)
 
 
-def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
-    """What the peer's process makes of the files: the same relations, seeds and counts."""
+def test_pyg_reads_the_same_graph_with_node_types(tmp_path):
+    """What the peer's process makes of the files: the same edge types, seeds and counts."""
     from benchmarks.graphs import typed_power_law
-    from benchmarks.peer_worker import pyg_by_kind
+    from benchmarks.peer_worker import pyg_by_node_type
     from benchmarks.sample import _write_typed
 
     data, seen = typed_power_law(1000, 8000, 4, 0), []
@@ -111,9 +111,9 @@ def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
     arrays = {name: torch.from_numpy(np.load(tmp_path / f"{name}.npy")) for name in names}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.peer_worker._pyg_epochs", lambda *given: seen.extend(given))
-        pyg_by_kind(typed)(torch, arrays, [4, 3], 5)
-    made, fanouts, (kind, seeds), batch_size, count = seen
-    assert (fanouts, kind, seeds.tolist(), batch_size) == ([4, 3], "paper", list(range(10)), 5)
+        pyg_by_node_type(typed)(torch, arrays, [4, 3], 5)
+    made, fanouts, (node_type, seeds), batch_size, count = seen
+    assert (fanouts, node_type, seeds.tolist(), batch_size) == ([4, 3], "paper", list(range(10)), 5)
     for edge_type in data.edge_types:
         assert torch.equal(made[edge_type].edge_index, data[edge_type].edge_index)
     made["paper"].batch_size = 10
@@ -178,10 +178,10 @@ def test_ratios_are_taken_within_a_turn():
     found = {name: [Taken(100, s, s), Taken(100, 2 * s, 2 * s)] for name, s in seconds.items()}
     counts = dict.fromkeys((loader, sampling), (7.0, 500.0))
     counts |= {name._replace(scale=8.0): (4.0, 400.0) for name in counts}
-    plain, two, biased, drawn, drawn_biased, copies, *_ = rows_of(found, counts, 1)
+    plain, two, biased, sampled, sampled_biased, copies, *_ = rows_of(found, counts, 1)
     assert (plain["times_pyg"], plain["times_pyg_workers"], plain["times_graphbolt"]) == (20, 16, 12)
     assert plain["share_of_copy_bound"] == 0.5 and copies["share_of_copy_bound"] == 1
     assert two["times_one_thread"] == 2 and plain["times_one_thread"] is None
     assert biased["batch_time_over_uniform"] == pytest.approx(0.8)
-    assert drawn_biased["edge_time_over_uniform"] == pytest.approx(1.2 * 500 / 400)
-    assert drawn["ns_per_edge"] == pytest.approx(1e9 / 150 / 500)  # 200 and 100 seeds per CPU-second
+    assert sampled_biased["edge_time_over_uniform"] == pytest.approx(1.2 * 500 / 400)
+    assert sampled["ns_per_edge"] == pytest.approx(1e9 / 150 / 500)  # 200 and 100 seeds per CPU-second

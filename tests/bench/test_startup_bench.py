@@ -1,4 +1,4 @@
-"""`gnnscale bench startup` at a small size: fresh processes, a second run over a store that stands, what it leaves."""
+"""`gnnscale bench startup` at a small size: fresh processes, a second run over a store that exists, what it leaves."""
 
 import json
 

@@ -37,7 +37,7 @@ def test_a_wheel_finds_them_in_a_clone(installed, monkeypatch, how):
     assert run_paths.find_benchmarks() == run_paths.find_benchmarks() == ROOT
     assert sys.path[0] == str(ROOT) and sys.path.count(str(ROOT)) == 1
     assert os.environ["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
-    assert "draw_ms" in taker_of("benchmarks.turns.PacedSampler").settings
+    assert "sample_ms" in taker_of("benchmarks.turns.PacedSampler").settings
 
 
 @pytest.mark.parametrize("named", [None, "no/clone"])

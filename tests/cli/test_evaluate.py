@@ -152,7 +152,7 @@ def test_test_metrics_stand_in_the_metrics_file():
     ("words", "part"),
     [
         (["predict"], "predict needs a checkpoint: say gnnscale predict RUN"),
-        (["test", "run", "model=gcn"], "model= chooses anew what the run has settled"),
+        (["test", "run", "model=gcn"], "model= chooses again what the run has settled"),
         (["predict", "run", "recipe=demo"], "takes the settings of the run: leave recipe= out"),
         (["predict", "run", "again"], "predict takes one path, got run again"),
         (["predict", "edges.npy"], "edges.npy: no run's folder, and no checkpoint in one"),
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_one_line(capsys, words, part):
 
 def test_partition_verify_inspect_and_plan_take_the_words_of_train(capsys):
     for command, part in (
-        ("partition", "arcs stored"),
+        ("partition", "edges stored"),
         ("verify", "all as written"),
         ("inspect", "labels                 2 classes"),
         ("plan", "p, parts"),

@@ -29,7 +29,7 @@ def metrics() -> dict:
     return json.loads(Path("run/summary.json").read_text())["metrics"]
 
 
-def test_a_line_a_stage_and_an_epoch_where_no_bar_is_drawn(monkeypatch, capsys):
+def test_a_line_a_stage_and_an_epoch_where_no_bar_is_sampled(monkeypatch, capsys):
     every_second = ["trainer.check_val_every_n_epoch=2", "callbacks.checkpoint=null", "hydra.run.dir=lines"]
     words = [*(word for word in WORDS if "progress_bar" not in word), *every_second]
     main(["train", *words])

@@ -1,4 +1,4 @@
-"""Memory that a run does not have is one line before work starts; parts that do not fit are made anew or refused."""
+"""Memory that a run does not have is one line before work starts; parts that do not fit are made again or refused."""
 
 import json
 from pathlib import Path
@@ -51,11 +51,11 @@ def test_what_is_said_to_fit_fits(tiny, capsys):
 def test_parts_that_were_given_and_do_not_fit_end_after_partitioning(tiny, capsys):
     np.save("x.npy", np.ones((40, 5_000), np.float32))  # 0.8 MB
     words = [*TINY[:4], "partitioner=random", "planner.device_memory_bytes=2GiB"]
-    room = "planner.compute_bytes=2146833648"  # 0.65 MB for parts; two of a ring's parts have 20 nodes and a halo
-    line = refused(capsys, "partition", *words, room, "num_parts=2")
+    space = "planner.compute_bytes=2146833648"  # 0.65 MB for parts; two of a ring's parts have 20 nodes and a halo
+    line = refused(capsys, "partition", *words, space, "num_parts=2")
     assert "with the halos that were counted" in line
     assert "num_parts=auto" in line
-    main(["partition", *words, room, "num_parts=auto", "hydra.run.dir=run"])
+    main(["partition", *words, space, "num_parts=auto", "hydra.run.dir=run"])
     plan = json.loads(Path("run/run.json").read_text())["plan"]
     assert plan["num_parts"] > 2
     assert plan["chosen_by"] == "halo"

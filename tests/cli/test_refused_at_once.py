@@ -18,7 +18,7 @@ WRONG = {
     "train partitioner=lgd": "partitioner=lgd: no such choice (did you mean ldg?)",
     "train partitioner=ldg partitioner.pases=2": "partitioner.pases is not a setting (did you mean passes?)",
     "train dataset.num_node=2": "dataset.num_node is not a setting (did you mean num_nodes?)",
-    "train dataset.edges=e.csv": "dataset.edges is a setting of dataset=files or dataset=typed: say one of them too",
+    "train dataset.edges=e.csv": "dataset.edges is a setting of dataset=files or dataset=hetero: say one of them too",
     "train sampler.clusters_per_batch=3": "sampler.clusters_per_batch is a setting of sampler=cluster: say that too",
     "train model.backbone.heads=2": "model=gat, model=hgt, model=rgat and 9 more choices: say one of them too",
     "train placement.alpha=2": "placement=degree, placement=metis, placement=naive and 5 more choices: say one of",

@@ -256,7 +256,7 @@ def own_sampler():
     """A sampler of the user's, in a module of the working folder, whose name no other test uses."""
     name = f"walks_{uuid.uuid4().hex}"
     text = (Path(__file__).parents[2] / "docs/howto/own_sampler.md").read_text()
-    source = text[text.index("from dataclasses") : text.index("```\n\n`draw`")]
+    source = text[text.index("from dataclasses") : text.index("```\n\n`sample`")]
     Path(f"{name}.py").write_text(source.replace("    def num_b", "    length: int = 3\n\n    def num_b", 1))
     return f"{name}.SeedsOnly"
 

@@ -97,7 +97,7 @@ def test_it_records_what_each_process_did_and_names_the_report_last(first_run):
     lanes = {(event["epoch"], event["rank"], event["lane"]) for event in log if event["event"] == "timeline"}
     assert lanes == {(epoch, rank, lane) for epoch in (0, 2) for rank in range(2) for lane in ("training", "beside")}
     (parts,) = (event for event in log if event["event"] == "parts")
-    assert sum(parts["nodes"]) == 2000 and parts["arcs_share"] == 1.0
+    assert sum(parts["nodes"]) == 2000 and parts["edges_share"] == 1.0
     assert result.stdout.rstrip().endswith("run/report.html")
 
 

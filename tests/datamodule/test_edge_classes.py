@@ -91,10 +91,10 @@ def test_held_out_classes_follow_their_edges():
 def outputs_by_hand(module, dm, links, attr):
     """The backbone over all edges of training, and the head over some links."""
     held = dm.dataset
-    arcs = torch.from_numpy(np.concatenate([np.stack([c.src, c.dst]) for c in held.stream.chunks()], axis=1)).long()
+    edges = torch.from_numpy(np.concatenate([np.stack([c.src, c.dst]) for c in held.stream.chunks()], axis=1)).long()
     with torch.no_grad():
         read = {"edge_attr": torch.from_numpy(held.edge_features)} if attr else {}
-        table = module.backbone(torch.from_numpy(held.features), arcs, **read)
+        table = module.backbone(torch.from_numpy(held.features), edges, **read)
         rows = [table[ends] for ends in links.edges] + ([torch.from_numpy(links.features)] if attr else [])
         return module.out(module.hidden(torch.cat(rows, 1)).relu())
 
@@ -103,7 +103,7 @@ def outputs_by_hand(module, dm, links, attr):
 @pytest.mark.parametrize("attr", [0, 3])
 def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, attr):
     """Against the backbone over all edges of training and the head over all held-out ones, in float32."""
-    monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)  # several pieces
+    monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)  # several chunks
     dm, module, run = data(tmp_path, attr), model(edge_channels=attr), trainer(max_epochs=8)
     run.fit(module, dm)
     assert {"train_loss", "val_loss", "val_acc"} <= set(run.callback_metrics)
@@ -125,18 +125,18 @@ def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, a
 @first(1)
 @pytest.mark.parametrize("attr", [0, 3])
 def test_predictions_are_the_held_out_edges_in_their_order(tmp_path, monkeypatch, attr):
-    """Against the head over the full graph; in memory, in pieces on disk, and in sampled batches."""
+    """Against the head over the full graph; in memory, in chunks on disk, and in sampled batches."""
     monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)
     module, found = model(edge_channels=attr, predict_logits=True), {}
     for mode in ("layerwise", "sampled"):
         dm = data(tmp_path, attr, mode)
         monkeypatch.setattr("lightning_gnnscale.datamodule.callbacks._BLOCK_ROWS", 16 if mode == "layerwise" else 1000)
-        pieces = trainer().predict(module, dm)
-        assert len(pieces) == 1 or mode == "sampled"
-        edges = np.hstack([piece["edges"] for piece in pieces])
+        chunks = trainer().predict(module, dm)
+        assert len(chunks) == 1 or mode == "sampled"
+        edges = np.hstack([chunk["edges"] for chunk in chunks])
         links = dm.links["test"]
         assert np.array_equal(np.asarray(dm.store.original_nid)[edges], links.edges)
-        assert all("edge_type" not in piece for piece in pieces)
+        assert all("edge_type" not in chunk for chunk in chunks)
         path = tmp_path / mode / "predictions.parquet"
         given = trainer(callbacks=[gs.PredictionWriter(path)]).predict(module, data(tmp_path, attr, mode))
         assert mode == "sampled" or len(given[0]["prediction"]) == 0  # written as they came
@@ -145,7 +145,7 @@ def test_predictions_are_the_held_out_edges_in_their_order(tmp_path, monkeypatch
         assert table.column_names == ["source", "target", "prediction"]
         assert np.array_equal(np.stack([table["source"], table["target"]]), links.edges)
         found[mode] = np.array(table["prediction"].to_pylist(), np.float32)
-        assert np.array_equal(torch.cat([piece["prediction"] for piece in pieces]).numpy(), found[mode])
+        assert np.array_equal(torch.cat([chunk["prediction"] for chunk in chunks]).numpy(), found[mode])
     np.testing.assert_allclose(found["layerwise"], outputs_by_hand(module, dm, links, attr), atol=1e-5)
     np.testing.assert_allclose(found["sampled"], found["layerwise"], atol=1e-5)
     groups = {mode: pq.ParquetFile(tmp_path / mode / "predictions.parquet").num_row_groups for mode in found}
@@ -160,11 +160,11 @@ def test_a_run_that_fails_leaves_the_file_before_as_it_was(tmp_path, monkeypatch
     monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)
     module, path = model(), tmp_path / "out" / "predictions.parquet"
     trainer(callbacks=[gs.PredictionWriter(path)]).predict(module, data(tmp_path))
-    before, decide, pieces = path.read_bytes(), module.decide, []
+    before, decide, chunks = path.read_bytes(), module.decide, []
 
     def failing(outputs):
-        pieces.append(len(outputs))
-        if len(pieces) == 4:
+        chunks.append(len(outputs))
+        if len(chunks) == 4:
             assert {other.name for other in path.parent.iterdir()} == {path.name, f"{path.name}.0"}
             raise RuntimeError("half way")
         return decide(outputs)
@@ -199,16 +199,16 @@ def test_which_edges_are_predicted(tmp_path):
     assert len(trainer().predict(nodes, data(tmp_path))[0]["nodes"]) == NUM_NODES
 
 
-KINDS = {"user": [f"u{i:02}" for i in range(30)], "item": [f"i{i}" for i in range(20)]}
+NODE_TYPES = {"user": [f"u{i:02}" for i in range(30)], "item": [f"i{i}" for i in range(20)]}
 
 
-def typed() -> gs.TypedGraph:
-    """Two relations between kinds whose nodes have the user's own names; classes of the edges of one of them."""
+def typed() -> gs.HeteroGraph:
+    """Two edge types between node types whose nodes have the user's own names; classes of the edges of one of them."""
     rng = np.random.default_rng(0)
     rated = np.unique(rng.integers(0, [[30], [20]], (2, 400)), axis=1)
     trusts = np.unique(rng.integers(0, 30, (2, 200)), axis=1)
-    users, items = (np.array(names) for names in KINDS.values())
-    return gs.TypedGraph(
+    users, items = (np.array(names) for names in NODE_TYPES.values())
+    return gs.HeteroGraph(
         {
             "user": {"nodes": users, "features": rng.random((30, 4), np.float32)},
             "item": {"nodes": items, "features": rng.random((20, 3), np.float32)},
@@ -223,7 +223,7 @@ def typed() -> gs.TypedGraph:
     )
 
 
-def test_predictions_of_a_typed_graph_name_kinds_and_relation(tmp_path):
+def test_predictions_of_a_typed_graph_name_node_types_and_relation(tmp_path):
     held = gs.hold_out_edges(typed().dataset(), val=0.1, test=0.2)
     links = held.links["test"]
     assert set(links.edge_type) == {0, 1}
@@ -238,14 +238,14 @@ def test_predictions_of_a_typed_graph_name_kinds_and_relation(tmp_path):
         path = tmp_path / f"{mode}.parquet"
         trainer(callbacks=[gs.PredictionWriter(path)]).predict(gs.EdgeClassifier(backbone, 3), dm)
         found.append(pq.read_table(path))
-    assert found[0].column_names == ["source_kind", "source", "relation", "target_kind", "target", "prediction"]
+    assert found[0].column_names == ["source_type", "source", "relation", "target_type", "target", "prediction"]
     assert found[0].drop_columns(["prediction"]).equals(found[1].drop_columns(["prediction"]))
-    names = np.array(KINDS["user"] + KINDS["item"])  # kind after kind, as original ids are
+    names = np.array(NODE_TYPES["user"] + NODE_TYPES["item"])  # node type after node type, as original ids are
     assert found[0]["source"].to_pylist() == names[links.edges[0]].tolist()
     assert found[0]["target"].to_pylist() == names[links.edges[1]].tolist()
-    assert set(found[0]["source_kind"].to_pylist()) == {"user"}
+    assert set(found[0]["source_type"].to_pylist()) == {"user"}
     assert found[0]["relation"].to_pylist() == np.array(["rated", "trusts"])[links.edge_type].tolist()
-    assert found[0]["target_kind"].to_pylist() == np.array(["item", "user"])[links.edge_type].tolist()
+    assert found[0]["target_type"].to_pylist() == np.array(["item", "user"])[links.edge_type].tolist()
 
 
 def test_what_does_not_fit_is_told_in_one_line(tmp_path):
@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path):
     with pytest.raises(StrategyError, match=said("links['test'] label missing")):
         trainer().test(model(), dm)
     backbone = gs.model.GraphSAGE(5, 8, 8, num_layers=1)
-    with pytest.raises(StrategyError, match=said("LinkPredictor false batches")):
+    with pytest.raises(StrategyError, match=said("LinkPredictor negatives batches")):
         trainer(max_epochs=1, num_sanity_val_steps=0).fit(gs.LinkPredictor(backbone), data(tmp_path))
     plain = labelled()
     plain.edge_label = None
@@ -282,7 +282,7 @@ EDGES = ["sampler=edges", "model=edge_classifier"]
             ["model=edge_gat", "sampler=links"],
             "model sampler=edges",
         ),
-        (["model=link_gcn", "sampler=edges"], "sampler.labelled=true draws edges"),
+        (["model=link_gcn", "sampler=edges"], "sampler.labelled=true samples edges"),
         (EDGES, "dataset.edge_label 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Edge features of a store reach the batches: each arc has the row of the edge that it came from, bit for bit."""
+"""Edge features of a store reach the batches: each edge has the row of the edge that it came from, bit for bit."""
 
 import lightning as L
 import numpy as np
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(3)
 
 
 def distinct_edges() -> np.ndarray:
-    """(2, num_edges) edges, no pair of nodes twice, whichever way; one node is a hub, another has no edge."""
+    """(2, num_edges) edges, no pair of nodes twice, whichever way; one node is a coordinator, another has no edge."""
     pairs = np.stack(np.triu_indices(NUM_NODES - 1, 1))
     chosen = RNG.choice(pairs.shape[1], 500, replace=False)
     edges = np.concatenate([pairs[:, chosen], pairs[:, pairs[0] == 0]], axis=1)
@@ -45,7 +45,7 @@ def make(root, to_undirected=False, dtype=np.float32, **options) -> gs.Partition
 
 
 def check(batch, store, rows: np.ndarray, both_ways: bool) -> int:
-    """Compare a batch's rows with those of its arcs' edges, looked up by their ends; return how many there were."""
+    """Compare a batch's rows with those of its edges' edges, looked up by their ends; return how many there were."""
     source, target = store.original_nid[batch.n_id.numpy()][batch.edge_index.numpy()]
     edges = []
     for pair in zip(source.tolist(), target.tolist(), strict=True):
@@ -77,15 +77,15 @@ def check(batch, store, rows: np.ndarray, both_ways: bool) -> int:
     ],
     ids=lambda options: ",".join(name if np.ndim(value) else f"{name}={value}" for name, value in options.items()),
 )
-def test_each_arc_has_the_row_of_its_edge(tmp_path, options):
+def test_each_edge_has_the_row_of_its_edge(tmp_path, options):
     dtype, to_undirected = options.get("dtype", np.float32), options.get("to_undirected", False)
     both_ways = to_undirected or getattr(options.get("sampler"), "direction", "in") == "both"
     dm = make(tmp_path / "s", batch_size=16, **options)
     dm.setup("fit")
     rows = (100 * ROWS).astype(dtype)
-    num_arcs = sum(check(batch, dm.store, rows, both_ways) for batch in dm.train_dataloader())
+    num_edges = sum(check(batch, dm.store, rows, both_ways) for batch in dm.train_dataloader())
     dm.teardown("fit")
-    assert num_arcs > 100
+    assert num_edges > 100
 
 
 def test_groups_of_batches_carry_them(tmp_path):
@@ -104,7 +104,7 @@ def test_a_store_without_them_gives_batches_without(tmp_path):
 
 
 class EdgeConditioned(L.LightningModule):
-    """A user's own module: messages by a network of the arc's features."""
+    """A user's own module: messages by a network of the edge's features."""
 
     def __init__(self):
         super().__init__()

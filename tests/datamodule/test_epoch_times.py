@@ -17,15 +17,15 @@ SOURCES = {"threads": gs.Threads(), "tasks": gs.TaskGraphs()}
 
 
 def trained(tmp_path, source=None, epochs: int = 3, sparse: bool = False, **options):
-    draw = np.random.default_rng(0)
-    edges = draw.integers(0, 600, (2, 6000))
+    sample = np.random.default_rng(0)
+    edges = sample.integers(0, 600, (2, 6000))
     stream = gs.open_edge_stream(edges, num_nodes=600, to_undirected=True)
-    features = draw.normal(size=(600, 8)).astype(np.float32)
+    features = sample.normal(size=(600, 8)).astype(np.float32)
     if sparse:
         features = scipy.sparse.csr_array(np.maximum(features, 0))
     masks = {"train": np.arange(600) % 2 == 0, "val": np.arange(600) % 2 == 1}
     dm = gs.PartitionDataModule(
-        root=tmp_path / "store", stream=stream, features=features, labels=draw.integers(0, 3, 600),
+        root=tmp_path / "store", stream=stream, features=features, labels=sample.integers(0, 3, 600),
         masks=masks, num_parts=2, batch_size=50, source=source or gs.Threads(),
         sampler=gs.NeighborSampler([4, 3]), **options,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_an_epoch_is_told_whole(tmp_path, name):
         assert event["counts"]["row_bytes"] == 32 * event["counts"]["nodes"]
         assert event["hop_nodes"][0] == 300
         assert sum(event["hop_nodes"]) == event["counts"]["nodes"]
-        assert sum(event["hop_arcs"]) == event["counts"]["arcs"]
+        assert sum(event["hop_edges"]) == event["counts"]["edges"]
         assert {"sample", "read"} <= set(event["beside"])
     assert times[1]["began"] + times[1]["seconds"] == pytest.approx(times[2]["began"], abs=0.05)
     shown = [event for event in log if event["event"] == "timeline" and event["lane"] == "training"]

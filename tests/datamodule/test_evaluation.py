@@ -91,19 +91,19 @@ def test_features_and_tables_are_gathered_bit_for_bit(source, store):
 
 
 @pytest.mark.parametrize("nodes", [[0], [399], range(0, 400, 7), range(120, 140), []])
-def test_needed_rows_have_their_arcs(source, store, nodes):
+def test_needed_rows_have_their_edges(source, store, nodes):
     nodes = np.asarray(nodes, np.int64)
-    for block_arcs in (1, 50, 1 << 20):
-        source.block_arcs = block_arcs
+    for block_edges in (1, 50, 1 << 20):
+        source.block_edges = block_edges
         found = list(source.blocks(NodeSet.of(nodes, 400)))
         rows = np.concatenate([np.zeros(0, np.int64), *(block.rows for block in found)])
         assert np.array_equal(rows, nodes)
         for block in found:
-            assert len(block.rows) == 1 or len(block.indices) <= block_arcs
+            assert len(block.rows) == 1 or len(block.indices) <= block_edges
             for i, row in enumerate(block.rows):
-                arcs = slice(*store.csc.indptr[row : row + 2])
-                assert np.array_equal(block.indices[slice(*block.indptr[i : i + 2])], store.csc.indices[arcs])
-    assert source.num_arcs(NodeSet.of(nodes, 400)) == sum(len(block.indices) for block in found)
+                edges = slice(*store.csc.indptr[row : row + 2])
+                assert np.array_equal(block.indices[slice(*block.indptr[i : i + 2])], store.csc.indices[edges])
+    assert source.num_edges(NodeSet.of(nodes, 400)) == sum(len(block.indices) for block in found)
 
 
 def test_a_split_that_stands_in_one_part_is_evaluated_like_the_whole_graph(source, store):
@@ -127,7 +127,7 @@ def test_memory_does_not_grow_with_the_rows_that_stream_past(tmp_path):
     np.save(tmp_path / "x.npy", rng.standard_normal((count, dim)).astype(np.float32))
     parts = gs.partition(stream, "range", num_parts=2)
     store = gs.write_partition_store(tmp_path / "s", stream, parts, features=tmp_path / "x.npy")
-    source = StoreLayerSource(store, [0, 1], open_scratch(tmp_path / "s", None, None), block_arcs=1 << 14)
+    source = StoreLayerSource(store, [0, 1], open_scratch(tmp_path / "s", None, None), block_edges=1 << 14)
     model = gs.model.GraphSAGE(dim, 64, 4, num_layers=2)
     tracemalloc.start()
     layerwise_inference(model, source, memory_bytes=4 << 20)
@@ -141,9 +141,9 @@ def test_work_is_counted_as_plain_python_does(source, store):
     nodes = np.array([3, 200])
     csc, work, rows = store.csc, 0, set(nodes.tolist())
     for _ in range(2):
-        arcs = [csc.indices[csc.indptr[row] : csc.indptr[row + 1]] for row in rows]
-        work += len(rows) + sum(map(len, arcs))
-        rows |= {int(node) for row in arcs for node in row}
+        edges = [csc.indices[csc.indptr[row] : csc.indptr[row + 1]] for row in rows]
+        work += len(rows) + sum(map(len, edges))
+        rows |= {int(node) for row in edges for node in row}
     assert evaluation_work(source, nodes, 2) == work + len(rows)
     assert evaluation_work(source, np.arange(400), 2, limit=10) > 10
 
@@ -260,7 +260,7 @@ def noted(method, results):
         ({"sample": True}, "evaluation.sample auto share"),
         ({"mode": "sampled", "sample": 0.5}, 'evaluation.sample=0.5 mode="layerwise"'),
         ({"table_dtype": "float16"}, "evaluation.table_dtype float32 bfloat16 'float16'"),
-        ({"block_arcs": 0}, "evaluation.block_arcs 1 0"),
+        ({"block_edges": 0}, "evaluation.block_edges 1 0"),
     ],
 )
 def test_bad_settings(options, message):

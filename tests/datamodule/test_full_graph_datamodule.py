@@ -283,7 +283,7 @@ def test_auto_parts_are_at_least_the_processes(tmp_path, dataset):
     many = gs.FullGraphDataModule(**options)
     assert many.make_plan(num_devices=3).num_parts == 3
     many.trainer = trainer_of(0, 3)
-    assert many.planned_parts() == 3, "a store that stands has too few"
+    assert many.planned_parts() == 3, "a store that exists has too few"
     assert gs.FullGraphDataModule(**options, num_parts=5).planned_parts() == 5
     assert gs.FullGraphDataModule(store=tmp_path / "s").make_plan(num_devices=3).num_parts == 2
 

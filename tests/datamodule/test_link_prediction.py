@@ -16,7 +16,7 @@ from lightning_gnnscale.model import GAT, GCN, GraphSAGE
 from tests.says import said
 from tests.tiers import first
 
-# 24 communities of 20 nodes: an end drawn at random is of the other's community once in 24.
+# 24 communities of 20 nodes: an end sampled at random is of the other's community once in 24.
 GRAPH = SyntheticGraph(480, 4800, num_communities=24, homophily=0.97, seed=1)
 
 
@@ -58,7 +58,7 @@ def model(kind=GraphSAGE, **options):
 @first(2)
 @pytest.mark.parametrize("kind", [GraphSAGE, GCN, GAT])
 @pytest.mark.parametrize("positives", ["walk", "edge"])
-def test_links_of_a_planted_graph_are_found_far_better_than_by_chance(root, kind, positives):
+def test_links_of_a_planted_graph_are_found_far_better_than_by_probability(root, kind, positives):
     dm = data(root, sampler={"positives": positives, "walk_length": 2}, scope="graph")
     run, links = trainer(max_epochs=6), model(kind)
     run.fit(links, dm)
@@ -71,7 +71,7 @@ def test_links_of_a_planted_graph_are_found_far_better_than_by_chance(root, kind
 
 @pytest.mark.sweep
 def test_a_small_graph_is_overfitted(tmp_path):
-    """A ring of 24 nodes, joined to the next two: every pair is told by the sign of its score."""
+    """A ring of 24 nodes, joined to the next two: every pair is reported by the sign of its score."""
     ring = np.arange(24)
     edges = np.concatenate([np.stack([ring, (ring + step) % 24]) for step in (1, 2)], axis=1)
     stream = gs.open_edge_stream(edges, to_undirected=True)
@@ -109,8 +109,8 @@ def test_metrics_equal_plain_python(root):
     dm.setup("test")
     source = dm.test_dataloader().evaluation.links
     pairs, negatives = (
-        np.concatenate(pieces, axis=axis)
-        for axis, pieces in zip((1, 0), zip(*source.chunks(7), strict=True), strict=True)
+        np.concatenate(chunks, axis=axis)
+        for axis, chunks in zip((1, 0), zip(*source.chunks(7), strict=True), strict=True)
     )
     known = {
         tuple(edge) for name in ("val", "test") for edge in dm.store.store_nid[planted().links[name].edges].T.tolist()
@@ -128,7 +128,7 @@ def test_metrics_equal_plain_python(root):
         reciprocal.append(1 / rank)
         hits.append(rank <= 5)
     assert len(reciprocal) == planted().links["test"].edges.shape[1]
-    # Scores in another order of sums: a few links may change places with a false end next to them.
+    # Scores in another order of sums: a few links may change places with a negative next to them.
     assert logged["test_mrr"] == pytest.approx(np.mean(reciprocal), abs=2e-3)
     assert logged["test_hits@5"] == pytest.approx(np.mean(hits), abs=1e-2)
 

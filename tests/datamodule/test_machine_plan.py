@@ -50,8 +50,8 @@ def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
                 holder = owner[part_of(store, node)]
                 read[machine] += 1
                 if holder != machine:
-                    drawn = batch.indptr[place + 1] - batch.indptr[place] if place + 1 < len(batch.indptr) else 0
-                    size, learned = 4 * (DIM + int(drawn)), 12
+                    sampled = batch.indptr[place + 1] - batch.indptr[place] if place + 1 < len(batch.indptr) else 0
+                    size, learned = 4 * (DIM + int(sampled)), 12
                     away[machine] += 1
                     received[machine] += devices * (size + learned)
                     given[machine] += devices * learned  # its gradient
@@ -64,8 +64,8 @@ def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
     assert [row.parts for row in rows] == [tuple(np.flatnonzero(owner == one).tolist()) for one in range(2)]
     assert sum(row.num_targets for row in rows) == store.masks["train"].sum()
     assert {row.role for row in rows} == {"trains"}
-    arcs, learned = store.num_arcs * store.csc.indices.itemsize, 36 * NODES
-    assert sum(row.held_bytes for row in rows) == arcs + NODES * (8 + 4 * DIM) + learned
+    edges, learned = store.num_edges * store.csc.indices.itemsize, 36 * NODES
+    assert sum(row.held_bytes for row in rows) == edges + NODES * (8 + 4 * DIM) + learned
 
 
 @first(1)
@@ -85,7 +85,7 @@ def test_machines_that_prepare_send_groups_of_batches(store, construction):
     assert (asked > 0) == (construction == "distributed") == all(row.away_share > 0 for row in preparing)
 
 
-def test_pieces_whose_seeds_are_of_a_part_are_made_where_it_is_held(store):
+def test_chunks_whose_seeds_are_of_a_part_are_made_where_it_is_held(store):
     source = gs.RayWorkers(construction="distributed", batches_per_group=2)
     plans = {}
     for order in ("graph", "part"):
@@ -104,8 +104,8 @@ def test_parts_that_keep_to_themselves_ask_nothing(store):
     assert [row.num_targets for row in rows] == [counts[0] + counts[2], counts[1] + counts[3]]
     halos = store.part_rows.sum() - NODES
     assert halos > 0
-    arcs = store.num_arcs * store.csc.indices.itemsize
-    assert sum(row.held_bytes for row in rows) == arcs + NODES * 8 + (NODES + halos) * 4 * DIM
+    edges = store.num_edges * store.csc.indices.itemsize
+    assert sum(row.held_bytes for row in rows) == edges + NODES * 8 + (NODES + halos) * 4 * DIM
 
 
 def test_machines_are_told_by_the_command_line(store, tmp_path, monkeypatch, capsys):
@@ -118,7 +118,7 @@ def test_machines_are_told_by_the_command_line(store, tmp_path, monkeypatch, cap
     assert "machines, in an epoch" in told and told.count("trains") == 2 + 1  # and the last line
     assert "travel in an epoch; at 1 Gbit/s the busiest link takes" in told
     main(["plan", "recipe=armada", "dataset=synthetic", "trainer.devices=1", "machines.preparing=2"])
-    assert "machines are counted on a store that stands: make it with `gnnscale partition`" in capsys.readouterr().out
+    assert "machines are counted on a store that exists: make it with `gnnscale partition`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_what_fits_or_says_nothing_is_let_through(store, several):
 
 
 def test_other_hops_than_layers_are_told(store):
-    with pytest.warns(UserWarning, match=said("draws 1 hops backbone 2 layers")):
+    with pytest.warns(UserWarning, match=said("samples 1 hops backbone 2 layers")):
         check_model(classifier(), store, 1)
 
 
@@ -85,7 +85,7 @@ def test_weights_below_zero_are_refused_where_they_give_no_number(tmp_path, back
 ])  # fmt: skip
 def test_samplers_tell_their_hops(store, sampler, hops):
     dm = gs.PartitionDataModule(store=store, sampler=sampler)
-    with pytest.warns(UserWarning, match="draws 3 hops") if hops else nullcontext():
+    with pytest.warns(UserWarning, match="samples 3 hops") if hops else nullcontext():
         L.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, enable_progress_bar=False).fit(classifier(), dm)
 
 

@@ -201,7 +201,7 @@ def test_evaluation_equals_the_full_graph(store_root):
         expected = model(torch.from_numpy(np.array(store.features.array)), edge_index).numpy()
     tables = []
     for parts in ([0, 2], [1, 3]):
-        source = StoreLayerSource(store, parts, dm._scratch, block_arcs=100)
+        source = StoreLayerSource(store, parts, dm._scratch, block_edges=100)
         rows = np.concatenate([block.rows for block in source.blocks()])
         assert max(len(block.indices) for block in source.blocks()) <= max(100, int(np.diff(store.csc.indptr).max()))
         tables.append(rows)
@@ -241,10 +241,10 @@ def test_predictions_come_by_original_ids(store_root, tmp_path):
     dm.teardown("predict")
 
 
-def test_predictions_are_joined_in_pieces_where_memory_is_short(tmp_path, store_root, monkeypatch):
+def test_predictions_are_joined_in_chunks_where_memory_is_short(tmp_path, store_root, monkeypatch):
     dm = gs.PartitionDataModule(store=store_root)
     model, written = classifier(dm), []
-    for name, most in (("whole", 1 << 20), ("pieces", 1000)):
+    for name, most in (("whole", 1 << 20), ("chunks", 1000)):
         monkeypatch.setattr(callbacks, "JOINED_BYTES", most)
         run = trainer()
         run.callbacks.append(gs.PredictionWriter(tmp_path / name))
@@ -252,7 +252,7 @@ def test_predictions_are_joined_in_pieces_where_memory_is_short(tmp_path, store_
         written.append(pq.ParquetFile(tmp_path / name))
     assert written[0].num_row_groups == 1 and written[1].num_row_groups > 3
     assert written[0].read().equals(written[1].read())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pieces", "whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chunks", "whole"]
     assert written[1].read()["node"].to_pylist() == list(range(400))
 
 
@@ -327,7 +327,7 @@ def test_scope_and_policy_must_fit(store_root):
 
 
 def test_neighbors_are_counted_by_the_rank_that_owns_them(store_root, monkeypatch):
-    monkeypatch.setattr(train_loader, "_CHUNK_ARCS", 7)
+    monkeypatch.setattr(train_loader, "_CHUNK_EDGES", 7)
     store, owner = gs.PartitionStore.open(store_root), np.arange(8) % 3
     owner_of = np.repeat(owner[: store.num_parts], np.diff(store.part_offsets))
     nodes = np.arange(1, store.num_nodes, 5)
@@ -358,20 +358,20 @@ def test_the_scope_follows_from_the_settings(store_root, options, weights, scope
     assert dm.mixed_parts(weights) == (4 if mixes else 0)
 
 
-def test_seeds_by_part_make_pieces_of_one_part_with_neighbours_of_any(store_root):
+def test_seeds_by_part_make_chunks_of_one_part_with_neighbours_of_any(store_root):
     store = gs.PartitionStore.open(store_root)
     options = {"seed_order": "part", "scope": "graph", "interleave_parts": 2, "batch_size": 8}
     seeds, crossing = [], 0
     for rank in range(2):
         dm = gs.PartitionDataModule(store=store, **options)
         with closing(dm.trial_loader(RankPlace(rank, 2), gs.GradientAveraging())) as loader:
-            pieces = list(loader.drawn_pieces())
-            assert sum(batch.batch_size for batch in loader) == sum(piece.batch_size for piece in pieces)
-        for piece in pieces:
-            nodes = piece.n_id.numpy()
-            assert set(store.part_of(nodes[: piece.batch_size]).tolist()) == {piece.part}
+            chunks = list(loader.sampled_chunks())
+            assert sum(batch.batch_size for batch in loader) == sum(chunk.batch_size for chunk in chunks)
+        for chunk in chunks:
+            nodes = chunk.n_id.numpy()
+            assert set(store.part_of(nodes[: chunk.batch_size]).tolist()) == {chunk.part}
             crossing += len(set(store.part_of(nodes).tolist())) > 1
-            seeds += nodes[: piece.batch_size].tolist()
+            seeds += nodes[: chunk.batch_size].tolist()
     assert crossing and set(seeds) == set(np.flatnonzero(store.masks["train"]).tolist())
 
 
@@ -476,7 +476,7 @@ def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape, kin
     ]
     joined = pa.concat_tables([gs.PredictionWriter._table(store, result) for result in results])
     assert joined["node"].to_pylist() == list(ids[:2])
-    assert kinds is None or joined["kind"].to_pylist() == ["paper", "author"]
+    assert kinds is None or joined["node_type"].to_pylist() == ["paper", "author"]
 
 
 def test_overfitting_trains_on_the_same_seeds(store_root):
@@ -503,7 +503,7 @@ def test_the_store_that_was_written_is_the_one_trained_on(tmp_path, dataset):
     gs.PartitionDataModule(dataset=dataset, **options).prepare_data()
     other = small_dataset(seed=5)
     this_rank, another = (gs.PartitionDataModule(dataset=other, overwrite=True, **options) for _ in range(2))
-    assert this_rank.num_features == another.num_features == 16  # opens the store that stands
+    assert this_rank.num_features == another.num_features == 16  # opens the store that exists
     this_rank.prepare_data()
     for dm in (this_rank, another):
         dm.setup("fit")

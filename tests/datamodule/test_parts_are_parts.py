@@ -16,7 +16,7 @@ BITS_GONE = 0xFF  # NaN, -1, or true: as a label it is unknown, so that no node 
 
 
 def take_away(root, part: int, target) -> gs.PartitionStore:
-    """Copy a store and overwrite every byte of its node and arc files that the part neither owns nor lists."""
+    """Copy a store and overwrite every byte of its node and edge files that the part neither owns nor lists."""
     shutil.copytree(root, target)
     store = gs.PartitionStore.open(root)
     start, stop = store.part_offsets[part], store.part_offsets[part + 1]
@@ -38,8 +38,8 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     if "halo_features" in store.manifest["files"]:
         packed = _of_part(np.load(root / "halo_offsets.npy"), part)
         keep |= {"halo_features": packed, "halo_nodes": packed, "halo_places": packed, "halo_count": listed}
-    keep["edge_weight"] = keep["csc_indices"].copy()  # of arcs to its nodes, and those to halo nodes that it lists
-    keep["edge_weight"][store.load_part(part).arc_id] = True
+    keep["edge_weight"] = keep["csc_indices"].copy()  # of edges to its nodes, and those to halo nodes that it lists
+    keep["edge_weight"][store.load_part(part).edge_id] = True
     whole = {"halo_code_offsets", "halo_offsets", "original_nid", "part_offsets", "store_nid"}
     if store.features.is_sparse:
         whole.add("features_indptr")  # every process looks whether it rises

@@ -74,7 +74,7 @@ def test_reads_are_counted_and_predicted(store_root):
         gs.SaintSampler("walk", num_roots=8, walk_length=2, batches_per_pass=6, num_norm_samples=10),
     ],
 )
-def test_any_sampler_is_placed_by_its_own_draws(store_root, sampler):
+def test_any_sampler_is_placed_by_its_own_samples(store_root, sampler):
     options = {"sampler": sampler, "batch_size": 8, "scope": "auto"}
     host = {}
     for probability in ("auto", "vip"):
@@ -97,7 +97,7 @@ def test_ranks_are_told_what_they_read_themselves(store_root):
         world_size=2, num_nodes=1, global_rank=0, node_rank=0, local_rank=0, overfit_batches=0,
     )  # fmt: skip
     dm.setup("predict")
-    reads = RankReads(False, [dm._targets_of(rank, 2) for rank in range(2)], dm._nodes_drawn)
+    reads = RankReads(False, [dm._targets_of(rank, 2) for rank in range(2)], dm._nodes_sampled)
     prob = read_probability(dm.store, PlacementSettings(), dm.sampler, 32, 0, reads)
     part = np.repeat(np.arange(dm.store.num_parts), np.diff(dm.store.part_offsets))
     for rank in range(2):
@@ -106,7 +106,7 @@ def test_ranks_are_told_what_they_read_themselves(store_root):
 
 
 @pytest.mark.sweep
-def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):
+def test_belady_goes_by_the_reads_of_batches_sampled_ahead(store_root):
     reads = {}
     for policy in ("lru", "belady"):
         settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)

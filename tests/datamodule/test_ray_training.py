@@ -26,11 +26,11 @@ class Killer(L.Callback):
     """Kills random workers, with SIGKILL, after random batches, until it has killed as many as it shall."""
 
     def __init__(self, num_kills: int, seed: int = 0):
-        self.left, self.draw = num_kills, random.Random(seed)
+        self.left, self.sample = num_kills, random.Random(seed)
 
     def on_train_batch_end(self, trainer, *_):
         alive = trainer.datamodule._train_loader._source.worker_pids if self.left else []
-        for pid in self.draw.sample(alive, self.draw.randint(0, min(len(alive), self.left))):
+        for pid in self.sample.sample(alive, self.sample.randint(0, min(len(alive), self.left))):
             os.kill(pid, signal.SIGKILL)
             self.left -= 1
 

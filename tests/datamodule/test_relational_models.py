@@ -1,4 +1,7 @@
-"""Models over kinds and relations, and of numbers, on a store: sampled batches, exact evaluation, learned rows."""
+"""Models over node types and edge types, and of numbers, on a store:
+
+sampled batches, exact evaluation, learned rows.
+"""
 
 import lightning as L
 import numpy as np
@@ -7,7 +10,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.layer_source import StoreLayerSource
-from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
+from lightning_gnnscale.edge_stream.relations import EdgesByType, HeteroStream
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.model import HGT, RGAT, RGCN, GraphSAGE, Hetero, layerwise_inference
@@ -38,9 +41,9 @@ def store(tmp_path_factory):
     rng, sources = np.random.default_rng(0), []
     for count, relation in EDGES:
         source, _, target = SCHEMA.edge_types[relation]
-        arcs = np.stack([rng.integers(0, COUNTS[source], count), rng.integers(0, COUNTS[target], count)])
-        sources.append(RelationEdges(gs.open_edge_stream(np.unique(arcs, axis=1)), relation))
-    stream = RelationStream(sources, SCHEMA, list(COUNTS.values()), to_undirected=True)
+        edges = np.stack([rng.integers(0, COUNTS[source], count), rng.integers(0, COUNTS[target], count)])
+        sources.append(EdgesByType(gs.open_edge_stream(np.unique(edges, axis=1)), relation))
+    stream = HeteroStream(sources, SCHEMA, list(COUNTS.values()), to_undirected=True)
     features = {
         name: rng.standard_normal((COUNTS[name], width)).astype(np.float32) for name, width in WIDTHS.items() if width
     }
@@ -60,25 +63,25 @@ def build(kind, **options):
 
 
 def whole(model, store):
-    """The model's outputs from all arcs of the store at once."""
+    """The model's outputs from all edges of the store at once."""
     nodes = np.arange(store.num_nodes)
     rows = store.features.gather(nodes)
-    x = gs.sampler.minibatch.rows_by_kind(rows)
+    x = gs.sampler.minibatch.rows_by_node_type(rows)
     target = np.repeat(nodes, np.diff(store.csc.indptr))
     edge_index = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))
     edge_type = torch.from_numpy(np.asarray(store.edge_type, np.int64))
     with torch.no_grad():
-        return model.eval()(x, edge_index, edge_type=edge_type, node_type=torch.from_numpy(rows.kind))
+        return model.eval()(x, edge_index, edge_type=edge_type, node_type=torch.from_numpy(rows.node_type))
 
 
 @each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
-@pytest.mark.parametrize("block_arcs", [7, None])
-def test_exact_evaluation_reads_kinds_and_relations(store, tmp_path, kind, options, block_arcs):
+@pytest.mark.parametrize("block_edges", [7, None])
+def test_exact_evaluation_reads_node_types_and_relations(store, tmp_path, kind, options, block_edges):
     dm = gs.PartitionDataModule(store)
     dm.setup("test")
-    model, source = build(kind, **options), StoreLayerSource(store, [0, 1, 2], dm._scratch, block_arcs=11)
-    result = layerwise_inference(model, source, block_arcs=block_arcs)
+    model, source = build(kind, **options), StoreLayerSource(store, [0, 1, 2], dm._scratch, block_edges=11)
+    result = layerwise_inference(model, source, block_edges=block_edges)
     found = result.read(np.arange(store.num_nodes))
     np.testing.assert_allclose(found, whole(model, store).numpy(), rtol=1e-4, atol=1e-5)
     dm.teardown("test")
@@ -146,7 +149,7 @@ def test_a_model_without_relations_is_refused(store):
     with pytest.raises(StrategyError, match=said("GraphSAGE edge_type")):
         trainer.fit(gs.NodeClassifier(GraphSAGE(5, 8, 3)), dm)
     whole = gs.FullGraphDataModule(store)
-    with pytest.raises(gs.GNNScaleError, match=said("relations 6 PartitionDataModule")):
+    with pytest.raises(gs.GNNScaleError, match=said("edge types 6 PartitionDataModule")):
         trainer.fit(gs.NodeClassifier(build(RGCN)), whole)
 
 
@@ -169,9 +172,9 @@ def test_numbers_of_nodes_are_predicted(tmp_path, columns, evaluation):
     trainer.fit(module, dm)
     found = trainer.test(module, dm, verbose=False)[0]
     target = np.repeat(np.arange(60), np.diff(store.csc.indptr))
-    arcs = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))
+    directed_edges = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))
     with torch.no_grad():
-        outputs = module.backbone.eval()(torch.from_numpy(features[store.original_nid]), arcs).numpy()
+        outputs = module.backbone.eval()(torch.from_numpy(features[store.original_nid]), directed_edges).numpy()
     errors = (outputs - targets[store.original_nid])[masks["test"][store.original_nid]]
     assert found["test_rmse"] == pytest.approx(np.sqrt(np.nanmean(errors**2)), rel=1e-4)
     assert found["test_mae"] == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)

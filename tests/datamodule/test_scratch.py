@@ -1,4 +1,4 @@
-"""Where evaluation's tables lie: room is set aside, what killed runs left goes, a finished store is only read."""
+"""Where evaluation's tables lie: space is set aside, what killed runs left goes, a finished store is only read."""
 
 import errno
 import multiprocessing
@@ -146,12 +146,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 
 def test_a_finished_store_is_prepared_without_a_write_beside_it(tmp_path, dataset):
-    shelf = tmp_path / "shelf"
-    options = {"dataset": dataset, "root": shelf / "s", "partitioner": "random", "num_parts": 2}
+    part_cache = tmp_path / "shelf"
+    options = {"dataset": dataset, "root": part_cache / "s", "partitioner": "random", "num_parts": 2}
     gs.PartitionDataModule(**options).prepare_data()
 
     def stamps():
-        return {path: path.stat().st_mtime_ns for path in [shelf, *shelf.rglob("*")]}
+        return {path: path.stat().st_mtime_ns for path in [part_cache, *part_cache.rglob("*")]}
 
     before = stamps()
     time.sleep(0.01)

@@ -101,7 +101,7 @@ def test_sampled_with_full_fanout(stores, kind, weighted, scope):
 def test_layer_by_layer(stores, tmp_path, kind, weighted):
     store, model = stores[weighted], build(kind)
     source = StoreLayerSource(store, [0, 1, 2], Scratch(tmp_path, "run-1"))
-    output = layerwise_inference(model, source, block_arcs=40)
+    output = layerwise_inference(model, source, block_edges=40)
     found = torch.from_numpy(np.asarray(output.read(np.asarray(store.store_nid, np.int64))))
     close(found, expected(model, weighted))
 
@@ -119,13 +119,15 @@ def test_rows_of_the_full_graph(stores, kind, weighted, world_size):
 
 
 def test_sampled_rows_are_unbiased():
-    """Of all pairs of two arcs out of a row that has two self-loops, the mean weight of each source is PyG's."""
+    """Of all pairs of two edges out of a row that has two self-loops, the mean weight of each source is PyG's."""
     edges = torch.tensor([[0, 1, 0, 2, 3], [0, 0, 0, 0, 0]])
     degree, own = torch.tensor([5.0, 2, 4, 1]), torch.tensor([-1.0, 1, 0, 1])
     x = torch.eye(4)
 
-    def summed(arcs):
-        block = normalized(make_block(edges[:, arcs], 4, None, degree, None, self_weight=own).head(1), torch.float32)
+    def summed(directed_edges):
+        block = normalized(
+            make_block(edges[:, directed_edges], 4, None, degree, None, self_weight=own).head(1), torch.float32
+        )
         return block.edge_weight @ x[block.indices]
 
     pairs = [[i, j] for i in range(5) for j in range(i + 1, 5)]

@@ -24,7 +24,7 @@ def test_task_graphs_change_no_bit(store_root, source, weights, sampler):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["lru", "belady"])
-def test_placed_features_are_gathered_piece_by_piece(store_root, policy):
+def test_placed_features_are_gathered_chunk_by_chunk(store_root, policy):
     settings = PlacementSettings(
         buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4, locality_scale=2.0
     )

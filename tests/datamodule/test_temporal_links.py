@@ -23,12 +23,12 @@ def events() -> GraphDataset:
     return GraphDataset("events", stream, features, edge_time=rng.integers(0, 500, NUM_EVENTS))
 
 
-def shop() -> gs.TypedGraph:
+def shop() -> gs.HeteroGraph:
     rng = np.random.default_rng(1)
     bought = np.stack([rng.integers(0, 60, 900), rng.integers(0, 40, 900)])
     near = rng.integers(0, 40, (2, 100))  # without times: always there
     times = rng.integers(0, 300, 900)
-    return gs.TypedGraph(
+    return gs.HeteroGraph(
         {"user": {"features": rng.random((60, 3), np.float32)}, "item": {"features": rng.random((40, 5), np.float32)}},
         {("user", "buys", "item"): {"edges": bought, "time": times}, ("item", "near", "item"): near},
     )
@@ -60,10 +60,10 @@ def sampler(strategy="uniform", **options):
     return LinkSampler(inner, "edge", **{"edges_per_node": 3, "num_negatives": 2} | options)
 
 
-def data(store, drawn_by=None, links=None, negatives=20, mode="layerwise", **options):
+def data(store, sampled_by=None, links=None, negatives=20, mode="layerwise", **options):
     evaluation = gs.EvaluationOptions(mode, links=links, negatives=negatives)
     return gs.PartitionDataModule(
-        store=store, sampler=drawn_by or sampler(), batch_size=40, evaluation=evaluation, **options
+        store=store, sampler=sampled_by or sampler(), batch_size=40, evaluation=evaluation, **options
     )
 
 
@@ -72,12 +72,12 @@ def batches_of(dm, split="train"):
     return list(getattr(dm, f"{split}_dataloader")())
 
 
-def future_arcs(batch) -> int:
-    """Arcs of a batch that are not before the seed for which they were drawn."""
+def future_edges(batch) -> int:
+    """Edges of a batch that are not before the seed for which they were sampled."""
     return int((batch.edge_time >= batch.seed_time[batch.seed_of[batch.edge_index[1]]]).sum())
 
 
-def arcs_of(store) -> set:
+def edges_of(store) -> set:
     target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
     return set(zip(np.asarray(store.csc.indices).tolist(), target.tolist(), store.edge_time.tolist(), strict=True))
 
@@ -87,39 +87,45 @@ def arcs_of(store) -> set:
 @pytest.mark.parametrize("scope", ["part", "graph"])
 @pytest.mark.parametrize("name", ["store", "typed_store"])
 def test_neighbours_of_links_are_before_them(request, name, scope, strategy):
-    store, num_arcs, drawn = request.getfixturevalue(name), 0, set()
-    arcs = arcs_of(store)
+    store, num_edges, sampled = request.getfixturevalue(name), 0, set()
+    edges = edges_of(store)
     for batch in batches_of(data(store, sampler(strategy, corrupt="both"), scope=scope)):
-        assert future_arcs(batch) == 0
-        num_arcs += batch.num_edges
-        first, other = (0, 1) if name == "typed_store" else (1, 0)  # untyped: the target of the arc comes first
+        assert future_edges(batch) == 0
+        num_edges += batch.num_edges
+        first, other = (0, 1) if name == "typed_store" else (1, 0)  # untyped: the target of the edge comes first
         nodes, time = batch.n_id[batch.pairs], batch.seed_time[batch.pairs[0]]
         ends = zip(nodes[first].tolist(), nodes[other].tolist(), time.tolist(), strict=True)
-        drawn |= set(ends)
+        sampled |= set(ends)
         assert torch.equal(time, batch.seed_time[batch.pairs[1]])
         assert torch.equal(time[:, None].expand(-1, 2), batch.seed_time[batch.negatives])
         assert torch.equal(time[:, None].expand(-1, 2), batch.seed_time[batch.source_negatives])
         if name == "typed_store":
-            kinds = batch.node_type
+            node_types = batch.node_type
             assert set(batch.pair_type.tolist()) == {0}  # what is always there is no link
-            assert set(kinds[batch.negatives].flatten().tolist()) == {1} == set(kinds[batch.pairs[1]].tolist())
-            assert set(kinds[batch.source_negatives].flatten().tolist()) == {0} == set(kinds[batch.pairs[0]].tolist())
-    assert num_arcs > 1000 and len(drawn) > 200 and drawn <= arcs
+            assert (
+                set(node_types[batch.negatives].flatten().tolist()) == {1} == set(node_types[batch.pairs[1]].tolist())
+            )
+            assert (
+                set(node_types[batch.source_negatives].flatten().tolist())
+                == {0}
+                == set(node_types[batch.pairs[0]].tolist())
+            )
+    assert num_edges > 1000 and len(sampled) > 200 and sampled <= edges
 
 
 def test_a_leak_would_be_seen(store, monkeypatch):
     monkeypatch.setattr(LinkSampler, "_check_times", lambda self: None)
     with_own = LinkSampler(gs.NeighborSampler([-1], temporal_strategy="uniform"), "edge", num_negatives=1)
     batches = batches_of(data(store, with_own, scope="graph"))
-    assert sum(map(future_arcs, batches)) >= sum(batch.pairs.shape[1] for batch in batches)  # each link sees itself
-    draw = gs.NeighborSampler.draw
+    assert sum(map(future_edges, batches)) >= sum(batch.pairs.shape[1] for batch in batches)  # each link sees itself
+    sample = gs.NeighborSampler.sample
 
     def of_any_time(self, *args, times=None, **options):
-        found = draw(self, *args, times=np.full_like(times, np.iinfo(np.int64).max), **options)
+        found = sample(self, *args, times=np.full_like(times, np.iinfo(np.int64).max), **options)
         return found._replace(seed_time=times)
 
-    monkeypatch.setattr(gs.NeighborSampler, "draw", of_any_time)
-    assert sum(map(future_arcs, batches_of(data(store, scope="graph")))) > 1000
+    monkeypatch.setattr(gs.NeighborSampler, "sample", of_any_time)
+    assert sum(map(future_edges, batches_of(data(store, scope="graph")))) > 1000
 
 
 def test_every_source_gives_the_same_batches(typed_store):
@@ -152,7 +158,7 @@ def test_relations_without_a_time_stay_whole():
     assert set(held.links["test"].edge_type.tolist()) == {0}
     assert held.stream.count()[1] == 1000 - sum(len(links.time) for links in held.links.values())
     assert (held.links["test"].edges[0] < 60).all() and (held.links["test"].edges[1] >= 60).all()
-    assert held.stream.relation_of(np.arange(held.stream.num_edges)).tolist().count(1) == 100
+    assert held.stream.edge_type_of(np.arange(held.stream.num_edges)).tolist().count(1) == 100
 
 
 def trained(dm):
@@ -181,7 +187,7 @@ def test_links_among_the_edges_are_evaluated_before_their_own_time(store, split)
     dm = data(store, links=links, mode="sampled", negatives="auto")
     batches = batches_of(dm, split)
     assert sum(batch.pairs.shape[1] for batch in batches) == 50 and batches[0].negatives.shape[1] == 100
-    assert sum(map(future_arcs, batches)) == 0 < sum(batch.num_edges for batch in batches)
+    assert sum(map(future_edges, batches)) == 0 < sum(batch.num_edges for batch in batches)
     when = np.concatenate([batch.seed_time[batch.pairs[1]].numpy() for batch in batches])
     assert np.array_equal(when, time)
     with pytest.raises(StrategyError, match=said("computes node edges time edges")):

@@ -21,16 +21,16 @@ NODES, RELATIONS, WIDTH = 70, 4, 6
 def all_triples() -> np.ndarray:
     """(3, 500) distinct heads, relations and tails; some from a node to itself, many sharing head and relation."""
     rng = np.random.default_rng(0)
-    drawn = np.stack([rng.integers(0, 25, 900), rng.integers(0, RELATIONS, 900), rng.integers(0, NODES, 900)])
-    return np.unique(drawn, axis=1)[:, rng.permutation(np.unique(drawn, axis=1).shape[1])[:500]]
+    sampled = np.stack([rng.integers(0, 25, 900), rng.integers(0, RELATIONS, 900), rng.integers(0, NODES, 900)])
+    return np.unique(sampled, axis=1)[:, rng.permutation(np.unique(sampled, axis=1).shape[1])[:500]]
 
 
 TRIPLES = all_triples()
-PIECES = dict(zip(("train", "val", "test"), np.split(TRIPLES, [400, 440], axis=1), strict=True))
+CHUNKS = dict(zip(("train", "val", "test"), np.split(TRIPLES, [400, 440], axis=1), strict=True))
 
 
 def dataset(**options) -> GraphDataset:
-    (head, relation, tail), held = PIECES["train"], {name: PIECES[name] for name in ("val", "test")}
+    (head, relation, tail), held = CHUNKS["train"], {name: CHUNKS[name] for name in ("val", "test")}
     stream = open_edge_stream(np.stack([head, tail]), num_nodes=NODES, **options)
     links = {name: LinkSet(found[[0, 2]], edge_type=found[1]) for name, found in held.items()}
     features = np.random.default_rng(1).normal(size=(NODES, WIDTH)).astype(np.float32)
@@ -73,12 +73,12 @@ def model(decoder="complex", backbone=None, **options):
     return gs.LinkPredictor(backbone, decoder=decoder, hits=(1, 3, 10), **options)
 
 
-def brute_force(score, pieces=("train", "val", "test"), split="test") -> np.ndarray:
+def brute_force(score, chunks=("train", "val", "test"), split="test") -> np.ndarray:
     """Ranks of a split's triples, tails then heads, by the definition: known others left out, ties by their mean."""
-    known = {tuple(triple) for name in pieces for triple in PIECES[name].T.tolist()}
+    known = {tuple(triple) for name in chunks for triple in CHUNKS[name].T.tolist()}
     ranks = []
     for asks_head in (False, True):
-        for h, r, t in PIECES[split].T.tolist():
+        for h, r, t in CHUNKS[split].T.tolist():
             true, above, beside = score(h, r, t, asks_head), 0, 0
             for node in range(NODES):
                 other = (node, r, t) if asks_head else (h, r, node)
@@ -104,7 +104,7 @@ def score_by(module, rows):
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("small", [False, True])
 def test_filtered_metrics_equal_brute_force(root, monkeypatch, decoder, inverse, small):
-    if small:  # many pieces of queries, candidates and scores
+    if small:  # many chunks of queries, candidates and scores
         monkeypatch.setattr(link_predictor, "CHUNK_BYTES", 4 * WIDTH * 17)
         monkeypatch.setattr(link_predictor, "SCORE_BYTES", 4 * 17 * 5)
         monkeypatch.setattr(link_predictor, "_POSITIVE_ROWS", 3)
@@ -114,7 +114,7 @@ def test_filtered_metrics_equal_brute_force(root, monkeypatch, decoder, inverse,
     assert logged["test_mrr"] == pytest.approx((1 / ranks).mean(), abs=1e-5)
     for k in (1, 3, 10):
         assert logged[f"test_hits@{k}"] == pytest.approx((ranks <= k).mean(), abs=1e-6)
-    unfiltered = brute_force(score_by(module, dataset().features), pieces=())
+    unfiltered = brute_force(score_by(module, dataset().features), chunks=())
     assert abs((1 / ranks).mean() - (1 / unfiltered).mean()) > 5e-3  # the filter matters in this graph
 
 
@@ -136,7 +136,7 @@ def test_ranks_without_a_filter_equal_pygs(theirs):
     tables = ([pyg.node_emb.weight, imaginary[0]], [pyg.rel_emb.weight, imaginary[1]])
     rows, relations = (torch.cat([t for t in table if t.numel()], dim=1).detach() for table in tables)
     module.decoder.relations.data.copy_(relations)
-    head, relation, tail = (np.ascontiguousarray(ends) for ends in PIECES["test"])
+    head, relation, tail = (np.ascontiguousarray(ends) for ends in CHUNKS["test"])
     output = type("Rows", (), {"read": staticmethod(lambda nodes: rows.numpy()[nodes])})
     places = np.arange(len(tail))
     queries = LinkQueries(head, tail, relation, False, NODES, np.arange(len(tail) + 1), tail, places)  # itself alone
@@ -163,12 +163,12 @@ def test_parts_ranks_and_reverses_in_the_store_change_nothing(root, tmp_path):
         with torch.no_grad():
             found += [module._rank_among_all(output, queries)[0] for queries in share.queries(9)]
     ranks = torch.cat(found)
-    assert len(ranks) == 2 * PIECES["test"].shape[1]
+    assert len(ranks) == 2 * CHUNKS["test"].shape[1]
     assert float((1 / ranks).mean()) == pytest.approx(expected["test_mrr"], abs=1e-6)
 
 
 def test_embeddings_are_learned_and_ranked(root):
-    """A decoder alone: rows of the entities are pulled and pushed, and known triples end up far above chance."""
+    """A decoder alone: rows of the entities are pulled and pushed, and known triples end up far above probability."""
     dm = data(root, share_negatives=True, num_negatives=40, negatives="uniform", links=None, edges_per_node=6)
     dm.links = {"val": dataset().links["val"]}
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def test_given_negatives_are_ranked_by_relation(root):
 
 def test_what_does_not_fit_is_told_in_one_line(root, tmp_path):
     links = dataset().links
-    leaked = PIECES["train"][:, :3]
+    leaked = CHUNKS["train"][:, :3]
     both = LinkSet(leaked[[0, 2]], edge_type=leaked[1])
 
     def tested(module=None, **options):
@@ -251,8 +251,8 @@ def test_what_does_not_fit_is_told_in_one_line(root, tmp_path):
     plain = store_of_plain(tmp_path / "plain")
     cases = [
         (tested(links={"test": both}), "3 of 3 test links are edges of .*, where training sees them"),
-        (tested(ranked_among=50), "evaluation.negatives=50: links with relations are ranked among all nodes"),
-        (tested(links={**links, "val": LinkSet(links["val"].edges)}), "relations in all splits or in none"),
+        (tested(ranked_among=50), "evaluation.negatives=50: links with edge types are ranked among all nodes"),
+        (tested(links={**links, "val": LinkSet(links["val"].edges)}), "edge types in all splits or in none"),
         (tested(links={"test": links["test"]._replace(edge_type=links["test"].edge_type + 3)}), r"must be in \[0, 4\)"),
         (tested(links={"test": links["test"]._replace(edge_type=[1])}), r"edge_type must be \(\d+,\) integers"),
         (lambda: trainer().test(model(), data(plain), verbose=False), "write it with edge_type="),
@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_told_in_one_line(root, tmp_path):
 
 
 def store_of_plain(root):
-    stream = open_edge_stream(PIECES["train"][[0, 2]], num_nodes=NODES)
+    stream = open_edge_stream(CHUNKS["train"][[0, 2]], num_nodes=NODES)
     gs.write_partition_store(root, stream, gs.partition(stream, "random", num_parts=1), features=dataset().features)
     return root
 
@@ -308,4 +308,4 @@ def test_every_source_gives_the_same_triples(root, neighborhoods, share):
             first, *others = (getattr(batch, name) for batch in batches)
             assert all(torch.equal(first, other) for other in others), name
     parts = sum(len(batch.pair_type) for batch in found["threads"])
-    assert parts == NODES  # a triple a node, drawn in its part
+    assert parts == NODES  # a triple a node, sampled in its part

@@ -186,7 +186,7 @@ DOORS = {
     "mask": lambda values: stored("masks", {"train": values})["train"],
     "mask of rows": lambda values: stored("masks", dataset(masks={"train": values}).masks)["train"],
     "words": lambda values: dataset(masks=values).masks["train"],
-    "edge_type": lambda values: dataset(edge_type=values).stream.relation_of(np.arange(4)),
+    "edge_type": lambda values: dataset(edge_type=values).stream.edge_type_of(np.arange(4)),
     "seeds": seeds,
     "input_time": lambda values: batch({"input_time": values}, time_attr="t").seed_time,
     "links": links,

@@ -30,14 +30,14 @@ def test_a_column_names_the_type_of_each_edge(table, tmp_path, name, apart):
     dataset = load_files(edges, nodes=f"{tmp_path}/nodes.csv:id", edge_type=edge_type)
     names = [relation for _, relation, _ in dataset.schema.edge_types]
     assert names == ["build", "runtime", "test", "rev_build", "rev_runtime", "rev_test"]
-    assert [names[number] for number in dataset.stream.relation_of(np.arange(4))] == KINDS
+    assert [names[number] for number in dataset.stream.edge_type_of(np.arange(4))] == KINDS
 
 
 def test_numbers_of_any_size_are_names(table, tmp_path):
     table["kind"] = [70, 5, 900, 5]
     dataset = load_files(saved(table, tmp_path / "deps.csv"), relabel=True, edge_type="kind", to_undirected=False)
     assert [relation for _, relation, _ in dataset.schema.edge_types] == ["5", "70", "900"]
-    assert dataset.stream.relation_of(np.arange(4)).tolist() == [1, 0, 2, 0]
+    assert dataset.stream.edge_type_of(np.arange(4)).tolist() == [1, 0, 2, 0]
 
 
 def test_the_column_is_not_told_to_be_unread(table, tmp_path):

@@ -1,4 +1,4 @@
-"""Ids, relations and times reach a store as they are, or are refused with their row, by whichever door."""
+"""Ids, edge types and times reach a store as they are, or are refused with their row, by whichever door."""
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ def stream(**options):
 
 
 def typed(**of_edges):
-    return gs.TypedGraph({"a": 4}, {("a", "to", "a"): {"edges": ENDS, **of_edges}, ("a", "in", "a"): ENDS}).dataset()
+    return gs.HeteroGraph({"a": 4}, {("a", "to", "a"): {"edges": ENDS, **of_edges}, ("a", "in", "a"): ENDS}).dataset()
 
 
 def temporal(t):
@@ -32,7 +32,7 @@ def hetero(t):
     data = HeteroData()
     data["a"].num_nodes = 4
     data["a", "to", "a"].edge_index, data["a", "to", "a"].time = torch.tensor(ENDS), t
-    return gs.TypedGraph.of_hetero(data).dataset()
+    return gs.HeteroGraph.of_hetero(data).dataset()
 
 
 def loader(t, **options):
@@ -52,7 +52,7 @@ TIMES = {
     "pandas": lambda t: gs.GraphDataset("g", stream(), edge_time=pd.Series(t)),
     "arrow": lambda t: gs.GraphDataset("g", stream(), edge_time=pa.array(t)),
     "typed": lambda t: typed(time=t),
-    "typed nodes": lambda t: gs.TypedGraph(
+    "typed nodes": lambda t: gs.HeteroGraph(
         {"a": {"num_nodes": 4, "time": t}, "b": {"time": [1, 2]}}, {("a", "to", "a"): ENDS}
     ).dataset(),
     "TemporalData": lambda t: temporal(torch.from_numpy(t)),
@@ -105,7 +105,7 @@ def test_dates_of_nodes_beside_numbers_of_edges_are_refused():
     with pytest.raises(ValueError, match=said("node_time edge_time")):
         gs.GraphDataset("g", stream(), node_time=dates, edge_time=np.arange(4))
     with pytest.raises(ValueError, match=said("times of a numbers")):
-        gs.TypedGraph(
+        gs.HeteroGraph(
             {"a": {"num_nodes": 4, "time": np.arange(4)}}, {("a", "to", "a"): {"edges": ENDS, "time": dates}}
         ).dataset()
 
@@ -118,7 +118,7 @@ def test_edges_of_times_at_the_top_of_int64_are_held_out_as_the_latest():
 
 def test_classes_of_edges_of_two_relations_are_joined_whatever_their_widths():
     labels = {"to": np.array([0, 1, 2, 3], np.uint64), "in": np.array([-1, 0, 1, 2], np.int8)}
-    graph = gs.TypedGraph(
+    graph = gs.HeteroGraph(
         {"a": 4}, {("a", name, "a"): {"edges": ENDS, "labels": given} for name, given in labels.items()}
     )
     assert graph.dataset().edge_label.tolist() == [0, 1, 2, 3, -1, 0, 1, 2]
@@ -165,7 +165,7 @@ def weighted_loader(weight, fanout, **options):
 @pytest.mark.parametrize(
     "options", [{}, {"disjoint": True}, {"temporal_strategy": "uniform"}, {"temporal_strategy": "last"}]
 )
-def test_edges_of_weight_zero_are_not_drawn_by_the_loader(options):
+def test_edges_of_weight_zero_are_not_sampled_by_the_loader(options):
     for fanout in (1, 2, 5):
         assert weighted_loader([0.0, 0.0, 0.0], fanout, **options) == []
         assert weighted_loader([0.0, 0.5, 0.0], fanout, **options) == [1]
@@ -173,7 +173,7 @@ def test_edges_of_weight_zero_are_not_drawn_by_the_loader(options):
     assert weighted_loader([0.0, 0.5, 0.0], -1, **options) == [0, 1, 2]
 
 
-def test_the_latest_neighbours_are_drawn_once_with_replacement_too():
+def test_the_latest_neighbours_are_sampled_once_with_replacement_too():
     data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 0]]), num_nodes=4, t=torch.arange(3))
     options = {"time_attr": "t", "temporal_strategy": "last", "replace": True, "input_time": torch.tensor([1])}
     loader = gs.NeighborLoader(data, [5], input_nodes=torch.tensor([0]), **options)

@@ -1,4 +1,4 @@
-"""Files that are damaged, cut short, gone or out of room while they are read or written: one line with their names."""
+"""Files that are damaged, cut short, gone or out of space while they are read or written: one line with their names."""
 
 import errno
 import os
@@ -105,7 +105,7 @@ def test_edges_that_go_between_two_passes_are_told(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["npy", "bin"])
 def test_edges_cut_short_in_the_middle_of_a_pass_are_told(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("lightning_gnnscale.edge_stream.array._PIECE_EDGES", 100)
+    monkeypatch.setattr("lightning_gnnscale.edge_stream.array._SLICE_EDGES", 100)
     path, options = on_disk(tmp_path, kind)
     chunks = open_edge_stream(path, chunk_edges=100, **options).chunks()
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_full_scratch_disk_is_told_with_its_folder(tmp_path, monkeypatch, method
     monkeypatch.setattr(call, full)
     with pytest.raises(GNNScaleError) as error:
         gs.partition(stream, method=method, num_parts=2, scratch=tmp_path, deduplicate=True)
-    assert "No space left on device; make room, or give scratch=" in told(error, tmp_path)
+    assert "No space left on device; make space, or give scratch=" in told(error, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -166,7 +166,9 @@ def test_full_disks_are_told_with_the_file_that_is_written(tmp_path, monkeypatch
         assert "cannot be written: No space left on device" in told(error, tmp_path / name)
     with pytest.raises(GNNScaleError) as error:
         gs.partition(stream, method="spring", num_parts=2, checkpoint=tmp_path / "c.npz", checkpoint_every=1)
-    assert "cannot be saved: No space left on device; make room, or give checkpoint=" in told(error, tmp_path / "c.npz")
+    assert "cannot be saved: No space left on device; make space, or give checkpoint=" in told(
+        error, tmp_path / "c.npz"
+    )
     with pytest.raises(GNNScaleError) as error:
         NodeIds.of(["a", "b"]).save(tmp_path / "ids.npy")
     told(error, tmp_path / "ids.npy")

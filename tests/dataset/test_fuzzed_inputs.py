@@ -30,33 +30,33 @@ ARRAY_KINDS = ["features", "labels", "several_labels", "train_mask", "mask_of_id
 KINDS = [*EDGE_KINDS, *RELABELLED, *ARRAY_KINDS, "npz"]
 
 
-def table(draw, kind):
+def table(sample, kind):
     """Return the array behind a file of one kind."""
     if kind in EDGE_KINDS or kind in RELABELLED:
-        edges = draw.integers(0, NUM_NODES, (NUM_EDGES, 2))
+        edges = sample.integers(0, NUM_NODES, (NUM_EDGES, 2))
         return {
             "npy": edges.T.copy(),
             "fortran.npy": np.asfortranarray(edges),
             "int32.npy": edges.astype(np.int32),
         }.get(kind, edges)
     if kind == "features":
-        return draw.standard_normal((NUM_NODES, 5)).astype(np.float32)
+        return sample.standard_normal((NUM_NODES, 5)).astype(np.float32)
     if kind == "labels":
-        return draw.integers(-1, 4, NUM_NODES)
+        return sample.integers(-1, 4, NUM_NODES)
     if kind == "several_labels":
-        return draw.integers(0, 2, (NUM_NODES, 3))
+        return sample.integers(0, 2, (NUM_NODES, 3))
     if kind == "train_mask":
-        return draw.random(NUM_NODES) < 0.5
+        return sample.random(NUM_NODES) < 0.5
     if kind == "mask_of_ids":
-        return draw.permutation(NUM_NODES)[:10]
+        return sample.permutation(NUM_NODES)[:10]
     if kind == "edge_features":
-        return draw.standard_normal((NUM_EDGES, 3)).astype(np.float32)
-    return draw.random(NUM_EDGES)
+        return sample.standard_normal((NUM_EDGES, 3)).astype(np.float32)
+    return sample.random(NUM_EDGES)
 
 
-def rewritten(draw, array):
+def rewritten(sample, array):
     """Return an array of another type, byte order, memory order or column order, of the same shape."""
-    way = draw.integers(6)
+    way = sample.integers(6)
     if way == 0:
         return array[..., ::-1].copy()
     if way == 1:
@@ -64,13 +64,13 @@ def rewritten(draw, array):
     if way == 2:
         return np.asfortranarray(array)
     if way == 3:
-        return array.astype(draw.choice(["float64", "int8", "uint64", "uint16", "bool", "U5", "complex64", "S3"]))
+        return array.astype(sample.choice(["float64", "int8", "uint64", "uint16", "bool", "U5", "complex64", "S3"]))
     if way == 4:
         return array.astype(object)
     return array.reshape(array.shape[::-1]) if array.ndim > 1 else array[: len(array) // 2]
 
 
-def write(draw, folder, kind, array):
+def write(sample, folder, kind, array):
     """Write an array as one kind of file, and return the path."""
     name = "gène-{}" if kind.startswith("names") else "{}"
     if separator_of(kind):
@@ -90,38 +90,40 @@ def write(draw, folder, kind, array):
             path = folder / "edges" / "0.parquet"
             pq.write_table(pa.table({"src": [1, 2], "dst": [3, 4]}), folder / "edges" / "1.parquet")
         ids = [[name.format(u) if kind == "names.parquet" else u for u in column] for column in array.T.tolist()]
-        compression = str(draw.choice(["none", "snappy", "zstd"]))
+        compression = str(sample.choice(["none", "snappy", "zstd"]))
         options = {"compression": compression, "write_page_checksum": True, "row_group_size": 100}
         pq.write_table(pa.table({"src": ids[0], "dst": ids[1]}), path, **options)
     elif kind == "npz":
         path = folder / "graph.npz"
-        arrays = {"edge_index": draw.integers(0, NUM_NODES, (2, NUM_EDGES)), "y": draw.integers(0, 3, NUM_NODES)}
-        arrays["x"] = draw.standard_normal((NUM_NODES, 4))
-        (np.savez if draw.random() < 0.5 else np.savez_compressed)(path, **arrays)
+        arrays = {"edge_index": sample.integers(0, NUM_NODES, (2, NUM_EDGES)), "y": sample.integers(0, 3, NUM_NODES)}
+        arrays["x"] = sample.standard_normal((NUM_NODES, 4))
+        (np.savez if sample.random() < 0.5 else np.savez_compressed)(path, **arrays)
     else:
         path = folder / (f"edges.{kind}" if kind in EDGE_KINDS else f"{kind}.npy")
         np.save(path, array, allow_pickle=True)
     return path
 
 
-def damaged(draw, data):
+def damaged(sample, data):
     """Return bytes with some flipped bits, some cut off, put in, taken out or repeated."""
-    data, way = bytearray(data), draw.integers(7)
+    data, way = bytearray(data), sample.integers(7)
     # Heads, where formats describe themselves, are hit as often as all the rest.
-    place = int(draw.integers(min(len(data), 200) if draw.random() < 0.5 else len(data)))
-    length = int(draw.integers(1, 9))
+    place = int(sample.integers(min(len(data), 200) if sample.random() < 0.5 else len(data)))
+    length = int(sample.integers(1, 9))
     if way <= 1:
         for _ in range(1 if way else length):
-            data[place] ^= 1 << int(draw.integers(8))
-            place = int(draw.integers(len(data)))
+            data[place] ^= 1 << int(sample.integers(8))
+            place = int(sample.integers(len(data)))
     elif way == 2:
         del data[place:]
     elif way == 3:
         del data[place : place + length]
     elif way == 4:
-        data[place:place] = bytes(draw.integers(0, 256, length, np.uint8))
+        data[place:place] = bytes(sample.integers(0, 256, length, np.uint8))
     elif way == 5:
-        data[place : place + length] = bytes(draw.choice([b'"', b"\r", b"\0", b"0x", b"+", b"_", b"\n", b"#", b"\xff"]))
+        data[place : place + length] = bytes(
+            sample.choice([b'"', b"\r", b"\0", b"0x", b"+", b"_", b"\n", b"#", b"\xff"])
+        )
     else:
         data[place:place] = data[place : place + 10 * length]
     return bytes(data)
@@ -167,7 +169,7 @@ def plain_edges(path, kind):
     return (array.T if array.shape[0] == 2 else array).tolist()
 
 
-def own_edges(draw, path, kind):
+def own_edges(sample, path, kind):
     options = {"dtype": "int64"} if kind == "bin" else {}
     if separator_of(kind):
         options = {"separator": separator_of(kind), "header": kind == "header.csv"}
@@ -175,7 +177,7 @@ def own_edges(draw, path, kind):
         options |= {"src": "src", "dst": "dst"}
     relabel = kind in RELABELLED
     path = path.parent if kind == "folder.parquet" else path
-    stream = open_edge_stream(path, chunk_edges=int(draw.choice([1, 7, 64, 1000])), relabel=relabel, **options)
+    stream = open_edge_stream(path, chunk_edges=int(sample.choice([1, 7, 64, 1000])), relabel=relabel, **options)
     edges = np.concatenate([np.stack([chunk.src, chunk.dst], 1) for chunk in stream.chunks()])
     if relabel:
         return np.array(stream.node_ids.plain(edges.ravel()), dtype=object).reshape(-1, 2).tolist()
@@ -216,7 +218,7 @@ def same(own, plain):
     )
 
 
-def own_and_plain(draw, folder, path, kind):
+def own_and_plain(sample, folder, path, kind):
     """Return two functions: the product's reading and the plain one."""
     if kind == "npz":
 
@@ -232,21 +234,21 @@ def own_and_plain(draw, folder, path, kind):
         return own, plain
     if kind in ARRAY_KINDS:
         return lambda: own_array(folder, path, kind), lambda: plain_array(path, kind)
-    return lambda: own_edges(draw, path, kind), lambda: plain_edges(path, kind)
+    return lambda: own_edges(sample, path, kind), lambda: plain_edges(path, kind)
 
 
-def verdict(draw, folder, kind):
+def verdict(sample, folder, kind):
     """Damage one file, read it both ways, and return "same" or "refused"; anything else fails."""
-    array = table(draw, kind)
-    rewrites = kind != "npz" and not kind.endswith(".gz") and draw.random() < 0.25
+    array = table(sample, kind)
+    rewrites = kind != "npz" and not kind.endswith(".gz") and sample.random() < 0.25
     if rewrites:
-        array = rewritten(draw, array)
+        array = rewritten(sample, array)
         if array.dtype == object and kind == "bin":
             return "refused"  # a raw file holds no objects
-    path = write(draw, folder, kind, array)
+    path = write(sample, folder, kind, array)
     if not rewrites:
-        path.write_bytes(damaged(draw, path.read_bytes()))
-    own, plain = own_and_plain(draw, folder, path, kind)
+        path.write_bytes(damaged(sample, path.read_bytes()))
+    own, plain = own_and_plain(sample, folder, path, kind)
     try:
         found = own()
     except (GNNScaleError, ValueError) as error:
@@ -270,11 +272,11 @@ def verdict(draw, folder, kind):
 def fuzz(folder, first, num_cases):
     counts = {"same": 0, "refused": 0}
     for number in range(first, first + num_cases):
-        draw, case = np.random.default_rng([17, number]), Path(folder / f"case{number}")
+        sample, case = np.random.default_rng([17, number]), Path(folder / f"case{number}")
         case.mkdir()
         kind = KINDS[number % len(KINDS)]
         try:
-            counts[verdict(draw, case, kind)] += 1
+            counts[verdict(sample, case, kind)] += 1
         except Exception as error:
             raise AssertionError(f"case {number}, {kind}, {case}: {error!r}") from error
     return counts

@@ -37,7 +37,7 @@ def test_the_three_sets_are_disjoint_and_complete(options):
     assert not kept & val and not kept & test and not val & test
     assert kept | val | test == pairs(EDGES)
     assert made.stream.count() == (210, made.stream.num_edges)
-    # Shares of some 2,800 distinct pairs: 4 standard deviations of a binomial are below 0.035.
+    # ShardMap of some 2,800 distinct pairs: 4 standard deviations of a binomial are below 0.035.
     total = len(kept | val | test)
     assert abs(len(val) / total - 0.1) < 0.035
     assert abs(len(test) / total - 0.2) < 0.035
@@ -80,10 +80,10 @@ def test_a_store_holds_no_held_out_link_in_any_direction(tmp_path):
     made = hold_out_edges(dataset_of(EDGES, to_undirected=True), val=0.1, test=0.1)
     store = write_partition_store(tmp_path / "s", made.stream, partition(made.stream, "random", num_parts=3))
     targets = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
-    arcs = pairs(store.original_nid[np.stack([np.asarray(store.csc.indices), targets])])
-    assert len(arcs) > 1000
+    edges = pairs(store.original_nid[np.stack([np.asarray(store.csc.indices), targets])])
+    assert len(edges) > 1000
     for links in made.links.values():
-        assert not arcs & pairs(links.edges)
+        assert not edges & pairs(links.edges)
 
 
 def test_edge_weights_follow_their_edges():
@@ -128,7 +128,7 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
         ({"val": 0.5, "test": 0.5}, "val + test 0 1 1.0"),
         ({"val": 0, "test": 0}, "0 1 0"),
         ({"test": 1e-9}, "test=1e-09 3000 edges"),
-        ({"tests": 0.1}, "hold_out val test seed relations by_time reverses tests"),
+        ({"tests": 0.1}, "hold_out val test seed edge types by_time reverses tests"),
     ],
 )
 def test_bad_shares(options, message):
@@ -176,7 +176,7 @@ def test_a_knowledge_graph_is_read_whole(triples, recwarn):
 
 def test_relations_without_names_are_counted_in_all_splits(triples):
     dataset = load_npz(saved(triples, relation_names=None, entity_names=None), to_undirected=False)
-    assert dataset.schema.num_relations == 3
+    assert dataset.schema.num_edge_types == 3
     assert dataset.stream.num_nodes == 6
 
 

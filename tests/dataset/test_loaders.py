@@ -231,7 +231,7 @@ def named(request, tmp_path):
     return options, ids
 
 
-def test_ids_of_any_kind_go_by_the_rows_that_name_them(named):
+def test_ids_of_any_node_type_go_by_the_rows_that_name_them(named):
     options, ids = named
     dataset = load_files(**options)
     assert np.array_equal(edges_of(dataset), [[2, 0], [0, 1]])

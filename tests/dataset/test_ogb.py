@@ -120,7 +120,7 @@ def test_npz(tmp_path, save):
         assert isinstance(dataset.features, str)
 
 
-def test_what_is_no_data_set_of_one_kind(tmp_path):
+def test_what_is_no_data_set_of_one_node_type(tmp_path):
     folder = text_folder(tmp_path)
     write_text(folder / "raw" / "num-node-list.csv.gz", [20, 20])
     with pytest.raises(ValueError, match=said("num-node-list.csv.gz 2")):

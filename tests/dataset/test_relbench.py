@@ -9,7 +9,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import load_relbench
-from lightning_gnnscale.dataset.typed_graph import ALWAYS
+from lightning_gnnscale.dataset.hetero_graph import ALWAYS
 from tests.says import said
 
 DAY = np.timedelta64(1, "D").astype("timedelta64[ns]")
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*not read")
-def test_tables_keys_and_tasks_are_kinds_relations_and_seeds(folder):
+def test_tables_keys_and_tasks_are_node_types_relations_and_seeds(folder):
     data = load_relbench(str(folder), "user-churn", target="churn")
     assert data.schema.node_types == ("items", "reviews", "users", "task")
     assert data.schema.edge_types[:3] == (
@@ -51,14 +51,14 @@ def test_tables_keys_and_tasks_are_kinds_relations_and_seeds(folder):
         ("reviews", "f2p_item", "items"),
         ("users", "asked", "task"),
     )
-    counts = np.diff(data.stream.kind_offsets).tolist()
+    counts = np.diff(data.stream.type_offsets).tolist()
     assert counts == [20, 400, 60, 180]
     reviews = pq.read_table(folder / "db/reviews.parquet").to_pydict()
     users = pq.read_table(folder / "db/users.parquet").to_pydict()["user"]
     edges = [(chunk.src, chunk.dst, chunk.first_edge) for chunk in data.stream.chunks()]
     src, dst = (np.concatenate([chunk[end] for chunk in edges]) for end in (0, 1))
-    relation = data.stream.relation_of(np.arange(len(src)))
-    first = data.stream.kind_offsets
+    relation = data.stream.edge_type_of(np.arange(len(src)))
+    first = data.stream.type_offsets
     mine = {(int(u), int(v)) for u, v in zip(src[relation == 0] - first[1], dst[relation == 0] - first[2], strict=True)}
     assert mine == {(row, users.index(user)) for row, user in enumerate(reviews["user"]) if user is not None}
     assert (relation == 1).sum() == 400 and (relation == 2).sum() == 180

@@ -136,7 +136,7 @@ def test_pygs_data_makes_a_store_in_a_folder_of_its_own(tmp_path, monkeypatch):
     other = gs.PartitionDataModule(data(x=torch.zeros(NUM_NODES, 1)), num_parts=2, partitioner="random")
     assert other.root != dm.root
     dm.prepare_data()
-    assert dm.store.num_arcs == EDGES.shape[1]  # as they are: none is added
+    assert dm.store.num_edges == EDGES.shape[1]  # as they are: none is added
     assert (dm.num_features, dm.num_classes) == (4, 3)
     rows = dm.store.original_nid
     np.testing.assert_array_equal(dm.store.features.gather(np.arange(NUM_NODES)), FEATURES[rows])
@@ -168,7 +168,7 @@ def test_adj_t_with_and_without_values():
         (7, "store must be the folder or URL .* got int: other graphs are given as dataset=, or stream="),
     ],
 )
-def test_graphs_of_other_kinds(given, message):
+def test_graphs_of_other_node_types(given, message):
     if message is None:
         with pytest.raises(ValueError, match=said("split [0, 2) train_mask 2")):
             load_pyg(given, split=2)
@@ -207,7 +207,7 @@ def test_what_is_not_read_is_told():
 
 
 def test_repeated_edges_with_other_features_are_told(tmp_path):
-    edges = np.array([[0, 0, 1, 2, 0], [1, 1, 0, 3, 1]])  # 0 - 1 in three relations, and once the other way
+    edges = np.array([[0, 0, 1, 2, 0], [1, 1, 0, 3, 1]])  # 0 - 1 in three edge types, and once the other way
     kinds = np.array([[1.0], [2.0], [9.0], [1.0], [1.0]])
     parts = gs.partition(gs.open_edge_stream(edges), "random", num_parts=2)
     undirected = gs.open_edge_stream(edges, to_undirected=True)

@@ -1,4 +1,4 @@
-"""The oracle of full-graph training: a GCN in one process, over dense arcs, with a replica of its weights a block."""
+"""The oracle of full-graph training: a GCN in one process, over dense edges, with a replica of its weights a block."""
 
 import copy
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class Graph:
     """What a store holds, dense.
 
     Attributes:
-        arcs: (num_nodes, num_nodes) float64, arcs[v, u] the number of arcs u -> v.
+        edges: (num_nodes, num_nodes) float64, edges[v, u] the number of edges u -> v.
         x, y, train: features, labels, and which nodes the loss goes over.
         offsets: rank r owns the nodes in [offsets[r], offsets[r + 1]).
     """
 
-    arcs: torch.Tensor
+    edges: torch.Tensor
     x: torch.Tensor
     y: torch.Tensor
     train: torch.Tensor
@@ -43,24 +43,24 @@ class Graph:
     @property
     def boundary(self):
         """(num_nodes,) whether another rank reads the node's rows."""
-        return (self.crossing & (self.arcs > 0)).any(dim=0)
+        return (self.crossing & (self.edges > 0)).any(dim=0)
 
     def normalized(self, crossing=True):
-        """Return the arcs with self-loops as GCN weighs them; without those between ranks, by what is left."""
-        arcs = self.arcs if crossing else self.arcs * ~self.crossing
-        arcs = arcs.clone().fill_diagonal_(1)  # a loop of the graph takes the place of the one that GCN adds
-        root = arcs.sum(dim=1).rsqrt()
-        return root[:, None] * arcs * root
+        """Return the edges with self-loops as GCN weighs them; without those between ranks, by what is left."""
+        edges = self.edges if crossing else self.edges * ~self.crossing
+        edges = edges.clone().fill_diagonal_(1)  # a loop of the graph replaces the one that GCN adds
+        root = edges.sum(dim=1).rsqrt()
+        return root[:, None] * edges * root
 
 
 def read_graph(root, world_size):
     store = PartitionStore.open(root)
     rows = load_block_rows(store, 0, 1)
     target = torch.repeat_interleave(torch.arange(store.num_nodes), torch.from_numpy(rows.csc.indptr).diff())
-    arcs = torch.zeros(store.num_nodes, store.num_nodes, dtype=torch.float64)
-    arcs.index_put_((target, torch.from_numpy(rows.csc.indices).long()), torch.ones(()).double(), accumulate=True)
+    edges = torch.zeros(store.num_nodes, store.num_nodes, dtype=torch.float64)
+    edges.index_put_((target, torch.from_numpy(rows.csc.indices).long()), torch.ones(()).double(), accumulate=True)
     return Graph(
-        arcs,
+        edges,
         torch.from_numpy(store.features.gather(rows.nodes)).double(),
         torch.from_numpy(store.labels[:].astype("int64")),
         torch.from_numpy(store.masks["train"][:].copy()),
@@ -152,7 +152,7 @@ class Simulation:
         due, extrapolate: see `Held`; make_due makes one for each layer, where what is due hangs on what was.
         remote_gradient: gradients flow back to the rows of other ranks.
         make_flow: rank -> how; None: as they are.
-        crossing: arcs between ranks are read.
+        crossing: edges between ranks are read.
         own_count: a rank's loss is divided by its own labels, not by all of them.
     """
 
@@ -160,7 +160,7 @@ class Simulation:
         self, graph, model, due=always, extrapolate=False, remote_gradient=True, crossing=True, own_count=False,
         make_due=None, make_flow=None,
     ):  # fmt: skip
-        self.graph, self.arcs, self.remote_gradient = graph, graph.normalized(crossing), remote_gradient
+        self.graph, self.edges, self.remote_gradient = graph, graph.normalized(crossing), remote_gradient
         self.own_count = own_count
         self.replicas = [copy.deepcopy(model.backbone) for _ in graph.ranks]
         self.optimizers = [
@@ -190,7 +190,7 @@ class Simulation:
                 seen = read
                 if layer and self.remote_gradient:
                     seen = read + _Remote.apply(h, self.flows[layer - 1][rank], epoch)
-                summed = self.arcs[own][:, own] @ h[own] + self.arcs[own][:, ~own] @ seen[~own]
+                summed = self.edges[own][:, own] @ h[own] + self.edges[own][:, ~own] @ seen[~own]
                 rows.append(summed @ conv.lin.weight.t() + conv.bias)
             h = torch.cat(rows)
         return h

@@ -125,18 +125,18 @@ SIZES = 3 * 2 * 8  # where a receiver cannot know how much comes: each process t
 # bitmap of one byte.
 PULLED = SIZES + (1 + 4 * 8) + SIZES + 2 * (1 + ROW)
 # In 4 bits a row of 16 values is a scale of 2 bytes and 8 bytes; one of 4 values 2 and 2 bytes.
-CODED, CODED_PULLED = 4 * (2 + 8) * 2, SIZES + (1 + 2 + 2) + SIZES + 2 * (1 + 2 + 8)
+QUANTISED, QUANTISED_PULLED = 4 * (2 + 8) * 2, SIZES + (1 + 2 + 2) + SIZES + 2 * (1 + 2 + 8)
 # Pushed gradients of inputs in 4 bits: node 1's output in the last layer reads 2 elsewhere; in the second layer the
 # outputs of 0, 1 and 2 have gradients, and 1 reads 2 elsewhere, 2 reads 1.
-CODED_PUSHED = SIZES + (1 + 2 + 8) + SIZES + 2 * (1 + 2 + 8)
+QUANTISED_PUSHED = SIZES + (1 + 2 + 8) + SIZES + 2 * (1 + 2 + 8)
 BY_HAND = {
     "halo": (HaloExchange(), HALO, HALO),
     "pulled": (HaloExchange(backward="pull"), HALO, PULLED),
     "broadcast": (BroadcastExchange(), BLOCKS, BLOCKS),
-    "4 bits": (Quantized(4), CODED, CODED_PULLED),
-    "4 bits, pushed": (Quantized(4, backward="push"), CODED, CODED_PUSHED),
+    "4 bits": (Quantized(4), QUANTISED, QUANTISED_PULLED),
+    "4 bits, pushed": (Quantized(4, backward="push"), QUANTISED, QUANTISED_PUSHED),
     # rounded at random, small values may become zero; rows are still sent
-    "2 bits": (Quantized(2, delta=False, backward_bits=4), 4 * (2 + 4) * 2, CODED_PULLED),
+    "2 bits": (Quantized(2, delta=False, backward_bits=4), 4 * (2 + 4) * 2, QUANTISED_PULLED),
     # the first epoch is exact and has neither bitmaps nor sizes
     "rows": (SkipBroadcast(EpochFixed(1), rows="row"), HALO, HALO),
 }
@@ -183,7 +183,7 @@ def test_bytes_of_a_path_of_six_nodes(tmp_path):
         assert first["exchange_cache_bytes"] == HELD.get(name, 0), name
     # gradients of the last layer's outputs are narrow
     assert runs[0]["pulled"][0][0]["exchange_layer2_backward_bytes"] == SIZES + (1 + 4 * 8)
-    # When no row is due, only sizes are told, in both layers.
+    # When no row is due, only sizes are reported, in both layers.
     first, second = runs[0]["rows"][0]
     assert second["exchange_forward_bytes"] == 2 * SIZES
     assert second["rows_skipped"] == 8

@@ -77,7 +77,7 @@ EVALUATED = {
     "2 bits": Quantized(2, delta=False),
     "blocks in turns": SkipBroadcast(EpochAdaptive(2)),
     "changed rows": SkipBroadcast(VariationGap(0.05), rows="row"),
-    "coded and extrapolated": SkipBroadcast(EpochFixed(1), Quantized(8), stale="extrapolate"),
+    "quantised and extrapolated": SkipBroadcast(EpochFixed(1), Quantized(8), stale="extrapolate"),
     "none": NoExchange(),
 }
 

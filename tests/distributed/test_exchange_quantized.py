@@ -64,14 +64,14 @@ def largest_error_of_the_first_loss(graph, bits):
     row's outputs.
     """
     simulation = Simulation(graph, make_model("gcn"))
-    convs, arcs = simulation.replicas[0].convs, simulation.arcs
+    convs, edges = simulation.replicas[0].convs, simulation.edges
     h, error = graph.x, torch.zeros_like(graph.x)
     for layer, conv in enumerate(convs):
         weight = conv.lin.weight
         step = (h.abs() + error).amax(dim=1, keepdim=True) * (1 + 2**-7) / (2 ** (bits - 1) - 1)
         travelled = step if layer else torch.zeros_like(step)
-        error = (arcs @ error + (arcs * graph.crossing) @ travelled) @ weight.abs().t()
-        h = arcs @ h @ weight.t() + conv.bias
+        error = (edges @ error + (edges * graph.crossing) @ travelled) @ weight.abs().t()
+        h = edges @ h @ weight.t() + conv.bias
         h = F.relu(h) if layer < len(convs) - 1 else h
     return float(2 * error.amax(dim=1)[graph.train].mean())
 
@@ -156,27 +156,27 @@ def average_gradients(folder, root):
         for name, options in SAMPLED.items():
             run, exchange, blocks = exchange_of(root, Quantized(**options, backward=backward), backward == "pull")
             given = gradients(blocks.num_local, rank), gradients(blocks.num_halo, 10 + rank)
-            drawn = []
+            sampled = []
             for seed in range(NUM_SEEDS):
                 run.clock.plan = replace(run.clock.plan, seed=seed)
-                drawn.append(read(exchange, *given))
+                sampled.append(read(exchange, *given))
             exact = read(exchange_of(root, HaloExchange(backward), backward == "pull")[1], *given)
-            results[name, backward] = torch.stack(drawn), exact
+            results[name, backward] = torch.stack(sampled), exact
     return results
 
 
 def test_sampled_gradients_are_right_on_average(root, tmp_path):
     directions = torch.randn(WIDTH, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     for rank, results in enumerate(launch(WORLD_SIZE, average_gradients, tmp_path, root, limit_s=250)):
-        for where, (drawn, exact) in results.items():
+        for where, (sampled, exact) in results.items():
             # A value that is small in its row is rounded away nearly always: rows are summed up in random directions,
             # whose deviation is that of their large values.
-            summed, truth = drawn @ directions, exact @ directions
+            summed, truth = sampled @ directions, exact @ directions
             off, sigma = (summed.mean(dim=0) - truth).abs(), summed.std(dim=0) / NUM_SEEDS**0.5
             # Random bits are sixteen: a value may be off by 2**-16 of a step, which is at most the largest value.
-            slack = WIDTH * directions.abs().amax() * 2**-16 * drawn.abs().amax()
+            slack = WIDTH * directions.abs().amax() * 2**-16 * sampled.abs().amax()
             assert (off <= 5 * sigma + slack).all(), (where, rank)
-            assert (off > 0).any() and (drawn[:, (exact == 0).all(dim=1)] == 0).all(), (where, rank)
+            assert (off > 0).any() and (sampled[:, (exact == 0).all(dim=1)] == 0).all(), (where, rank)
             # Some rows are left out now and then, and never all of them.
-            left_out = (drawn == 0).all(dim=2)[:, (exact != 0).any(dim=1)].double().mean()
+            left_out = (sampled == 0).all(dim=2)[:, (exact != 0).any(dim=1)].double().mean()
             assert 0.01 < left_out < 0.9, (where, rank)

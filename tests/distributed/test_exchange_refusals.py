@@ -42,7 +42,7 @@ class Rows(torch.nn.Module):
         return self.line(x)
 
 
-# Name: what differs from GCN on FullGraphDataModule under HaloExchange and GradientAveraging; pieces of the message.
+# Name: what differs from GCN on FullGraphDataModule under HaloExchange and GradientAveraging; chunks of the message.
 EARLY = {
     "no exchange layers": ({"model": "rows"}, ["HaloExchange", "NodeClassifier", "MessagePassing", "NoExchange()"]),
     "parts": ({"data": gs.PartitionDataModule}, ["HaloExchange", "PartitionDataModule", "FullGraphDataModule"]),
@@ -149,7 +149,7 @@ def test_refused_in_one_line_with_the_remedy_on_every_rank(refused, name):
         assert name in results, "not refused"
         message, joined = results[name]
         assert "\n" not in message
-        missing = [piece for piece in (EARLY | LATE)[name][1] if piece not in message]
+        missing = [chunk for chunk in (EARLY | LATE)[name][1] if chunk not in message]
         assert not missing, message
         assert not joined or name in LATE
 

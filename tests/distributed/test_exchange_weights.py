@@ -344,7 +344,7 @@ def train_backbones(folder, roots, exchange):
 
 
 @pytest.mark.sweep
-def test_no_exchange_is_one_process_on_the_graph_without_crossing_arcs(tmp_path):
+def test_no_exchange_is_one_process_on_the_graph_without_crossing_edges(tmp_path):
     """Of every backbone, of dense and of sparse features."""
     # write_store's parts on three ranks: parts 0 and 1, 2 and 3, and 4
     owner = np.repeat([0, 1, 2], [48, 34, 8])

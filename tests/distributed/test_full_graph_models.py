@@ -108,7 +108,7 @@ POLICIES = {
     "every other epoch": SkipBroadcast(EpochFixed(1)),
     "rows in turns": SkipBroadcast(EpochAdaptive(1), rows="row"),
     "changed blocks": SkipBroadcast(VariationGap(0.3), skip_gradients=True),
-    "changed rows, coded": SkipBroadcast(VariationGap(0.1), Quantized(8), rows="row"),
+    "changed rows, quantised": SkipBroadcast(VariationGap(0.1), Quantized(8), rows="row"),
     "gradients late": SkipBroadcast(EpochFixed(1), BroadcastExchange(), remote_gradient="late"),
     "extrapolated, dropped": SkipBroadcast(EpochFixed(1), stale="extrapolate", remote_gradient="drop"),
 }
@@ -162,14 +162,14 @@ def train_locally(folder, root, names):
 
 
 def test_without_an_exchange_a_block_is_a_graph_of_its_own(roots, tmp_path):
-    """The first 48 nodes are one rank's; what one process learns of the graph without the arcs between them."""
+    """The first 48 nodes are one rank's; what one process learns of the graph without the edges between them."""
     names = ["GCN", "GIN", "GAT", "Cheb"]
     cut = write_store(tmp_path / "cut", keep=lambda edges: (edges[0] < 70) == (edges[1] < 70))
     (alone,) = launch(1, train_locally, tmp_path / "1", cut, names)
     for results in launch(2, train_locally, tmp_path / "2", roots["undirected"], names):
         for name in names:
             assert largest_difference(results[name][0], alone[name][0]) <= 1e-12
-            assert results[name][2] != pytest.approx(alone[name][2], abs=1e-4)  # evaluated on all arcs
+            assert results[name][2] != pytest.approx(alone[name][2], abs=1e-4)  # evaluated on all edges
 
 
 # -- what is refused, or warned of
@@ -265,7 +265,7 @@ def test_what_cannot_be_exact_is_refused_in_one_line(refused, name):
         assert name in results, "not refused"
         message = results[name]
         assert "\n" not in message
-        assert all(piece in message for piece in REFUSED[name][2]), message
+        assert all(chunk in message for chunk in REFUSED[name][2]), message
 
 
 def train_warned(folder, roots):

@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.sweep, pytest.mark.real_data]
 
 GRAPHS = {"cora": {}, "squirrel": {"to_undirected": False}}
 HALO = HaloExchange(backward="auto")
-ZERO, CODED = SkipBroadcast(EpochFixed(0), HALO), Quantized(4, backward_threshold=1)
+ZERO, QUANTISED = SkipBroadcast(EpochFixed(0), HALO), Quantized(4, backward_threshold=1)
 CASES = {"gcn": ("gcn", HALO), "graphsage": ("graphsage", HALO), "gat": ("gat", HALO)}
-CASES |= {"bound of zero": ("gcn", ZERO), "coded": ("gcn", CODED)}
+CASES |= {"bound of zero": ("gcn", ZERO), "quantised": ("gcn", QUANTISED)}
 
 
 def train(folder, roots):
@@ -59,6 +59,6 @@ def test_a_bound_of_zero_is_exact_bit_for_bit_and_few_bits_stay_near(runs, graph
     for results in runs[1]:
         (exact, losses), (bounded, bounded_losses) = results[graph, "gcn"], results[graph, "bound of zero"]
         assert bounded_losses == losses and all(torch.equal(bounded[name], exact[name]) for name in exact)
-        coded, coded_losses = results[graph, "coded"]
-        assert 0 < largest_difference(coded, exact)
-        assert coded_losses == pytest.approx(losses, rel=0.02)
+        quantised, quantised_losses = results[graph, "quantised"]
+        assert 0 < largest_difference(quantised, exact)
+        assert quantised_losses == pytest.approx(losses, rel=0.02)

@@ -101,7 +101,7 @@ def test_triples_are_ranked_once_over_all_ranks(tmp_path):
 
 
 def predict_edges(folder: Path, root: str, target: str, num: int | None = None, killed_at: int | None = None) -> None:
-    """Write the classes of held-out edges, of an untrained model; end at once in the piece `killed_at`."""
+    """Write the classes of held-out edges, of an untrained model; end at once in the chunk `killed_at`."""
     world_size = torch.distributed.get_world_size()
     trainer = L.Trainer(
         accelerator="cpu", devices=world_size, default_root_dir=folder, logger=False, strategy="gnnscale",
@@ -112,11 +112,11 @@ def predict_edges(folder: Path, root: str, target: str, num: int | None = None, 
     torch.manual_seed(0)
     backbone = GraphSAGE(8, 16, 16, num_layers=2, dropout=0.0)
     model = gs.EdgeClassifier(backbone, 3, predict_logits=True)
-    pieces, decide = [], model.decide
+    chunks, decide = [], model.decide
 
     def decide_or_end(outputs):
-        pieces.append(outputs)
-        if len(pieces) == killed_at:
+        chunks.append(outputs)
+        if len(chunks) == killed_at:
             os._exit(9)
         return decide(outputs)
 
@@ -125,7 +125,7 @@ def predict_edges(folder: Path, root: str, target: str, num: int | None = None, 
     sampler = gs.LinkSampler(gs.NeighborSampler([5, 5]), "edge", labelled=True)
     data = gs.PartitionDataModule(store=root, sampler=sampler, evaluation=gs.EvaluationOptions(links=links))
     trainer.predict(model, data)
-    assert len(pieces) > 10 or num is not None
+    assert len(chunks) > 10 or num is not None
 
 
 @first(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from full_graph_runs import write_store
-from oracles.kind_rows import as_rows, write_kinds
+from oracles.typed_rows import as_rows, write_typed
 from processes import launch
 
 import lightning_gnnscale as gs
@@ -57,8 +57,8 @@ class Rows(L.Callback):
         self.held.append((batch.n_id.tolist(), as_rows(batch.x)))
 
 
-def train_on_kinds(folder, root):
-    """Train where kinds have features of their own, with and without a placement."""
+def train_on_node_types(folder, root):
+    """Train where node types have features of their own, with and without a placement."""
     results = []
     for placement in (None, PlacementSettings("rule", buffer_share=0.2, alpha=0.2, cache_rows=60)):
         dm = gs.PartitionDataModule(
@@ -150,9 +150,9 @@ def test_two_processes_read_each_others_rows_and_train_alike(tmp_path):
 
 
 @pytest.mark.sweep
-def test_two_processes_read_each_others_rows_of_every_kind(tmp_path):
-    write_kinds(tmp_path / "store")
-    for (plain, placed), reads in launch(2, train_on_kinds, tmp_path / "run", tmp_path / "store", limit_s=120):
+def test_two_processes_read_each_others_rows_of_every_node_type(tmp_path):
+    write_typed(tmp_path / "store")
+    for (plain, placed), reads in launch(2, train_on_node_types, tmp_path / "run", tmp_path / "store", limit_s=120):
         assert plain == placed and len(plain) > 6
         assert sum(reads.values()) == sum(sum(map(len, rows)) for _, rows in plain)
         assert all(reads[tier] > 0 for tier in ("local", "peer", "host", "cache"))

@@ -1,4 +1,4 @@
-"""Two ranks that train from the same Ray workers: rank 0 starts Ray, both share a hub, and no bit changes."""
+"""Two ranks that train from the same Ray workers: rank 0 starts Ray, both share a coordinator, and no bit changes."""
 
 import tempfile
 from pathlib import Path
@@ -28,7 +28,7 @@ RUNS = {
 
 
 class NewSampler(L.Callback):
-    """Gives the loader its sampler anew after the first epoch, as `LocalityController` does: its source is another."""
+    """Gives the loader its sampler again after the first epoch, as `LocalityController` does: its source is another."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch == 0 and trainer.datamodule.scope == "part":

@@ -41,10 +41,10 @@ def test_every_public_name_has_its_place_on_the_built_pages(site):
 
 
 def test_reference_holds_every_public_name():
-    """What the package and its rooms of public names export, under the name that a user says."""
-    rooms = {room: getattr(gs, room) for room in ("model", "strategy", "dataset")}
-    public = {*gs.__all__, *(f"{room}.{name}" for room, module in rooms.items() for name in module.__all__)}
-    shared = {f"{room}.{name}" for room in rooms for name in gs.__all__}
+    """What the package and its spaces of public names export, under the name that a user says."""
+    spaces = {space: getattr(gs, space) for space in ("model", "strategy", "dataset")}
+    public = {*gs.__all__, *(f"{space}.{name}" for space, module in spaces.items() for name in module.__all__)}
+    shared = {f"{space}.{name}" for space in spaces for name in gs.__all__}
     missing = sorted(public - shared - set(NAMES))
     assert not missing, f"docs/reference leaves out {', '.join(missing)}"
 
@@ -54,8 +54,8 @@ def test_a_name_of_the_reference_is_what_a_user_imports(shown, path):
     value = gs
     for part in shown.split("."):
         value = getattr(value, part) if hasattr(value, part) else importlib.import_module(f"{value.__name__}.{part}")
-    room, _, name = path.rpartition(".")
-    assert value is getattr(importlib.import_module(room), name)
+    space, _, name = path.rpartition(".")
+    assert value is getattr(importlib.import_module(space), name)
     assert value.__doc__
 
 

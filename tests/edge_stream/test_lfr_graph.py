@@ -59,7 +59,7 @@ def test_sizes_of_communities_follow_their_power_law(exponent):
     assert 2_500 < sizes.max() <= 5_000 + 6 * np.sqrt(5_000)
     # The maximum of the likelihood has a standard deviation of about 1 / sqrt(K * var(log s)): 0.05 at K = 300.
     assert abs(likeliest_exponent(np.clip(sizes, 20, 5_000), 20, 5_000) - exponent) < 0.15
-    # Nodes settle by hash: each size is a count of independent draws.
+    # Nodes settle by hash: each size is a count of independent samples.
     planned = community_sizes(NUM_NODES, graph.num_communities, exponent, 5_000)
     assert np.all(np.abs(sizes - planned) <= 6 * np.sqrt(planned) + 0.02 * planned)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream
-from lightning_gnnscale.edge_stream.planted_edges import DRAW_VERSION
+from lightning_gnnscale.edge_stream.planted_edges import SAMPLE_VERSION
 from lightning_gnnscale.edge_stream.synthetic import _WEIGHT
 from tests.says import said
 
@@ -52,9 +52,9 @@ def test_edges_keep_what_they_promise():
 
 
 def test_the_edges_of_this_version():
-    # Known edges: other ones need another DRAW_VERSION, or fingerprints would call two graphs the same.
+    # Known edges: other ones need another SAMPLE_VERSION, or fingerprints would call two graphs the same.
     chunk = next(GRAPH.stream(chunk_edges=600).chunks())
-    assert DRAW_VERSION == 1
+    assert SAMPLE_VERSION == 1
     assert chunk.src[:6].tolist() == [2547, 3649, 2814, 1467, 2319, 58]
     assert chunk.dst[:6].tolist() == [2187, 1484, 2533, 3649, 2742, 1219]
     assert (int(chunk.src.sum()), int(chunk.dst.sum())) == (1528416, 1498594)
@@ -116,12 +116,12 @@ def test_tiny_graphs_have_no_self_loops(num_nodes, num_communities, homophily):
             assert (community[edges[0]] == community[edges[1]]).all()
 
 
-def test_ends_are_drawn_in_proportion_to_their_weights():
+def test_ends_are_sampled_in_proportion_to_their_weights():
     graph = SyntheticGraph(num_nodes=40, num_edges=400_000, num_communities=1, max_degree=60_000, seed=5)
     edges = edges_of(graph)
     weight = np.minimum((1 - graph._units(_WEIGHT)) ** (-1 / 1.5), graph._largest_weight())
     share = weight / weight.sum()
-    # The first end is drawn from the weights alone (the second avoids the first): chi-square over 39 cells.
+    # The first end is sampled from the weights alone (the second avoids the first): chi-square over 39 cells.
     counts = np.bincount(edges[0], minlength=40)
     expected = share * 400_000
     chi_square = ((counts - expected) ** 2 / expected).sum()

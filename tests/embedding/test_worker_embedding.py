@@ -144,14 +144,14 @@ def test_saved_rows_go_on_with_other_workers(tmp_path, store, of_workers):
         other.pull([1])
 
 
-def test_workers_own_the_rows_of_some_kinds(tmp_path):
+def test_workers_own_the_rows_of_some_node_types(tmp_path):
     """Three workers for two parts, of which each then has a range of rows; and one, which has them by part."""
-    dataset = gs.TypedGraph({"paper": 30, "author": 12}, {"author,writes,paper": np.arange(24).reshape(2, 12) % 12})
+    dataset = gs.HeteroGraph({"paper": 30, "author": 12}, {"author,writes,paper": np.arange(24).reshape(2, 12) % 12})
     dataset = dataset.dataset()
     parts = gs.partition(dataset.stream, method="random", num_parts=2, seed=0)
     typed = gs.write_partition_store(tmp_path / "typed", dataset.stream, parts)
     nodes = np.flatnonzero(typed.node_type(np.arange(42)) == 1)
-    options = {"kinds": ["author"], "optimizer": gs.SparseAdam(0.05, bias="step"), "seed": 1}
+    options = {"node_types": ["author"], "optimizer": gs.SparseAdam(0.05, bias="step"), "seed": 1}
     local = gs.DistributedEmbedding.for_store(typed, DIM, **options).open()
     for num_workers in (3, 1):
         made = gs.WorkerEmbedding.for_store(typed, DIM, num_workers=num_workers, timeout_s=120.0, **options).open()

@@ -39,7 +39,7 @@ def build(root: str, num_nodes: int, num_edges: int, calls, die_at_call: int = -
         masks={"train": np.arange(num_nodes) % 2 == 0},
         pack_halo=True,
         progress=count_call,
-        budget=WriteBudget(spill_edges=1 << 17, sort_arcs=1 << 19, block_bytes=1 << 18, checkpoint_bytes=1 << 20),
+        budget=WriteBudget(spill_edges=1 << 17, sort_edges=1 << 19, block_bytes=1 << 18, checkpoint_bytes=1 << 20),
     )
 
 

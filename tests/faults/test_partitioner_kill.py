@@ -54,17 +54,17 @@ def run(edges: Path, method: str, folder: Path, kill_after_s: float | None = Non
     return True
 
 
-def damage(draw: random.Random, state: Path) -> str:
+def damage(sample: random.Random, state: Path) -> str:
     """Cut off, change or delete the checkpoint of a killed run; return what was done."""
     data = state.read_bytes()
-    way = draw.choice(["cut", "flip", "flip", "flip in the tail", "delete"])
+    way = sample.choice(["cut", "flip", "flip", "flip in the tail", "delete"])
     if way == "delete":
         state.unlink()
     elif way == "cut":
-        state.write_bytes(data[: draw.randrange(len(data))])
+        state.write_bytes(data[: sample.randrange(len(data))])
     else:
-        place = draw.randrange(len(data)) if way == "flip" else len(data) - 1 - draw.randrange(min(len(data), 600))
-        state.write_bytes(data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :])
+        place = sample.randrange(len(data)) if way == "flip" else len(data) - 1 - sample.randrange(min(len(data), 600))
+        state.write_bytes(data[:place] + bytes([data[place] ^ 1 << sample.randrange(8)]) + data[place + 1 :])
     return way
 
 
@@ -77,19 +77,19 @@ def kill_and_go_on(tmp_path: Path, method: str, num_kills: int, seed: int) -> di
     assert run(edges, method, whole)
     start = time.monotonic()
     assert run(edges, method, whole)  # compiled now
-    whole_s, draw = time.monotonic() - start, random.Random(seed)
+    whole_s, sample = time.monotonic() - start, random.Random(seed)
     expected, state = np.load(whole / "part_id.npy"), folder / "state.npz"
     counts = {"kills": 0, "damaged": 0, "told": 0, "resumed": 0}
     while counts["kills"] < num_kills:
-        if run(edges, method, folder, whole_s * draw.uniform(0.2, 0.9)):
+        if run(edges, method, folder, whole_s * sample.uniform(0.2, 0.9)):
             finish(folder, expected, counts)
             continue
         counts["kills"] += 1
         if state.exists():
             counts["resumed"] += 1
-            if draw.random() < 0.5:
+            if sample.random() < 0.5:
                 counts["damaged"] += 1
-                damage(draw, state)
+                damage(sample, state)
     while not run(edges, method, folder) or finish(folder, expected, counts):
         pass
     return counts

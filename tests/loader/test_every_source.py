@@ -132,8 +132,8 @@ def test_halo_rows_come_from_where_they_are_packed(load):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_of_codes_come_decoded(load, bits, packed):
-    coded, plain = WORLD.coded(bits)
-    features = coded.packed_codes() if packed else coded.features
+    quantised, plain = WORLD.quantised(bits)
+    features = quantised.packed_codes() if packed else quantised.features
     batches = list(load(features=features))
     assert len(batches) > 3
     for batch in batches:

@@ -18,12 +18,12 @@ from tests.says import said
 WORLD = small_world(num_parts=5)
 
 
-def make_loader(rank=0, world_size=1, lanes=2, load_part=WORLD.load_part, **options) -> PartLoader:
+def make_loader(rank=0, world_size=1, open_parts=2, load_part=WORLD.load_part, **options) -> PartLoader:
     settings = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 8, "seed": 1} | options
     targets = {part: WORLD.targets(part) for part in range(5)}
     return part_loader(
         range(5), load_part, WORLD.features, targets, NeighborSampler([4, 3]),
-        interleave=Interleave(rank, world_size, lanes), **settings,
+        interleave=Interleave(rank, world_size, open_parts), **settings,
     )  # fmt: skip
 
 
@@ -45,12 +45,14 @@ def test_epochs_spread_parts_in_other_orders():
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=7),
     world_size=st.integers(1, 3),
-    lanes=st.integers(1, 4),
+    open_parts=st.integers(1, 4),
     epoch=st.integers(0, 3),
 )
-def test_parts_take_turns_and_no_batch_is_left_out(sizes, world_size, lanes, epoch):
+def test_parts_take_turns_and_no_batch_is_left_out(sizes, world_size, open_parts, epoch):
     ranks = [
-        list(InterleavedWalk(range(len(sizes)), dict(enumerate(sizes)), rank, world_size, lanes, 7).positions(epoch))
+        list(
+            InterleavedWalk(range(len(sizes)), dict(enumerate(sizes)), rank, world_size, open_parts, 7).positions(epoch)
+        )
         for rank in range(world_size)
     ]
     steps = list(zip(*ranks, strict=True))
@@ -61,10 +63,10 @@ def test_parts_take_turns_and_no_batch_is_left_out(sizes, world_size, lanes, epo
     for place, position in enumerate(ranks[0]):
         later = {other.part for other in ranks[0][place:]}
         started = {other.part for other in ranks[0][: place + 1]}
-        assert len(later & started) <= lanes
+        assert len(later & started) <= open_parts
         assert position.following is None or position.following in later
     first = list(dict.fromkeys(position.part for position in ranks[0]))
-    for part in first[lanes:]:
+    for part in first[open_parts:]:
         begun = next(place for place, position in enumerate(ranks[0]) if position.part == part)
         assert part in {position.following for position in ranks[0][:begun]}, "it is loaded ahead"
 
@@ -98,7 +100,7 @@ def test_ranks_share_every_part_and_each_target_comes_once(world_size):
     assert len(steps) == len(loaders[0])
     seeds = [[batch.n_id[: batch.batch_size].tolist() for batch in step] for step in steps]
     assert all(len({frozenset(part_of(nodes)) for nodes in step}) == 1 for step in seeds), "of a step, the same parts"
-    assert any(len(part_of(step[0])) == 2 for step in seeds), "a batch is a piece of each part that is open"
+    assert any(len(part_of(step[0])) == 2 for step in seeds), "a batch is a chunk of each part that is open"
     counts = Counter(node for step in seeds for nodes in step for node in nodes)
     targets = np.concatenate([WORLD.targets(part) for part in range(5)])
     assert set(counts) == set(targets.tolist())
@@ -111,7 +113,7 @@ def test_threads_and_restarts_change_no_batch():
     expected = [(batch.key, batch.n_id.tolist()) for batch in make_loader(num_threads=0)]
     found = [(batch.key, batch.n_id.tolist()) for batch in make_loader(num_threads=3, prefetch_batches=7)]
     assert found == expected
-    assert [(batch.key, batch.n_id.tolist()) for batch in make_loader(lanes=4)] != expected
+    assert [(batch.key, batch.n_id.tolist()) for batch in make_loader(open_parts=4)] != expected
     loader = make_loader(num_threads=2)
     batches = iter(loader)
     for _ in range(2):
@@ -124,11 +126,11 @@ def test_threads_and_restarts_change_no_batch():
 
 
 def test_another_walk_is_not_resumed_within_an_epoch():
-    loader = make_loader(lanes=2)
+    loader = make_loader(open_parts=2)
     next(batches := iter(loader))
     state = loader.state_dict()
     batches.close()
-    for other in (make_loader(lanes=3), make_loader(lanes=2, world_size=2)):
+    for other in (make_loader(open_parts=3), make_loader(open_parts=2, world_size=2)):
         with pytest.raises(ValueError, match=r"interleave=\[1, 2\]|length="):
             other.load_state_dict(state)
 
@@ -143,7 +145,7 @@ def test_no_more_parts_are_loaded_than_are_open():
     targets = {part: WORLD.targets(part) for part in range(5)}
     loader = part_loader(
         range(5), load_part, WORLD.features, targets, NeighborSampler([4]), batch_size=4, masks=WORLD.masks,
-        labels=WORLD.labels, interleave=Interleave(lanes=3), num_threads=2,
+        labels=WORLD.labels, interleave=Interleave(open_parts=3), num_threads=2,
     )  # fmt: skip
     assert len(list(loader)) > 5
     assert sorted(loaded) == list(range(5)), "each part is read once a pass"
@@ -154,8 +156,8 @@ def test_passes_are_refused():
         make_loader(passes=2)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_no_more_parts_are_in_memory_than_take_turns_and_one(lanes):
+@pytest.mark.parametrize("open_parts", [1, 2, 3])
+def test_no_more_parts_are_in_memory_than_take_turns_and_one(open_parts):
     """However many batches are prepared ahead: here all of an epoch, and a part has but a few."""
     alive, most = set(), 0
 
@@ -167,9 +169,9 @@ def test_no_more_parts_are_in_memory_than_take_turns_and_one(lanes):
         weakref.finalize(graph.csc.indices, alive.discard, part)
         return graph
 
-    loader = make_loader(lanes=lanes, load_part=load, num_threads=2, prefetch_batches=64)
+    loader = make_loader(open_parts=open_parts, load_part=load, num_threads=2, prefetch_batches=64)
     for batch in loader:
         del batch
         time.sleep(0.005)  # for whatever can be prepared meanwhile
     loader.close()
-    assert 1 < most <= lanes + 1
+    assert 1 < most <= open_parts + 1

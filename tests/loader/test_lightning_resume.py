@@ -8,7 +8,7 @@ from oracles.parts import part_loader, small_world
 from lightning_gnnscale.loader import PartLoader
 from lightning_gnnscale.sampler import NeighborSampler
 
-WORLD = small_world(num_nodes=150, num_arcs=900, num_parts=3)
+WORLD = small_world(num_nodes=150, num_edges=900, num_parts=3)
 
 
 def make_loader() -> PartLoader:

@@ -35,6 +35,6 @@ def test_ratios_are_taken_within_a_turn():
 
 def test_the_graph_is_heavy_tailed_and_repeatable():
     csc = power_law_graph(3000, 60_000, seed=0)
-    assert csc.num_arcs == 60_000
+    assert csc.num_edges == 60_000
     assert csc.in_degree.max() > 10 * csc.in_degree.mean()
     np.testing.assert_array_equal(csc.indices, power_law_graph(3000, 60_000, seed=0).indices)

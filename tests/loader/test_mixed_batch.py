@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_the_pieces(name, backbone):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_rows_go_with_their_nodes_and_arcs_with_their_ends(name):
+def test_rows_go_with_their_nodes_and_edges_with_their_ends(name):
     pieces = pieces_of(SAMPLERS[name], return_e_id=name == "neighbour")
     mixed = mix(pieces, np.empty)
     assert mixed.batch_size == sum(piece.batch_size for piece in pieces)
@@ -57,8 +57,8 @@ def test_rows_go_with_their_nodes_and_arcs_with_their_ends(name):
     assert torch.equal(mixed.n_id[: mixed.batch_size], seeds)
     assert torch.equal(mixed.y, torch.from_numpy(WORLD.labels[mixed.n_id.numpy()]).to(mixed.y.dtype))
     assert np.array_equal(mixed.train_mask.numpy(), WORLD.masks["train"][mixed.n_id.numpy()])
-    arcs = sorted(tuple(ends) for piece in pieces for ends in piece.n_id[piece.edge_index].T.tolist())
-    assert sorted(tuple(ends) for ends in mixed.n_id[mixed.edge_index].T.tolist()) == arcs
+    edges = sorted(tuple(ends) for piece in pieces for ends in piece.n_id[piece.edge_index].T.tolist())
+    assert sorted(tuple(ends) for ends in mixed.n_id[mixed.edge_index].T.tolist()) == edges
     targets = torch.repeat_interleave(torch.arange(mixed.num_targets), mixed.indptr.diff())
     assert torch.equal(mixed.edge_index[1], targets), "grouped by target, in ascending order"
     for field in fields(mixed):

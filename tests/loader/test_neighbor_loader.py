@@ -123,9 +123,9 @@ def test_a_batch_is_the_data_cut_down_to_it(replace):
         assert torch.equal(batch.input_id, batch.n_id[: batch.batch_size])
         assert sum(batch.num_sampled_nodes) == batch.num_nodes == len(batch.n_id.unique())
         assert sum(batch.num_sampled_edges) == batch.num_edges
-        drawn = torch.bincount(batch.edge_index[1], minlength=batch.batch_size)[: batch.batch_size]
+        sampled = torch.bincount(batch.edge_index[1], minlength=batch.batch_size)[: batch.batch_size]
         degree = torch.bincount(DATA.edge_index[1], minlength=NUM_NODES)[batch.n_id[: batch.batch_size]]
-        assert torch.equal(drawn, 4 * (degree > 0) if replace else degree.clamp(max=4))
+        assert torch.equal(sampled, 4 * (degree > 0) if replace else degree.clamp(max=4))
         seen += batch.input_id.tolist()
     assert sorted(seen) == DATA.train_mask.nonzero().view(-1).tolist() != seen
 
@@ -135,21 +135,21 @@ def test_other_subgraph_types_on_the_same_nodes():
     edges = DATA.edge_index
     loaders = [gs.NeighborLoader(DATA, [3, 2], **options, subgraph_type=t) for t in ("bidirectional", "induced")]
     loaders.append(gs.NeighborLoader(DATA, [3, 2], **options, directed=False))
-    for drawn, both, induced, older in zip(gs.NeighborLoader(DATA, [3, 2], **options), *loaders, strict=True):
-        assert torch.equal(drawn.n_id, both.n_id) and torch.equal(drawn.n_id, induced.n_id)
+    for sampled, both, induced, older in zip(gs.NeighborLoader(DATA, [3, 2], **options), *loaders, strict=True):
+        assert torch.equal(sampled.n_id, both.n_id) and torch.equal(sampled.n_id, induced.n_id)
         assert tensors(induced) == tensors(older)
-        inside = torch.isin(edges, drawn.n_id).all(0).nonzero().view(-1)
+        inside = torch.isin(edges, sampled.n_id).all(0).nonzero().view(-1)
         assert induced.e_id.sort().values.tolist() == inside.tolist()
         assert torch.equal(induced.n_id[induced.edge_index], edges[:, induced.e_id])
         assert (induced.edge_index[1].diff() >= 0).all() and "num_sampled_nodes" not in induced
-        pairs = set(zip(*drawn.edge_index.tolist(), strict=True))
+        pairs = set(zip(*sampled.edge_index.tolist(), strict=True))
         expected = pairs | {(b, a) for a, b in pairs}
         assert sorted(expected, key=lambda p: p[::-1]) == list(zip(*both.edge_index.tolist(), strict=True))
         assert torch.equal(both.edge_weight, both.e_id.float()) and "num_sampled_nodes" not in both
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_order_and_draws_follow_from_seed_and_epoch(threads):
+def test_order_and_samples_follow_from_seed_and_epoch(threads):
     options = {"batch_size": 16, "shuffle": True, "seed": 5}
     alone = gs.NeighborLoader(DATA, [4, 3], num_threads=0, **options)
     loader = gs.NeighborLoader(DATA, [4, 3], num_workers=threads, **options)
@@ -317,12 +317,12 @@ def edge_index(*edges):
         ({"disjoint": True, "subgraph_type": "induced"}, 'disjoint trees have no subgraph of type "induced"'),
         ({"time_attr": "time"}, "time_attr='time' is an attribute of neither nodes nor edges"),
         ({"weight_attr": "none"}, "weight_attr='none' is no attribute of edges"),
-        ({"sampler": [1]}, "does not follow sampler=[1]: pass the seeds that it draws"),
+        ({"sampler": [1]}, "does not follow sampler=[1]: pass the seeds that it samples"),
         ({"generator": torch.Generator()}, "pass seed"),
         ({"world_size": 2}, "rank and world_size go together, got rank=None and world_size=2"),
         ({"rank": 1}, "rank and world_size go together, got rank=1 and world_size=None"),
         ({"rank": 2, "world_size": 2}, "rank must be in [0, world_size), got rank 2 of 2"),
-        ({"data": HeteroData()}, "seeds of a HeteroData are a kind, or (kind, seeds): got None"),
+        ({"data": HeteroData()}, "seeds of a HeteroData are a node type, or (node type, seeds): got None"),
         ({"data": Data(x=torch.ones(4, 2))}, "data has no edge_index: set it to"),
         ({"data": edge_index([0, 1], [1, 4])}, "data.edge_index[1] must be in [0, 4), data.num_nodes, got 1 to 4"),
         ({"data": edge_index([-1, 1])}, "data.edge_index[0] must be in [0, 4)"),
@@ -336,14 +336,14 @@ def test_what_it_does_not_follow_is_told_in_one_line(change, message):
     assert "\n" not in str(error.value)
 
 
-def test_draws_of_an_imbalanced_sampler_train_as_trees_of_their_own():
+def test_samples_of_an_imbalanced_sampler_train_as_trees_of_their_own():
     nodes = DATA.train_mask.nonzero().view(-1)
     torch.manual_seed(0)
-    drawn = ImbalancedSampler(DATA.y, input_nodes=nodes)
+    sampled = ImbalancedSampler(DATA.y, input_nodes=nodes)
     with pytest.raises(ValueError, match=said("sampler=ImbalancedSampler seeds[list(sampler)] disjoint=True")) as error:
-        gs.NeighborLoader(DATA, [3, 2], input_nodes=nodes, sampler=drawn)
+        gs.NeighborLoader(DATA, [3, 2], input_nodes=nodes, sampler=sampled)
     assert "\n" not in str(error.value)
-    seeds = nodes[list(drawn)]
+    seeds = nodes[list(sampled)]
     assert len(seeds.unique()) < len(seeds)
     with pytest.raises(ValueError, match=said("repeated disjoint=True")):
         gs.NeighborLoader(DATA, [3, 2], input_nodes=seeds)
@@ -400,7 +400,7 @@ def test_locality_reads_near_rows_and_keeps_the_mean():
     total = torch.zeros(NUM_NODES).index_add_(0, data.edge_index[1], data.x[data.edge_index[0], 0])[:40]
     expected, found = total / degree.clamp(min=1), means[1]
     deviation = found.std(0) / 400**0.5
-    # 40 nodes, two sides: a right sampler exceeds 4.5 with a chance of 3e-4; rows that are taken whole have none.
+    # 40 nodes, two sides: a right sampler exceeds 4.5 with a probability of 3e-4; rows that are taken whole have none.
     assert ((found.mean(0) - expected).abs() <= 4.5 * deviation + 1e-5).all()
 
 
@@ -434,9 +434,9 @@ def test_a_call_is_the_batch_of_seeds_at_positions(sampled):
     for name in ("n_id", "edge_index", "e_id", "input_id", "x"):
         assert torch.equal(first[name], called[name]), name
     assert loader([39, 3]).n_id[:2].tolist() == [79, 43]
-    drawn = gs.NeighborLoader(DATA, [2, 2], batch_size=6, seed=3, **sampled)
-    assert torch.equal(drawn([3, 5]).n_id, drawn(np.array([3, 5])).n_id)
-    assert drawn([]).batch_size == 0
+    chosen = gs.NeighborLoader(DATA, [2, 2], batch_size=6, seed=3, **sampled)
+    assert torch.equal(chosen([3, 5]).n_id, chosen(np.array([3, 5])).n_id)
+    assert chosen([]).batch_size == 0
     with pytest.raises(ValueError, match=said("index 1 40 [0, 40)")):
         loader([0, 40])
     with pytest.raises(ValueError, match=said("index [3, 3]")):
@@ -462,8 +462,8 @@ def test_what_pyg_names_is_there_or_told():
 def test_rows_of_a_layout_that_has_none_are_refused_in_one_line(make):
     data = Data(x=torch.eye(4).to_sparse_csr(), edge_index=torch.tensor([[0, 1], [1, 2]]))
     kinds = HeteroData({"a": {"x": data.x}, ("a", "to", "a"): {"edge_index": data.edge_index}})
-    of_kind = "a" if make is gs.NeighborLoader else ("a", "to", "a")
-    for graph, seeds, name in ((data, None, "data.x"), (kinds, of_kind, "data['a'].x")):
+    of_node_type = "a" if make is gs.NeighborLoader else ("a", "to", "a")
+    for graph, seeds, name in ((data, None, "data.x"), (kinds, of_node_type, "data['a'].x")):
         with pytest.raises(ValueError, match=said(f"{name} sparse_csr rows")):
             make(graph, [2], seeds)
     data.x = torch.eye(4).to_sparse()

@@ -146,8 +146,8 @@ def test_sparse_features_stay_sparse_until_asked_for():
         np.testing.assert_array_equal(batch.x.numpy(), dense[batch.n_id.numpy()])
 
 
-def test_stored_weights_are_divided_by_the_probability_of_the_draw():
-    weights = np.random.default_rng(0).random(WORLD.csc.num_arcs)
+def test_stored_weights_are_divided_by_the_probability_of_the_sample():
+    weights = np.random.default_rng(0).random(WORLD.csc.num_edges)
     for batch in make_loader(edge_weight=weights, return_e_id=True):
         source, target = batch.n_id.numpy()[batch.edge_index.numpy()]
         np.testing.assert_array_equal(WORLD.csc.indices[batch.e_id.numpy()], source)
@@ -160,11 +160,11 @@ def test_stored_weights_are_divided_by_the_probability_of_the_draw():
         assert len(target) == len(batch.edge_weight)
 
 
-def test_arc_positions_of_a_store_without_them_are_refused():
+def test_edge_positions_of_a_store_without_them_are_refused():
     from dataclasses import replace
 
-    loader = make_loader(load_part=lambda part: replace(WORLD.load_part(part), arc_id=None), return_e_id=True)
-    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 1: ValueError: part 0 arc positions")):
+    loader = make_loader(load_part=lambda part: replace(WORLD.load_part(part), edge_id=None), return_e_id=True)
+    with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 1: ValueError: part 0 edge positions")):
         next(iter(loader))
 
 
@@ -391,17 +391,17 @@ def test_bad_options(option, message):
         make_loader(**option)
 
 
-class DrawsNothing(type(SAMPLERS["full"])):
+class SamplesNothing(type(SAMPLERS["full"])):
     """A sampler of a user's own, of which a line was forgotten."""
 
-    def draw(self, *args):
+    def sample(self, *args):
         return None
 
 
-def test_a_draw_that_returns_no_subgraph_is_named():
-    told = r"part 0, batch 0 of epoch 1: .*DrawsNothing.draw must return a Subgraph \(n_id, .*, got NoneType$"
+def test_a_sample_that_returns_no_subgraph_is_named():
+    told = r"part 0, batch 0 of epoch 1: .*SamplesNothing.sample must return a Subgraph \(n_id, .*, got NoneType$"
     with pytest.raises(GNNScaleError, match=told):
-        list(make_loader(sampler=DrawsNothing(), num_threads=0))
+        list(make_loader(sampler=SamplesNothing(), num_threads=0))
 
 
 def test_a_sampler_with_other_batches_is_refused():

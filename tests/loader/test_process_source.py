@@ -161,7 +161,7 @@ def test_workers_that_are_all_stopped_end_the_run_within_timeout_s(processes):
     assert "\n" not in message and "source=threads" in message
     loader.close()
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in stopped)
-    assert all_contents(loader) == all_contents(make_loader(num_threads=0)), "another iteration starts anew"
+    assert all_contents(loader) == all_contents(make_loader(num_threads=0)), "another iteration starts again"
 
 
 def test_workers_that_come_back_in_time_go_on_with_no_harm(processes):
@@ -178,12 +178,12 @@ def test_workers_that_come_back_in_time_go_on_with_no_harm(processes):
 
 
 class Lethal(NeighborSampler):
-    """Ends the process that draws the first batch of part 1."""
+    """Ends the process that samples the first batch of part 1."""
 
-    def draw(self, state, items, key, *args):
+    def sample(self, state, items, key, *args):
         if key == KEY_OF_DEATH and threading.current_thread() is threading.main_thread() and _is_worker():
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().draw(state, items, key, *args)
+        return super().sample(state, items, key, *args)
 
 
 KEY_OF_DEATH = next(batch.key for batch in make_loader(num_threads=0) if batch.part == 1)
@@ -268,7 +268,7 @@ def test_preparation_stops_at_the_cap_when_nobody_takes(processes):
         return [attempt for attempt in crew.queue.attempts if attempt.is_over]
 
     def full() -> bool:
-        return sum(attempt.room.capacity for attempt in finished()) + crew.queue.largest > cap
+        return sum(attempt.space.capacity for attempt in finished()) + crew.queue.largest > cap
 
     with crew.changed:
         assert crew.changed.wait_for(full, timeout=30)
@@ -284,11 +284,11 @@ def test_a_batch_above_the_cap_says_what_it_needs(processes):
 
 
 def test_shared_memory_that_runs_out_says_what_was_needed(processes, monkeypatch):
-    def no_room(num_bytes):
+    def no_space(num_bytes):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lightning_gnnscale.loader.batch_segments.room", no_room)
-    message = r"part 0, batch 0 of epoch 1: no room for \d+ bytes in shared memory .*lower queue_bytes=67108864"
+    monkeypatch.setattr("lightning_gnnscale.loader.batch_segments.room", no_space)
+    message = r"part 0, batch 0 of epoch 1: no space for \d+ bytes in shared memory .*lower queue_bytes=67108864"
     with pytest.raises(GNNScaleError, match=message):
         list(processes())
 
@@ -304,7 +304,7 @@ def test_batches_that_are_kept_stay_as_they_were(processes):
     kept[0].x[:] = 0  # a batch is the reader's own
 
 
-def test_threads_gather_what_processes_draw(processes):
+def test_threads_gather_what_processes_sample(processes):
     features = ToldFeatures(WORLD.features)
     features.lock = threading.Lock()  # cannot be sent: it stays in this process
     expected = all_contents(make_loader(num_threads=0))

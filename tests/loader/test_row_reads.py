@@ -8,7 +8,7 @@ from oracles.parts import part_loader
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
 
 from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_row_reads, fits_in_memory
-from lightning_gnnscale.loader.row_reads import Footprint, drawn_bytes
+from lightning_gnnscale.loader.row_reads import Footprint, sampled_bytes
 from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
@@ -156,7 +156,7 @@ def test_a_visit_that_fits_is_read_in_one_window(features, monkeypatch):
         visits.setdefault(batch.part, []).append(batch)
     rows = [len(np.unique(np.concatenate([batch.n_id for batch in visit]))) for visit in visits.values()]
     row_bytes = features.nbytes // features.num_rows
-    largest = max(rows) * row_bytes + max(sum(map(drawn_bytes, visit)) for visit in visits.values())
+    largest = max(rows) * row_bytes + max(sum(map(sampled_bytes, visit)) for visit in visits.values())
     list(make_loader(features=features, reads=RowReads("planned", window_bytes=largest + 1)))
     assert read == _joined(visits, largest + 1, row_bytes)
 
@@ -166,7 +166,7 @@ def _joined(visits, most_bytes, row_bytes) -> list[int]:
     windows = [([], 0)]
     for visit in visits.values():
         nodes = np.unique(np.concatenate([batch.n_id for batch in visit]))
-        num_bytes = len(nodes) * row_bytes + sum(map(drawn_bytes, visit))
+        num_bytes = len(nodes) * row_bytes + sum(map(sampled_bytes, visit))
         joined = np.union1d(windows[-1][0], nodes)
         if windows[-1][1] + num_bytes > most_bytes:
             windows.append((nodes, num_bytes))
@@ -191,7 +191,7 @@ def test_the_reads_of_a_loader_can_be_changed(features):
 def test_the_first_batch_tells_what_batches_take(features):
     loader = make_loader(features=features)
     first, batch = loader.first_footprint(), next(iter(make_loader(num_threads=0, features=None)))
-    assert (first.rows, first.drawn_bytes) == (len(batch.n_id), drawn_bytes(batch))
+    assert (first.rows, first.sampled_bytes) == (len(batch.n_id), sampled_bytes(batch))
     assert first.part_bytes >= WORLD.load_part(0).csc.indices.nbytes
     assert part_loader([], WORLD.load_part, features, {}, NeighborSampler([2])).first_footprint() is None
 
@@ -205,7 +205,7 @@ def choose(free_bytes, **changes) -> RowReads:
         features = PackedFeatures(features, features, np.zeros(2, np.int64), *halo)
     shape = {"part_rows": 10_000, "parts_held": 2, "batches_held": 4, "visit_batches": 20}
     shape["held_rows"] = changes.pop("held_rows", 2 * changes.get("part_rows", 10_000))
-    first = Footprint(part_bytes=500_000, rows=changes.pop("rows", 5_000), drawn_bytes=200_000)
+    first = Footprint(part_bytes=500_000, rows=changes.pop("rows", 5_000), sampled_bytes=200_000)
     return choose_row_reads(features, first, free_bytes=free_bytes, **(shape | changes))
 
 

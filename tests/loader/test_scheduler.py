@@ -142,7 +142,7 @@ def test_batches_come_in_request_order_bit_for_bit(kind, threads):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_finished_batches_stay_below_the_cap(threads):
-    """A trainer that stops consuming: preparation stops at the cap, and goes on when there is room."""
+    """A trainer that stops consuming: preparation stops at the cap, and goes on when there is space."""
     clock, begun = Clock(), []
     scheduler = two_level(fake_graphs([CHAIN] * 12, clock, begun), threads, sigma=0, queue_bytes=45, clock=clock)
     stopped = threading.Condition(scheduler._lock)

@@ -24,7 +24,7 @@ from tests.says import said
 from tests.tiers import all_pairs
 
 WORLD = small_world(num_parts=3)
-WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
+WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_edges).astype(np.float32)
 PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")
 SAMPLERS = {
     "uniform": NeighborSampler([4, 3, 2]),
@@ -59,12 +59,12 @@ def run(graph: BatchGraph, order=None):
     return graph.result()
 
 
-def random_order(graph: BatchGraph, draw) -> list[int]:
+def random_order(graph: BatchGraph, sample) -> list[int]:
     """Any order that the dependencies allow."""
     done, order = set(), []
     while len(order) < len(graph.tasks):
         ready = [t.number for t in graph.tasks if t.number not in done and done.issuperset(t.dependencies)]
-        order.append(draw(ready))
+        order.append(sample(ready))
         done.add(order[-1])
     return order
 
@@ -83,27 +83,27 @@ FEATURES = {"dense": WORLD.features, "sparse": sparse_features(), "none": None}
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("arcs", [False, True])
-def test_a_supervised_batch_is_the_builders(name, whole, features, arcs):
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_supervised_batch_is_the_builders(name, whole, features, edges):
     sampler = SAMPLERS[name]
     staged = stage(sampler, whole)
-    options = {"edge_weight": WEIGHT, "return_e_id": True} if arcs else {}
+    options = {"edge_weight": WEIGHT, "return_e_id": True} if edges else {}
     builder = BatchBuilder(sampler, FEATURES[features], BufferPool(), **options)
-    whole_hops, pieces = (Workflow(builder, Operators(FanoutNeighborhood(sampler)), pieces=n) for n in (1, 3))
-    assert len(pieces.tasks) > len(whole_hops.tasks)
+    whole_hops, chunks = (Workflow(builder, Operators(FanoutNeighborhood(sampler)), chunks=n) for n in (1, 3))
+    assert len(chunks.tasks) > len(whole_hops.tasks)
     for number, items in enumerate(staged.items(sampler, 16, False, 1, 0, True)):
         key = batch_key(1, 0, 0, number)
         expected = contents(builder.build(staged, items, key))
-        # Fetching first wants room before the size is known; sampling first knows it.
-        for flow in (whole_hops, pieces):
+        # Fetching first wants space before the size is known; sampling first knows it.
+        for flow in (whole_hops, chunks):
             graphs = [flow.instance(number, key, staged, items) for _ in range(2)]
             eager = random_order(graphs[0], lambda ready: min(ready, key=lambda n: flow.tasks[n].kind != "fetch"))  # noqa: B023
             assert contents(run(graphs[0], eager)) == contents(run(graphs[1])) == expected
 
 
 LINKED = Operators(
-    FanoutNeighborhood(SAMPLERS["uniform"]), positives=LinkPositives(gs.sampler.draw_positives),
-    negatives=LinkNegatives(gs.sampler.draw_negatives, 4),
+    FanoutNeighborhood(SAMPLERS["uniform"]), positives=LinkPositives(gs.sampler.sample_positives),
+    negatives=LinkNegatives(gs.sampler.sample_negatives, 4),
 )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
     staged = stage(SAMPLERS["uniform"])
     builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
     operators = LINKED if linked else Operators(FanoutNeighborhood(SAMPLERS["uniform"]))
-    workflow = Workflow(builder, operators, pieces=data.draw(st.sampled_from([1, 2, 5])))
+    workflow = Workflow(builder, operators, chunks=data.draw(st.sampled_from([1, 2, 5])))
     items = staged.state.targets[:20]
     expected = contents(run(Workflow(builder, operators).instance(0, KEY, staged, items)))
     graph = workflow.instance(1, KEY, staged, items)
@@ -122,7 +122,7 @@ def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
 
 
 def test_dependencies_of_the_logical_graph():
-    """A hop is drawn after the one before it, fetched after it is drawn, and the end comes last."""
+    """A hop is sampled after the one before it, fetched after it is sampled, and the end comes last."""
     for operators in (LINKED, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))):
         workflow = Workflow(BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool()), operators)
         tasks = workflow.tasks
@@ -136,13 +136,13 @@ def test_dependencies_of_the_logical_graph():
         first = ("seeds", "positives", "negatives")
         for branch in range(workflow.num_branches):
             for hop in range(4):
-                drawn = found["neighborhood" if hop else first[branch], branch, hop]
+                sampled = found["neighborhood" if hop else first[branch], branch, hop]
                 fetched = found["fetch", branch, hop]
-                assert drawn in before[fetched]
+                assert sampled in before[fetched]
                 later = [found["neighborhood", b, h] for b in range(workflow.num_branches) for h in range(hop + 1, 4)]
                 assert not before[fetched].intersection(later)
                 if hop:
-                    assert found["neighborhood" if hop > 1 else first[branch], branch, hop - 1] in before[drawn]
+                    assert found["neighborhood" if hop > 1 else first[branch], branch, hop - 1] in before[sampled]
         assert before[-1] == set(range(len(tasks) - 1))
 
 
@@ -208,7 +208,7 @@ def test_links_have_three_branches_side_by_side(whole):
 
 
 def test_branches_of_the_whole_batch_stay_apart():
-    """Following arcs from a seed reaches the nodes of its own branch alone."""
+    """Following edges from a seed reaches the nodes of its own branch alone."""
     staged = stage(SAMPLERS["uniform"])
     builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
     batch = run(Workflow(builder, LINKED).instance(0, KEY, staged, staged.state.targets[:20]))
@@ -249,17 +249,17 @@ class _First:
 
     def collect(self, allocate):
         indptr = np.cumsum([0] + [len(row) for row in self.rows])
-        arcs = [(self.nodes.index(u), t) for t, row in enumerate(self.rows) for u in row]
+        edges = [(self.nodes.index(u), t) for t, row in enumerate(self.rows) for u in row]
         num = len(self.rows)
-        edge_index = np.array(arcs, np.int64).T.copy()
+        edge_index = np.array(edges, np.int64).T.copy()
         counts = [num, len(self.nodes) - num]
-        return Subgraph(np.array(self.nodes), edge_index, indptr, num, None, counts, [len(arcs)])
+        return Subgraph(np.array(self.nodes), edge_index, indptr, num, None, counts, [len(edges)])
 
 
 class EveryOther:
     """A user's own seeds: every other item."""
 
-    def draw(self, staged, items, key):
+    def sample(self, staged, items, key):
         return items[::2]
 
 

@@ -34,10 +34,10 @@ ALL_SAMPLERS = SAMPLERS | {
     **{f"links: {name}": sampler for name, sampler in LINKS.items()},
     "links, layerwise": LinkSampler(LayerwiseSampler(20, 2)),
 }
-WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
+WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_edges).astype(np.float32)
 SETTINGS = {
     "two levels": TaskGraphs(3),
-    "at once": TaskGraphs(2, sigma=0, pieces=5),
+    "at once": TaskGraphs(2, sigma=0, chunks=5),
     "tight": TaskGraphs(3, queue_bytes=1),
     "fixed": FixedPrefetch(2, depth=3),
 }
@@ -70,7 +70,7 @@ def test_every_sampler_gives_the_batches_of_threads(name):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("features", [WORLD.features, sparse_features(), None])
 @pytest.mark.parametrize("sampler", [HOPS, LINKS["edge, without pairs"], SAMPLERS["cluster"]])
-def test_features_weights_and_arcs_of_every_scheduling(settings, features, sampler):
+def test_features_weights_and_edges_of_every_scheduling(settings, features, sampler):
     options = {"sampler": sampler, "features": features, "edge_weight": WEIGHT, "return_e_id": True}
     options["edge_features"] = np.random.default_rng(1).random((len(WEIGHT), 3), np.float32)
     expected = make_loader(**options, num_threads=0)
@@ -90,7 +90,7 @@ def test_scope_graph_and_ranks_change_nothing():
 
 
 @pytest.mark.parametrize("lookahead", [0, 4])
-def test_features_that_are_gathered_after_the_draw(lookahead):
+def test_features_that_are_gathered_after_the_sample(lookahead):
     """What a Belady cache lives on: rows are told ahead, and gathered by the loader's threads."""
     features = ToldFeatures(WORLD.features)
     options = {
@@ -156,24 +156,24 @@ def test_a_users_neighbourhood_takes_the_place_of_ours():
 
 
 class Elsewhere(FanoutNeighborhood):
-    """Half of each hop is drawn by another worker, whose replies come late."""
+    """Half of each hop is sampled by another worker, whose replies come late."""
 
-    asks, in_pieces = True, False
+    asks, in_chunks = True, False
 
     def __init__(self, sampler, worker):
         super().__init__(sampler)
-        self.in_pieces, self.worker = False, worker
+        self.in_chunks, self.worker = False, worker
 
     def begin(self, *arguments):
         hops = super().begin(*arguments)
-        half = hops.draw
-        hops.draw = lambda piece, num_pieces: half(0, 2)
+        half = hops.sample_chunk
+        hops.sample_chunk = lambda chunk, num_chunks: half(0, 2)
         hops.ask = lambda: self.worker.submit(half, 1, 2)
         return hops
 
 
 @pytest.mark.parametrize("settings", [SETTINGS["at once"], SETTINGS["fixed"]])
-def test_hops_that_are_drawn_elsewhere_change_nothing(settings):
+def test_hops_that_are_sampled_elsewhere_change_nothing(settings):
     expected = all_contents(make_loader(num_threads=0))
     with ThreadPoolExecutor(1) as worker:
         operators = Operators(Elsewhere(HOPS, worker))
@@ -213,7 +213,7 @@ def test_a_batch_may_be_asked_for_again_in_a_new_iteration():
         ({"num_threads": 0}, "num_threads 1 0"),
         ({"sigma": -1}, "sigma >= 0 -1"),
         ({"queue_bytes": 0}, "queue_bytes 1 0"),
-        ({"pieces": 0}, "pieces 1 0"),
+        ({"chunks": 0}, "chunks 1 0"),
         ({"operators": "pinsage"}, "gs.loader.Operators( None 'pinsage'"),
     ],
 )
@@ -223,5 +223,5 @@ def test_bad_settings(options, message):
 
 
 def test_links_come_from_one_place():
-    with pytest.raises(ValueError, match=said("links draws positives")):
+    with pytest.raises(ValueError, match=said("links samples positives")):
         Operators(FirstNeighbors(), positives=object(), negatives=object(), links=LINKS["neighbor"])

@@ -1,4 +1,4 @@
-"""`NeighborLoader` and `LinkNeighborLoader` of graphs with kinds, times and weights: PyG's batches, by a key."""
+"""`NeighborLoader` and `LinkNeighborLoader` of heterogeneous graphs, times and weights: PyG's batches, by a key."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,16 @@ WRITES, CITES, BY = ("author", "writes", "paper"), ("paper", "cites", "paper"), 
 
 @pytest.fixture(scope="module")
 def data() -> HeteroData:
-    draw = torch.Generator().manual_seed(1)
+    sample = torch.Generator().manual_seed(1)
     graph = HeteroData()
-    for kind, count in (("paper", 80), ("author", 50)):
-        graph[kind].x = torch.randn(count, 6, generator=draw)
-        graph[kind].time = torch.randint(0, 100, (count,), generator=draw)
-    graph["paper"].y = torch.randint(0, 3, (80,), generator=draw)
+    for node_type, count in (("paper", 80), ("author", 50)):
+        graph[node_type].x = torch.randn(count, 6, generator=sample)
+        graph[node_type].time = torch.randint(0, 100, (count,), generator=sample)
+    graph["paper"].y = torch.randint(0, 3, (80,), generator=sample)
     for (source, name, target), num in ((WRITES, 300), (CITES, 500), (BY, 300)):
-        ends = [torch.randint(0, graph[kind].num_nodes, (num,), generator=draw) for kind in (source, target)]
+        ends = [
+            torch.randint(0, graph[node_type].num_nodes, (num,), generator=sample) for node_type in (source, target)
+        ]
         graph[source, name, target].edge_index = torch.stack(ends)
         graph[source, name, target].edge_attr = torch.arange(num)[:, None].float()
     return graph
@@ -37,53 +39,57 @@ def test_batches_are_cut_from_the_data(data):
     for number, batch in enumerate(batches):
         assert batch["paper"].n_id[:20].tolist() == list(range(20 * number, 20 * number + 20))
         assert batch["paper"].batch_size == 20 and len(batch["paper"].input_id) == 20
-        for kind in data.node_types:
-            assert torch.equal(batch[kind].x, data[kind].x[batch[kind].n_id])
-            assert sum(batch[kind].num_sampled_nodes) == batch[kind].num_nodes
+        for node_type in data.node_types:
+            assert torch.equal(batch[node_type].x, data[node_type].x[batch[node_type].n_id])
+            assert sum(batch[node_type].num_sampled_nodes) == batch[node_type].num_nodes
         for edge_type in data.edge_types:
             part = batch[edge_type]
             ends = data[edge_type].edge_index[:, part.e_id]
-            for side, kind in ((0, edge_type[0]), (1, edge_type[2])):
-                assert torch.equal(batch[kind].n_id[part.edge_index[side]], ends[side])
+            for side, node_type in ((0, edge_type[0]), (1, edge_type[2])):
+                assert torch.equal(batch[node_type].n_id[part.edge_index[side]], ends[side])
             assert torch.equal(part.edge_attr, data[edge_type].edge_attr[part.e_id])
         assert batch[BY].num_sampled_edges[0] == 0
 
 
-@pytest.mark.parametrize("kinds", [True, False])
-def test_attributes_of_every_form_are_those_of_the_nodes_and_edges_drawn(data, kinds):
+@pytest.mark.parametrize("node_types", [True, False])
+def test_attributes_of_every_form_are_those_of_the_nodes_and_edges_sampled(data, node_types):
     """Tables are gathered into pooled memory, and what is none is left to PyG: neither shows in a batch."""
-    graph = data.clone() if kinds else Data(edge_index=data[CITES].edge_index, time=data["paper"].time, num_nodes=80)
-    nodes, edges = (graph["paper"], graph[CITES]) if kinds else (graph, graph)
+    graph = (
+        data.clone() if node_types else Data(edge_index=data[CITES].edge_index, time=data["paper"].time, num_nodes=80)
+    )
+    nodes, edges = (graph["paper"], graph[CITES]) if node_types else (graph, graph)
     nodes.half, nodes.bf16 = torch.randn(80, 5).half(), torch.randn(80, 2, 3).bfloat16()
     nodes.array, nodes.turned = np.arange(240).reshape(80, 3), torch.arange(160).view(2, 80).T
     edges.wide, edges.flat = torch.arange(1000).view(500, 2), torch.arange(500)
-    seeds = ("paper", torch.arange(40)) if kinds else torch.arange(40)
+    seeds = ("paper", torch.arange(40)) if node_types else torch.arange(40)
     loader = gs.NeighborLoader(graph, [4, 3], seeds, batch_size=10, time_attr="time")
     loader(range(3))
     nodes.half = torch.ones(80, 4).half()  # what is replaced is seen
     held = list(loader)
     assert len(held) == 4
     for batch in held:
-        own, arcs = (batch["paper"], batch[CITES]) if kinds else (batch, batch)
+        own, directed_edges = (batch["paper"], batch[CITES]) if node_types else (batch, batch)
         assert own.half.shape == (len(own.n_id), 4) and own.half.dtype == torch.float16 and bool((own.half == 1).all())
         assert torch.equal(own.bf16, nodes.bf16[own.n_id]) and own.bf16.dtype == torch.bfloat16
         assert torch.equal(own.array, torch.from_numpy(nodes.array)[own.n_id])
         assert torch.equal(own.turned, nodes.turned[own.n_id])
-        assert torch.equal(arcs.flat, arcs.e_id) and torch.equal(arcs.wide, edges.wide[arcs.e_id])
+        assert torch.equal(directed_edges.flat, directed_edges.e_id) and torch.equal(
+            directed_edges.wide, edges.wide[directed_edges.e_id]
+        )
 
 
 def test_threads_ranks_and_resume_change_nothing(data):
     options = {"num_neighbors": [4, 3], "input_nodes": "paper", "batch_size": 10, "shuffle": True, "seed": 5}
 
-    def drawn(loader, epoch=0):
+    def sampled(loader, epoch=0):
         loader.set_epoch(epoch)
-        return [torch.cat([batch[kind].n_id for kind in data.node_types]) for batch in loader]
+        return [torch.cat([batch[node_type].n_id for node_type in data.node_types]) for batch in loader]
 
-    alone = drawn(gs.NeighborLoader(data, **options, num_threads=0))
+    alone = sampled(gs.NeighborLoader(data, **options, num_threads=0))
     threads = gs.NeighborLoader(data, **options, num_threads=3)
-    together = drawn(threads)
+    together = sampled(threads)
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(alone, drawn(threads, 1), strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(alone, sampled(threads, 1), strict=True))
     ranks = [gs.NeighborLoader(data, **options, rank=rank, world_size=2) for rank in (0, 1)]
     seeds = torch.cat([batch["paper"].input_id for loader in ranks for batch in loader])
     assert seeds.sort().values.tolist() == list(range(80))
@@ -94,11 +100,11 @@ def test_threads_ranks_and_resume_change_nothing(data):
     state = first.state_dict()
     rest = gs.NeighborLoader(data, **options)
     rest.load_state_dict(state)
-    assert all(torch.equal(torch.cat([b[kind].n_id for kind in data.node_types]), one)
+    assert all(torch.equal(torch.cat([b[node_type].n_id for node_type in data.node_types]), one)
                for b, one in zip(rest, alone[3:], strict=True))  # fmt: skip
 
 
-def test_a_model_with_kinds_trains(data):
+def test_a_model_with_node_types_trains(data):
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -131,16 +137,16 @@ def test_no_neighbour_is_later_than_its_seed(data, strict):
     )
     for batch in loader:
         limit = batch["paper"].time[:16]
-        for kind in data.node_types:
-            own = batch["paper"].batch_size if kind == "paper" else 0
-            when, seed = batch[kind].time[own:], limit[batch[kind].batch[own:]]
+        for node_type in data.node_types:
+            own = batch["paper"].batch_size if node_type == "paper" else 0
+            when, seed = batch[node_type].time[own:], limit[batch[node_type].batch[own:]]
             assert (when < seed).all() if strict else (when <= seed).all()
 
 
-def test_one_kind_has_times_weights_and_disjoint_subgraphs():
-    draw = torch.Generator().manual_seed(2)
-    one = Data(edge_index=torch.randint(0, 100, (2, 2000), generator=draw), num_nodes=100)
-    one.when, one.w = torch.randint(0, 50, (2000,), generator=draw), torch.rand(2000, generator=draw)
+def test_one_node_type_has_times_weights_and_disjoint_subgraphs():
+    sample = torch.Generator().manual_seed(2)
+    one = Data(edge_index=torch.randint(0, 100, (2, 2000), generator=sample), num_nodes=100)
+    one.when, one.w = torch.randint(0, 50, (2000,), generator=sample), torch.rand(2000, generator=sample)
     given = torch.full((30,), 25)
     timed = gs.NeighborLoader(one, [5, 5], torch.arange(30), batch_size=10, time_attr="when", input_time=given)
     for batch in timed:
@@ -191,9 +197,9 @@ def test_links_have_times(data):
     loader = gs.LinkNeighborLoader(data, [5, 5], links, **options)
     for number, batch in enumerate(loader):
         limit = times[30 * number : 30 * number + 30]
-        for kind in data.node_types:
-            found = torch.cat([torch.zeros(60, dtype=bool), torch.ones(batch[kind].num_nodes - 60, dtype=bool)])
-            assert (batch[kind].time[found] <= limit[batch[kind].batch[found]]).all()
+        for node_type in data.node_types:
+            found = torch.cat([torch.zeros(60, dtype=bool), torch.ones(batch[node_type].num_nodes - 60, dtype=bool)])
+            assert (batch[node_type].time[found] <= limit[batch[node_type].batch[found]]).all()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +212,7 @@ def test_links_have_times(data):
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, time_attr="time"), "edge_label_time time_attr"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, input_time=1), "pass edge_label_time"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, generator=1), "LinkNeighborLoader follow"),
-        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality kind nodes"),
+        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality node type nodes"),
     ],
 )  # fmt: skip
 def test_what_is_refused(data, make, message):

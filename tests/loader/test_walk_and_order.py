@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.loader import (
     PartWalk,
+    assign_targets,
     core_targets,
-    deal_targets,
     longest_rank,
     parts_of_rank,
     rank_of_parts,
@@ -45,7 +45,7 @@ def test_no_more_targets_leave_their_owner_than_must(counts, world_size, seed):
     targets = [2 * np.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
     owner = rank_of_parts(counts, np.array(counts) + 1, world_size)
     affinity = np.random.default_rng(seed).integers(0, 9, (total, world_size))
-    shares = deal_targets(targets, owner, world_size, lambda nodes: affinity[nodes // 2])
+    shares = assign_targets(targets, owner, world_size, lambda nodes: affinity[nodes // 2])
     assert {len(share) for share in shares} == {-(-total // world_size)}
     assert all((np.diff(share) > 0).all() for share in shares)
     trained = np.concatenate(shares)
@@ -60,7 +60,7 @@ def test_no_more_targets_leave_their_owner_than_must(counts, world_size, seed):
 def test_a_target_leaves_for_the_rank_that_owns_most_of_its_neighbours():
     affinity = np.array([[9, 0, 0], [1, 0, 5], [2, 2, 0], [0, 1, 1], [3, 9, 4], [5, 0, 5]])
     targets = [np.arange(6), np.empty(0, int), np.empty(0, int)]
-    shares = deal_targets(targets, np.array([0, 1, 2]), 3, lambda nodes: affinity[nodes])
+    shares = assign_targets(targets, np.array([0, 1, 2]), 3, lambda nodes: affinity[nodes])
     # Gains: 4 to rank 1 by 6, 1 to rank 2 by 4, 3 to rank 1 by 1, which is full then, and 5 to rank 2 by 0.
     assert [share.tolist() for share in shares] == [[0, 2], [3, 4], [1, 5]]
 

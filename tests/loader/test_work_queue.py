@@ -1,4 +1,4 @@
-"""The queue behind every source: order, first results, lost and hopeless jobs, what is slow, and rooms given back."""
+"""The queue behind every source: order, first results, lost and hopeless jobs, what is slow, and spaces given back."""
 
 import pytest
 from hypothesis import settings
@@ -163,24 +163,24 @@ def test_the_batch_that_is_wanted_next_finds_room_and_later_ones_make_it():
     for key in range(3):
         queue.add(queue.line, key)
     first, second, third = queue.start_next(), queue.start_next(), queue.start_next()
-    assert [attempt.room for attempt in (first, second, third)] == [None] * 3, "no size is known"
+    assert [attempt.space for attempt in (first, second, third)] == [None] * 3, "no size is known"
     queue.largest = 5000
     for attempt in (second, third):
         assert queue.lend(attempt, 5000)
         queue.finish(attempt, f"batch {attempt.jobs[0].key}")
     assert queue.lend(first, 5000), "the first one is wanted next"
     assert queue.pool.held_bytes == 2 * size and [job.place for job in queue.pending] == [2]
-    assert queue.start_next() is None, "there is no room"
+    assert queue.start_next() is None, "there is no space"
     queue.finish(first, "batch 0")
     for key in range(2):
         job, memory = queue.take_batch()
         assert job.outcome() == f"batch {key}" and len(memory) == size
         assert queue.pool.held_bytes == (1 - key) * size
     again = queue.start_next()
-    assert again.room.capacity == size and again.jobs[0].key == 2, "made anew, in a segment that fits"
+    assert again.space.capacity == size and again.jobs[0].key == 2, "made again, in a segment that fits"
     assert not queue.pending and queue.add(queue.line, 3) is queue.pending[0]
     queue.short.add(again)
-    assert queue.start_next() is None, "what is wanted next waits for room"
+    assert queue.start_next() is None, "what is wanted next waits for space"
     queue.finish(again, GNNScaleError("no luck"))
     job, memory = queue.take_batch()
     assert memory is None and isinstance(job.result, GNNScaleError)
@@ -188,7 +188,7 @@ def test_the_batch_that_is_wanted_next_finds_room_and_later_ones_make_it():
 
 
 class Queues(RuleBasedStateMachine):
-    """Two consumers, workers that come and go: each consumer gets its jobs in order, each room comes back once."""
+    """Two consumers, workers that come and go: each consumer gets its jobs in order, each space comes back once."""
 
     def __init__(self):
         super().__init__()

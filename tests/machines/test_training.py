@@ -105,8 +105,8 @@ def given_by(run: Path) -> dict[str, object]:
 
 DISTDGL = ["datamodule.scope=graph", "datamodule.row_reads=owners", "strategy/weights=gradient_averaging"]
 SAMPLED, EXACT = ["evaluation=sampled"], ["test=true", "predict=true"]
-CODED = [
-    "recipe=coded_deltas",
+QUANTISED = [
+    "recipe=quantised_deltas",
     "model.backbone.hidden_channels=16",
     "trainer.check_val_every_n_epoch=1",
 ]
@@ -124,7 +124,7 @@ ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_work
         pytest.param(2, [*DISTDGL, *EXACT, "source.num_threads=3"], id="distdgl-threads", marks=pytest.mark.slow),
         pytest.param(3, [*DISTDGL, *EXACT], id="distdgl-3", marks=pytest.mark.slow),
         pytest.param(2, ["strategy/weights=model_averaging", *EXACT], id="sdt_gnn", marks=pytest.mark.slow),
-        pytest.param(2, [*CODED, *EXACT], id="coded_deltas", marks=pytest.mark.slow),
+        pytest.param(2, [*QUANTISED, *EXACT], id="coded_deltas", marks=pytest.mark.slow),
         pytest.param(2, [*EMBEDDINGS, OWN_ROWS, *EXACT], id="embeddings", marks=pytest.mark.slow),
         pytest.param(2, [*ARMADA, *EXACT], id="armada", marks=pytest.mark.slow),
     ],

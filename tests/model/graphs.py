@@ -28,9 +28,9 @@ class Graph:
         return self.indptr.diff()
 
 
-def make_graph(num_nodes=60, num_arcs=300, in_channels=12, num_classes=4, seed=0, dtype=torch.float32, hub=True):
+def make_graph(num_nodes=60, num_edges=300, in_channels=12, num_classes=4, seed=0, dtype=torch.float32, hub=True):
     rng = np.random.default_rng(seed)
-    src, dst = rng.integers(0, num_nodes - 1, (2, num_arcs))
+    src, dst = rng.integers(0, num_nodes - 1, (2, num_edges))
     if hub:
         src, dst = np.r_[src, np.arange(1, num_nodes - 1)], np.r_[dst, np.zeros(num_nodes - 2, np.int64)]
     src, dst = np.unique(np.stack([src, dst])[:, src != dst], axis=1)
@@ -38,7 +38,7 @@ def make_graph(num_nodes=60, num_arcs=300, in_channels=12, num_classes=4, seed=0
 
 
 def make_graph_of(src, dst, num_nodes, in_channels=12, num_classes=4, rng=None, dtype=torch.float32):
-    """Return the graph of some arcs, kept as they are."""
+    """Return the graph of some edges, kept as they are."""
     rng = np.random.default_rng(0) if rng is None else rng
     csc = build_csc(np.asarray(src), np.asarray(dst), num_nodes)
     row = np.repeat(np.arange(num_nodes), csc.in_degree)
@@ -107,9 +107,9 @@ class MemorySource:
         starts = range(0, self.num_nodes, self.chunk)
         for start in list(starts)[self.rank :: self.world_size]:
             stop = min(start + self.chunk, self.num_nodes)
-            arcs = slice(indptr[start], indptr[stop])
-            weight = None if self.edge_weight is None else self.edge_weight[arcs]
-            yield RowBlock(np.arange(start, stop), indptr[start : stop + 1] - indptr[start], indices[arcs], weight)
+            edges = slice(indptr[start], indptr[stop])
+            weight = None if self.edge_weight is None else self.edge_weight[edges]
+            yield RowBlock(np.arange(start, stop), indptr[start : stop + 1] - indptr[start], indices[edges], weight)
 
     def gather(self, nodes, table=None):
         if table is not None:

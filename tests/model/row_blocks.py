@@ -12,7 +12,7 @@ from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.model.block import Block
 
 NUM_NODES, OFFSETS = 17, (0, 6, 13, 17)
-ARCS_OUT_AND_BACK = (
+EDGES_OUT_AND_BACK = (
     (0, 1), (0, 7), (0, 8), (0, 14), (1, 2), (2, 9), (3, 4), (3, 15), (4, 7), (6, 7), (7, 8), (8, 12), (8, 13),
     (9, 10), (10, 14), (13, 14), (13, 15), (0, 13), (0, 12),
 )  # fmt: skip
@@ -36,10 +36,10 @@ class Rows:
 
 def make_rows(offsets=OFFSETS, directed=False, weighted=False) -> list[Rows]:
     """Cut the graph at `offsets` into complete rows of each block; (0, NUM_NODES) leaves it whole."""
-    arcs = np.array([*ARCS_OUT_AND_BACK, *((node, node) for node in SELF_LOOPS)]).T
+    edges = np.array([*EDGES_OUT_AND_BACK, *((node, node) for node in SELF_LOOPS)]).T
     if not directed:
-        arcs = np.concatenate([arcs, arcs[::-1, : len(ARCS_OUT_AND_BACK)]], axis=1)
-    csc = build_csc(*arcs, NUM_NODES)
+        edges = np.concatenate([edges, edges[::-1, : len(EDGES_OUT_AND_BACK)]], axis=1)
+    csc = build_csc(*edges, NUM_NODES)
     target = np.repeat(np.arange(NUM_NODES), csc.in_degree)
     weight = np.random.default_rng(0).random(len(target)) + 0.5 if weighted else None
     degree = np.bincount(target, weight, NUM_NODES).astype(np.float32 if weighted else np.int64)
@@ -58,10 +58,10 @@ def _rows_of(rank, ranks, offsets, halos, csc, weight, degree):
     first, stop = offsets[rank], offsets[rank + 1]
     nodes = np.concatenate([np.arange(first, stop), halos[rank]])
     place = {int(node): local for local, node in enumerate(nodes)}
-    arcs = slice(csc.indptr[first], csc.indptr[stop])
-    indices = torch.tensor([place[int(node)] for node in csc.indices[arcs]], dtype=torch.int32)
+    edges = slice(csc.indptr[first], csc.indptr[stop])
+    indices = torch.tensor([place[int(node)] for node in csc.indices[edges]], dtype=torch.int32)
     indptr = torch.from_numpy(csc.indptr[first : stop + 1] - csc.indptr[first])
-    own_weight = None if weight is None else weight[arcs]
+    own_weight = None if weight is None else weight[edges]
     lacking = torch.from_numpy(~np.isin(nodes, SELF_LOOPS)).float()  # nothing where there is a self-loop
     inside = [(halo >= first) & (halo < stop) for halo in halos]
     return Rows(
@@ -74,21 +74,21 @@ def _rows_of(rank, ranks, offsets, halos, csc, weight, degree):
 
 
 class Mail:
-    """Pieces on their way between threads; one who waits too long for a piece fails."""
+    """Chunks on their way between threads; one who waits too long for a chunk fails."""
 
     def __init__(self):
-        self._pieces, self._arrived = {}, threading.Condition()
+        self._chunks, self._arrived = {}, threading.Condition()
 
-    def post(self, address, piece: Tensor) -> None:
+    def post(self, address, chunk: Tensor) -> None:
         with self._arrived:
-            assert address not in self._pieces, f"sent twice: {address}"
-            self._pieces[address] = piece.clone()
+            assert address not in self._chunks, f"sent twice: {address}"
+            self._chunks[address] = chunk.clone()
             self._arrived.notify_all()
 
     def fetch(self, address) -> Tensor:
         with self._arrived:
-            assert self._arrived.wait_for(lambda: address in self._pieces, timeout=20), f"never sent: {address}"
-            return self._pieces.pop(address)
+            assert self._arrived.wait_for(lambda: address in self._chunks, timeout=20), f"never sent: {address}"
+            return self._chunks.pop(address)
 
 
 class MailExchange:
@@ -123,11 +123,11 @@ class MailTransfer:
     def __init__(self, exchange: MailExchange, call: int, rows: Tensor):
         self.exchange, self.call, self.like, self.came_back = exchange, call, rows, False
 
-    def post(self, way, pieces):
+    def post(self, way, chunks):
         of = self.exchange.of
-        for other, piece in enumerate(pieces):
+        for other, chunk in enumerate(chunks):
             if other != of.rank:
-                self.exchange.mail.post((self.exchange.layer, self.call, way, of.rank, other), piece)
+                self.exchange.mail.post((self.exchange.layer, self.call, way, of.rank, other), chunk)
 
     def fetch(self, way):
         of, mail = self.exchange.of, self.exchange.mail
@@ -145,8 +145,8 @@ class MailTransfer:
     def wait_back(self):
         assert self.came_back, "gradients are awaited before any were sent"
         total = torch.zeros_like(self.like)
-        for other, piece in self.fetch("back").items():
-            total.index_add_(0, self.exchange.of.send_rows[other], piece)
+        for other, chunk in self.fetch("back").items():
+            total.index_add_(0, self.exchange.of.send_rows[other], chunk)
         return total
 
 

@@ -36,7 +36,7 @@ def pyg_twin(model, in_channels, num_layers):
     return twin
 
 
-# 3 and 40 columns: the linear map comes after the sum over arcs, and before it
+# 3 and 40 columns: the linear map comes after the sum over edges, and before it
 @pytest.mark.parametrize("in_channels", [3, 40])
 @pytest.mark.parametrize("kind", [GCN, GAT, GraphSAGE, SGC])
 def test_equals_pyg_forward_and_backward(kind, in_channels):
@@ -75,7 +75,7 @@ def test_self_loops_of_the_graph_are_replaced_as_in_pyg_gat():
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_arcs_in_any_order_give_the_same(kind):
+def test_edges_in_any_order_give_the_same(kind):
     graph = make_graph(dtype=torch.float64)
     model = build(kind, dtype=torch.float64)
     shuffled = graph.edge_index[:, torch.randperm(graph.edge_index.shape[1])]
@@ -140,17 +140,17 @@ def test_sampled_gcn_rows_are_unbiased():
     degree = torch.tensor([4, 2, 3, 1, 6])
     full = model(x, torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), degree=degree, indptr=torch.tensor([0, 4]))[0]
     pairs = torch.combinations(torch.arange(1, 5))
-    draws = [
+    samples = [
         model(x, torch.stack([pair, torch.zeros_like(pair)]), degree=degree, indptr=torch.tensor([0, 2]))[0]
         for pair in pairs
     ]
-    assert (draws[0] - full).abs().max() > 1e-3
-    torch.testing.assert_close(torch.stack(draws).mean(0), full, rtol=0, atol=1e-14)
+    assert (samples[0] - full).abs().max() > 1e-3
+    torch.testing.assert_close(torch.stack(samples).mean(0), full, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_gradcheck(kind):
-    graph = make_graph(num_nodes=7, num_arcs=9, in_channels=3, dtype=torch.float64)
+    graph = make_graph(num_nodes=7, num_edges=9, in_channels=3, dtype=torch.float64)
     model = build(kind, 3, hidden=4, num_layers=2, dtype=torch.float64, **({} if kind is SGC else {"norm": "layer"}))
     x = torch.randn(graph.x.shape, dtype=torch.float64, requires_grad=True)  # no zeros: ReLU has a kink there
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_input_dropout_of_sparse_rows_drops_nonzeros_alone():
     model = build(SGC, 50, out=50, num_layers=1, input_dropout=0.5).train()
     nn.init.eye_(model.conv.lin.weight)
     nn.init.zeros_(model.conv.lin.bias)
-    out = model(ones, torch.zeros(2, 0, dtype=torch.int64))  # no arcs: the output is the input
+    out = model(ones, torch.zeros(2, 0, dtype=torch.int64))  # no edges: the output is the input
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert not out[graph.x == 0].any()
 
@@ -213,7 +213,7 @@ def test_dropout_off_in_eval_and_on_in_training():
         assert torch.equal(model(graph.x, graph.edge_index), model(graph.x, graph.edge_index))
 
 
-def test_reset_draws_all_parameters_anew():
+def test_reset_samples_all_parameters_again():
     for kind in BACKBONES:
         model = build(kind)
         before = {name: value.clone() for name, value in model.named_parameters() if "bias" not in name}

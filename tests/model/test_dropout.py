@@ -1,4 +1,4 @@
-"""Dropout by hash: what it keeps, that the backward draws the same mask, what decides the mask."""
+"""Dropout by hash: what it keeps, that the backward samples the same mask, what decides the mask."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ def test_keeps_its_share_and_scales_it(dtype, probability):
     out = dropout(torch.ones(301, 333, dtype=dtype), probability, True)
     kept = out != 0
     assert out[kept].unique().tolist() == [float(torch.tensor(1 / (1 - probability), dtype=torch.float64).to(dtype))]
-    # 100,233 draws: 5 standard deviations of the share are below 0.008
+    # 100,233 samples: 5 standard deviations of the share are below 0.008
     assert abs(float(kept.float().mean()) - (1 - probability)) < 0.008
     rows, columns = kept.float().mean(1), kept.float().mean(0)
-    for share in (rows, columns):  # means of over 300 draws each, 6 standard deviations
+    for share in (rows, columns):  # means of over 300 samples each, 6 standard deviations
         assert (share - (1 - probability)).abs().max() < 6 * (probability * (1 - probability) / 301) ** 0.5
 
 

@@ -63,8 +63,8 @@ def store_of(root, **options):
 
 
 @pytest.mark.parametrize("kind", [GAT, GINE])
-@pytest.mark.parametrize("block_arcs", [7, None])
-def test_exact_evaluation_reads_them(tmp_path, kind, block_arcs):
+@pytest.mark.parametrize("block_edges", [7, None])
+def test_exact_evaluation_reads_them(tmp_path, kind, block_edges):
     dm = gs.PartitionDataModule(**store_of(tmp_path / "s"))
     dm.prepare_data()
     dm.setup("test")
@@ -72,7 +72,7 @@ def test_exact_evaluation_reads_them(tmp_path, kind, block_arcs):
     model = backbone(kind)
     with torch.no_grad():
         expected = model(X, EDGE_INDEX, edge_attr=EDGE_ATTR).numpy()[dm.store.original_nid]
-    result = layerwise_inference(model, source, block_arcs=block_arcs)
+    result = layerwise_inference(model, source, block_edges=block_edges)
     np.testing.assert_allclose(result.read(np.arange(NUM_NODES)), expected, rtol=1e-4, atol=1e-5)
     dm.teardown("test")
 
@@ -118,16 +118,16 @@ def test_sums_of_sampled_rows_are_unbiased():
     model = backbone(GINE)
     model.convs = model.convs[:1]
     layer, node = model.convs[0], int(np.bincount(EDGES[1], minlength=NUM_NODES).argmax())
-    arcs = np.flatnonzero(EDGES[1] == node)
-    messages = (X[EDGES[0][arcs]] + layer.lin(EDGE_ATTR[arcs])).relu()
-    chosen = slice(0, len(arcs) // 2)
+    edges = np.flatnonzero(EDGES[1] == node)
+    messages = (X[EDGES[0][edges]] + layer.lin(EDGE_ATTR[edges])).relu()
+    chosen = slice(0, len(edges) // 2)
     layer.nn = torch.nn.Identity()
-    index = torch.stack([torch.arange(1, 1 + len(arcs[chosen])), torch.zeros(len(arcs[chosen]), dtype=torch.int64)])
-    x = torch.cat([X[[node]], X[EDGES[0][arcs[chosen]]]])
-    degree = torch.tensor([len(arcs)] + [1] * (len(x) - 1))
-    block = make_block(index, len(x), None, degree, None, EDGE_ATTR[arcs[chosen]])
+    index = torch.stack([torch.arange(1, 1 + len(edges[chosen])), torch.zeros(len(edges[chosen]), dtype=torch.int64)])
+    x = torch.cat([X[[node]], X[EDGES[0][edges[chosen]]]])
+    degree = torch.tensor([len(edges)] + [1] * (len(x) - 1))
+    block = make_block(index, len(x), None, degree, None, EDGE_ATTR[edges[chosen]])
     out = layer(x, model.prepare(block))[0]
-    expected = messages[chosen].mean(dim=0) * len(arcs) + X[node]
+    expected = messages[chosen].mean(dim=0) * len(edges) + X[node]
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 

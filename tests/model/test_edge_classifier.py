@@ -16,7 +16,7 @@ from tests.says import said
 @pytest.fixture
 def graph():
     torch.manual_seed(0)
-    graph = make_graph(num_nodes=80, num_arcs=200)
+    graph = make_graph(num_nodes=80, num_edges=200)
     graph.x = torch.randn(graph.num_nodes, 12)
     graph.masks = {}
     return graph

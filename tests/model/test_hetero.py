@@ -1,4 +1,4 @@
-"""A plain model of PyG on batches with kinds: the values of `to_hetero`, in the batch's order."""
+"""A plain model of PyG on heterogeneous batches: the values of `to_hetero`, in the batch's order."""
 
 import copy
 from functools import partial
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from model.typed_graphs import EDGE_DIM, NUM_NODES, ONE_KIND, SCHEMA, WIDTHS, typed_graph
+from model.typed_graphs import EDGE_DIM, NUM_NODES, ONE_NODE_TYPE, SCHEMA, WIDTHS, hetero_graph
 from torch import nn
 from torch_geometric.nn import GATConv, GraphSAGE, SAGEConv, to_hetero
 
@@ -55,23 +55,23 @@ def wrapped(schema=BACK, **options):
 def test_rows_are_those_of_to_hetero(seeds, aggr):
     typed, model = typed_graph_back(), wrapped(aggr=aggr)
     batch = typed.batch(seeds)
-    batch.batch_size = 0  # to_hetero of the batch wants seeds of one kind
+    batch.batch_size = 0  # to_hetero of the batch wants seeds of one node type
     data = batch.to_hetero()
     field = int((batch.node_type == 2).sum())
-    x = data.x_dict | {"field": model.kind_vectors[0].expand(field, -1)}
+    x = data.x_dict | {"field": model.type_vectors[0].expand(field, -1)}
     expected = model.model(x, data.edge_index_dict)
     found = model(batch.x, batch.edge_index, edge_type=batch.edge_type, node_type=batch.node_type)
-    for kind, name in enumerate(BACK.node_types):
-        torch.testing.assert_close(found[batch.node_type == kind], expected[name])
+    for node_type, name in enumerate(BACK.node_types):
+        torch.testing.assert_close(found[batch.node_type == node_type], expected[name])
     batch.batch_size = NUM_NODES if seeds is None else len(seeds)
     torch.testing.assert_close(NodeClassifier(model, num_classes=4)(without_attr(batch)), found)
     found.sum().backward()
-    assert model.kind_vectors[0].grad.abs().sum() > 0
+    assert model.type_vectors[0].grad.abs().sum() > 0
 
 
 def typed_graph_back():
-    """The graph of SCHEMA under one relation more, which has no arc in it."""
-    return typed_graph()._replace(schema=BACK)
+    """The graph of SCHEMA under one edge type more, which has no edge in it."""
+    return hetero_graph()._replace(schema=BACK)
 
 
 def test_the_whole_graphs_values_of_seeds():
@@ -81,7 +81,7 @@ def test_the_whole_graphs_values_of_seeds():
     torch.testing.assert_close(some[: len(seeds)], whole[seeds], rtol=1e-10, atol=1e-10)
 
 
-def test_features_of_arcs_reach_a_model_that_names_them():
+def test_features_of_edges_reach_a_model_that_names_them():
     torch.manual_seed(0)
     typed, model = typed_graph_back(), Hetero(Attending(), BACK, WIDTHS | {"field": 0}, edge_dim=EDGE_DIM).double()
     batch = typed.batch()
@@ -94,16 +94,16 @@ def test_features_of_arcs_reach_a_model_that_names_them():
         NodeClassifier(wrapped(), num_classes=4)(batch)
 
 
-def test_a_model_of_pyg_with_one_kind():
-    typed = typed_graph(ONE_KIND)
+def test_a_model_of_pyg_with_one_node_type():
+    typed = hetero_graph(ONE_NODE_TYPE)
     torch.manual_seed(0)
-    model = Hetero(partial(GraphSAGE, 7, 8, 2), ONE_KIND, 7, out_channels=4).double()
+    model = Hetero(partial(GraphSAGE, 7, 8, 2), ONE_NODE_TYPE, 7, out_channels=4).double()
     assert (model.out_channels, model.num_layers) == (4, 2)
     batch = without_attr(typed.batch())
-    metadata = (list(ONE_KIND.node_types), list(ONE_KIND.edge_types))
+    metadata = (list(ONE_NODE_TYPE.node_types), list(ONE_NODE_TYPE.edge_types))
     twin = to_hetero(GraphSAGE(7, 8, 2, 4), metadata).double()
     twin.load_state_dict(model.model.state_dict())
-    edges = {name: batch.edge_index[:, batch.edge_type == at] for at, name in enumerate(ONE_KIND.edge_types)}
+    edges = {name: batch.edge_index[:, batch.edge_type == at] for at, name in enumerate(ONE_NODE_TYPE.edge_types)}
     expected = twin({"entity": batch.x}, edges)["entity"]
     torch.testing.assert_close(NodeClassifier(model)(batch), expected)
 
@@ -112,13 +112,13 @@ def test_what_it_cannot_do_is_said():
     with pytest.raises(ValueError, match=said("field add reverse")):
         Hetero(Plain(), SCHEMA, WIDTHS)
     with pytest.raises(ValueError, match=said("GraphSAGE out_channels=4 5")):
-        Hetero(GraphSAGE(7, 8, 2, 4), ONE_KIND, 7, out_channels=5)
+        Hetero(GraphSAGE(7, 8, 2, 4), ONE_NODE_TYPE, 7, out_channels=5)
     model, batch = wrapped(), typed_graph_back().batch()
     with pytest.raises(ValueError, match=said("Hetero(Plain) node_type edge_type")):
         model(batch.x, batch.edge_index)
     with pytest.raises(ValueError, match=said("Plain edge_weight")):
         model(batch.x, batch.edge_index, edge_type=batch.edge_type, edge_weight=torch.ones(batch.num_edges))
-    batch.x_by_kind.tables[2] = torch.zeros(len(batch.x_by_kind.places(2)), 2)
+    batch.x_by_node_type.tables[2] = torch.zeros(len(batch.x_by_node_type.places(2)), 2)
     with pytest.raises(ValueError, match=said("features 'field' 2 0")):
         model(batch.x, batch.edge_index, edge_type=batch.edge_type)
     share = SimpleNamespace(source=object(), split="val")

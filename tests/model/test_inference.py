@@ -43,21 +43,21 @@ def on_ranks(world_size, run, graph, chunk, folder=None, **options):
     return results
 
 
-def infer_on_ranks(model, graph, world_size, block_arcs, chunk=1000, **options):
-    return on_ranks(world_size, lambda source: layerwise_inference(model, source, block_arcs), graph, chunk, **options)
+def infer_on_ranks(model, graph, world_size, block_edges, chunk=1000, **options):
+    return on_ranks(world_size, lambda source: layerwise_inference(model, source, block_edges), graph, chunk, **options)
 
 
 @all_pairs
 @pytest.mark.parametrize("in_channels", [3, 40])  # mapped within blocks, and each node once
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("world_size", "block_arcs"), [(1, None), (1, 1), (2, 25)])
+@pytest.mark.parametrize(("world_size", "block_edges"), [(1, None), (1, 1), (2, 25)])
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_equals_the_full_graph_forward(kind, world_size, block_arcs, sparse, in_channels):
+def test_equals_the_full_graph_forward(kind, world_size, block_edges, sparse, in_channels):
     graph = make_graph(in_channels=in_channels)
     model = build(kind, in_channels).eval()
     with torch.no_grad():
         expected = model(graph.x, graph.edge_index, indptr=graph.indptr, degree=graph.degree)
-    results = infer_on_ranks(model, graph, world_size, block_arcs, chunk=13, sparse=sparse)
+    results = infer_on_ranks(model, graph, world_size, block_edges, chunk=13, sparse=sparse)
     assert sorted(np.concatenate([result.rows for result in results])) == list(range(graph.num_nodes))
     for result in results:
         # float32, 3 layers, sums of up to 58 terms in another order, values of order 1
@@ -103,7 +103,7 @@ def test_a_rank_without_rows_goes_along():
 def test_each_node_is_read_once_where_its_map_comes_first():
     graph, model = make_graph(in_channels=40), build(GCN, 40)
     source = MemorySource(graph, chunk=7)
-    layerwise_inference(model, source, block_arcs=20)
+    layerwise_inference(model, source, block_edges=20)
     assert sum(source.gathered) == graph.num_nodes + 1  # and one to see whether rows are sparse
 
 
@@ -116,32 +116,32 @@ def test_memory_does_not_grow_with_the_graph(kind, tmp_path):
         torch.manual_seed(0)
         model = kind(8, hidden, 4, num_layers=2)
         source = MemorySource(graph, shared=SharedTables(1, tmp_path), chunk=500)
-        layerwise_inference(model, source, block_arcs=500)  # compiles
+        layerwise_inference(model, source, block_edges=500)  # compiles
         tracemalloc.start()
-        layerwise_inference(model, source, block_arcs=500)
+        layerwise_inference(model, source, block_edges=500)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     table_bytes = 4000 * hidden * 4
-    assert max(source.gathered) <= 2 * 500  # a block's rows and one source an arc
+    assert max(source.gathered) <= 2 * 500  # a block's rows and one source an edge
     assert peaks[1] - peaks[0] < 4000 * 32 < table_bytes / 4
 
 
-@pytest.mark.parametrize("block_arcs", [1, 2, 3, 100])
-def test_blocks_are_split_between_rows(block_arcs):
+@pytest.mark.parametrize("block_edges", [1, 2, 3, 100])
+def test_blocks_are_split_between_rows(block_edges):
     indptr = np.array([0, 0, 2, 7, 7, 7, 8, 10])
     block = RowBlock(np.arange(20, 27), indptr, np.arange(10), np.arange(10.0))
-    pieces = list(split_block(block, block_arcs))
-    assert np.array_equal(np.concatenate([piece.rows for piece in pieces]), block.rows)
-    assert np.array_equal(np.concatenate([piece.indices for piece in pieces]), block.indices)
-    assert np.array_equal(np.concatenate([piece.edge_weight for piece in pieces]), block.edge_weight)
-    assert np.array_equal(np.concatenate([np.diff(piece.indptr) for piece in pieces]), np.diff(indptr))
-    for piece in pieces:
-        assert len(piece.rows) == 1 or (len(piece.indices) <= block_arcs and len(piece.rows) <= block_arcs)
+    chunks = list(split_block(block, block_edges))
+    assert np.array_equal(np.concatenate([chunk.rows for chunk in chunks]), block.rows)
+    assert np.array_equal(np.concatenate([chunk.indices for chunk in chunks]), block.indices)
+    assert np.array_equal(np.concatenate([chunk.edge_weight for chunk in chunks]), block.edge_weight)
+    assert np.array_equal(np.concatenate([np.diff(chunk.indptr) for chunk in chunks]), np.diff(indptr))
+    for chunk in chunks:
+        assert len(chunk.rows) == 1 or (len(chunk.indices) <= block_edges and len(chunk.rows) <= block_edges)
 
 
-def test_refuses_blocks_without_arcs():
-    with pytest.raises(ValueError, match=said("block_arcs 1 0")):
-        layerwise_inference(build(GCN, 12), MemorySource(make_graph()), block_arcs=0)
+def test_refuses_blocks_without_edges():
+    with pytest.raises(ValueError, match=said("block_edges 1 0")):
+        layerwise_inference(build(GCN, 12), MemorySource(make_graph()), block_edges=0)
 
 
 def odd_graph():
@@ -180,8 +180,8 @@ def test_where_most_of_the_graph_is_needed_all_of_it_is_computed():
 @all_pairs
 @pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("in_channels", [3, 40])
-@pytest.mark.parametrize(("world_size", "block_arcs"), [(1, None), (2, 25), (4, 1)])
-def test_some_nodes_outputs_are_those_of_the_full_graph(kind, in_channels, world_size, block_arcs):
+@pytest.mark.parametrize(("world_size", "block_edges"), [(1, None), (2, 25), (4, 1)])
+def test_some_nodes_outputs_are_those_of_the_full_graph(kind, in_channels, world_size, block_edges):
     graph = make_graph(200, 260, in_channels=in_channels, hub=False)
     model, wanted = build(kind, in_channels).eval(), np.array([3, 50, 51, 199])
     with torch.no_grad():
@@ -189,15 +189,15 @@ def test_some_nodes_outputs_are_those_of_the_full_graph(kind, in_channels, world
 
     def infer(source):
         sets = closure(source, NodeSet.of(wanted, graph.num_nodes), 3)
-        return layerwise_inference(model, source, block_arcs, needed=sets)
+        return layerwise_inference(model, source, block_edges, needed=sets)
 
     results = on_ranks(world_size, infer, graph, 13)
     assert sorted(np.concatenate([result.rows for result in results])) == wanted.tolist()
     for result in results:
         assert result.table.shape[0] == len(wanted)
         torch.testing.assert_close(torch.from_numpy(result.read(wanted)), expected, rtol=1e-4, atol=1e-5)
-        pieces = [outputs for _, outputs in result.chunks(1)]
-        assert np.array_equal(np.concatenate([np.zeros((0, 4), np.float32), *pieces]), result.read(result.rows))
+        chunks = [outputs for _, outputs in result.chunks(1)]
+        assert np.array_equal(np.concatenate([np.zeros((0, 4), np.float32), *chunks]), result.read(result.rows))
 
 
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, NGNN, SGC])
@@ -206,7 +206,7 @@ def test_little_memory_gives_the_same(kind):
     tables = [
         layerwise_inference(model, MemorySource(graph, chunk=50), memory_bytes=size).table for size in (4096, 1 << 26)
     ]
-    # The sums are equal to the bit (see the tests of add_arcs), matrix products of other shapes round otherwise.
+    # The sums are equal to the bit (see the tests of add_edges), matrix products of other shapes round otherwise.
     assert np.allclose(*tables, rtol=1e-4, atol=1e-5)
 
 

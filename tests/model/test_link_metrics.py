@@ -17,8 +17,8 @@ def test_means_weigh_each_link_alike_however_they_are_cut():
     torch.manual_seed(0)
     ranks = torch.randint(1, 50, (100,)).double()
     for metric, expected in ((MeanReciprocalRank(), (1 / ranks).mean()), (HitsAt(10), (ranks <= 10).double().mean())):
-        for piece in ranks.split([60, 0, 1, 39]):
-            metric.update(piece)
+        for chunk in ranks.split([60, 0, 1, 39]):
+            metric.update(chunk)
         assert metric.compute() == pytest.approx(float(expected), abs=1e-6)
         metric.reset()
         assert metric.compute() == 0

@@ -73,7 +73,7 @@ class Batches:
 def graph():
     """Labels stand out in the first four features: learnable."""
     torch.manual_seed(0)
-    graph = make_graph(num_nodes=120, num_arcs=300)
+    graph = make_graph(num_nodes=120, num_edges=300)
     graph.x = torch.randn(graph.num_nodes, 12)
     graph.x[torch.arange(120), graph.y] += 4
     split = torch.arange(graph.num_nodes) % 4

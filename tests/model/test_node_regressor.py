@@ -20,7 +20,7 @@ QUIET = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ign
 def graph():
     """Targets are features, 0 and 1 of them; some are unknown."""
     torch.manual_seed(0)
-    graph = make_graph(num_nodes=300, num_arcs=600)
+    graph = make_graph(num_nodes=300, num_edges=600)
     graph.x = torch.randn(graph.num_nodes, 12)
     split = torch.arange(graph.num_nodes) % 3
     graph.masks = {name: split == number for number, name in enumerate(("train", "val", "test"))}

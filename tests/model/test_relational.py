@@ -1,4 +1,4 @@
-"""Models over kinds and relations: PyG's values and gradients, trimmed batches, exact inference, refusals."""
+"""Models over node types and edge types: PyG's values and gradients, trimmed batches, exact inference, refusals."""
 
 import copy
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 import torch
 from model.graphs import to_sparse
 from model.test_node_classifier import Batches, trainer
-from model.typed_graphs import EDGE_DIM, NUM_NODES, ONE_KIND, SCHEMA, WIDTHS, TypedSource, typed_graph
+from model.typed_graphs import EDGE_DIM, NUM_NODES, ONE_NODE_TYPE, SCHEMA, WIDTHS, TypedSource, hetero_graph
 from torch_geometric.nn import FastRGCNConv, HGTConv, RGATConv, RGCNConv
 
 from lightning_gnnscale.errors import StrategyError
@@ -27,7 +27,7 @@ from lightning_gnnscale.model.backbone_module import _described, make_backbone
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.model.node_inputs import InputSource
 from lightning_gnnscale.model.relational import map_groups
-from lightning_gnnscale.sampler.minibatch import RowsByKind
+from lightning_gnnscale.sampler.minibatch import RowsByNodeType
 from tests.says import said
 from tests.tiers import all_pairs, each_value
 
@@ -85,14 +85,16 @@ def use(layer, names):
 
 @all_pairs
 @pytest.mark.parametrize("pyg", [RGCNConv, FastRGCNConv])
-@pytest.mark.parametrize(("schema", "num_bases"), [(SCHEMA, None), (SCHEMA, 2), (ONE_KIND, None), (ONE_KIND, 3)])
+@pytest.mark.parametrize(
+    ("schema", "num_bases"), [(SCHEMA, None), (SCHEMA, 2), (ONE_NODE_TYPE, None), (ONE_NODE_TYPE, 3)]
+)
 @pytest.mark.parametrize("out", [2, 13])  # narrower than the layers: maps come first where that costs less
 def test_rgcn_is_that_of_pyg(pyg, schema, num_bases, out):
-    typed = typed_graph(schema)
+    typed = hetero_graph(schema)
     model, batch = build(RGCN, schema, out, num_bases=num_bases), typed.batch()
 
     def layer_of(index, layer, h):
-        twin = pyg(8, layer.out_channels, schema.num_relations, num_bases, root_weight=False, bias=False).double()
+        twin = pyg(8, layer.out_channels, schema.num_edge_types, num_bases, root_weight=False, bias=False).double()
         use(twin, {"weight": layer.weight, "comp": layer.comp})
         kinds = typed.node_type
         own = torch.einsum("ni,nio->no", h, layer.root.weight[kinds]) + layer.root.bias[kinds]
@@ -107,12 +109,12 @@ def test_rgcn_is_that_of_pyg(pyg, schema, num_bases, out):
 )
 def test_each_order_of_maps_and_sums_gives_the_same(form, read, num_bases, out, monkeypatch):
     """The cost of a read decides which rows are mapped: none but sums by basis, pairs with targets, or with sources."""
-    batch = typed_graph(ONE_KIND).batch()
-    model = build(RGCN, ONE_KIND, out, layers=1, num_bases=num_bases)
+    batch = hetero_graph(ONE_NODE_TYPE).batch()
+    model = build(RGCN, ONE_NODE_TYPE, out, layers=1, num_bases=num_bases)
     layer, h = model.convs[0], model.map_features(batch.x, None)
     weight = layer.weight if num_bases is None else torch.einsum("rb,bio->rio", layer.comp, layer.weight)
     expected = h @ layer.root.weight[0] + layer.root.bias
-    for relation in range(ONE_KIND.num_relations):
+    for relation in range(ONE_NODE_TYPE.num_edge_types):
         source, target = batch.edge_index[:, batch.edge_type == relation]
         sums = h.new_zeros(NUM_NODES, 8).index_add(0, target, h[source])
         expected = (
@@ -128,12 +130,12 @@ def test_each_order_of_maps_and_sums_gives_the_same(form, read, num_bases, out, 
 
 
 def test_a_weighted_mean_within_relations():
-    typed = typed_graph(ONE_KIND)
+    typed = hetero_graph(ONE_NODE_TYPE)
     batch, weight = typed.batch(), torch.rand(typed.edge_type.shape, dtype=torch.float64) + 0.1
     for out in (2, 13):
-        model = build(RGCN, ONE_KIND, out, layers=1)
+        model = build(RGCN, ONE_NODE_TYPE, out, layers=1)
         h, total = model.map_features(batch.x, None), 0
-        for relation in range(ONE_KIND.num_relations):
+        for relation in range(ONE_NODE_TYPE.num_edge_types):
             chosen = typed.edge_type == relation
             source, target = batch.edge_index[:, chosen]
             sums = h.new_zeros(NUM_NODES, 8).index_add(0, target, h[source] * weight[chosen, None])
@@ -144,17 +146,17 @@ def test_a_weighted_mean_within_relations():
 
 
 @all_pairs
-@pytest.mark.parametrize("schema", [SCHEMA, ONE_KIND])
+@pytest.mark.parametrize("schema", [SCHEMA, ONE_NODE_TYPE])
 @pytest.mark.parametrize("num_bases", [None, 2])
 @pytest.mark.parametrize("edge_dim", [None, EDGE_DIM])
 def test_rgat_is_that_of_pyg(schema, num_bases, edge_dim):
-    typed = typed_graph(schema)
+    typed = hetero_graph(schema)
     model, batch = build(RGAT, schema, heads=2, num_bases=num_bases, edge_dim=edge_dim), typed.batch()
     attr = {"edge_attr": typed.edge_attr} if edge_dim else {}
 
     def layer_of(index, layer, h):
         options = {"heads": 2, "concat": layer.concat, "edge_dim": edge_dim, "num_bases": num_bases}
-        twin = RGATConv(8, layer.out_channels, schema.num_relations, **options).double()
+        twin = RGATConv(8, layer.out_channels, schema.num_edge_types, **options).double()
         use(twin, {name: value for name, value in layer.named_parameters() if not name.startswith("root")})
         kinds = typed.node_type
         own = torch.einsum("ni,nio->no", h, layer.root.weight[kinds]) + layer.root.bias[kinds]
@@ -163,11 +165,11 @@ def test_rgat_is_that_of_pyg(schema, num_bases, edge_dim):
     compared(model, lambda: forward_of(model, batch, **attr), lambda: layers_by_pyg(model, batch, layer_of))
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, ONE_KIND])
+@pytest.mark.parametrize("schema", [SCHEMA, ONE_NODE_TYPE])
 def test_hgt_is_that_of_pyg(schema):
-    typed = typed_graph(schema)
+    typed = hetero_graph(schema)
     model, batch = build(HGT, schema, heads=2), typed.batch()
-    places = [torch.nonzero(typed.node_type == kind).flatten() for kind in range(schema.num_kinds)]
+    places = [torch.nonzero(typed.node_type == kind).flatten() for kind in range(schema.num_node_types)]
     local = torch.empty(NUM_NODES, dtype=torch.int64)
     for chosen in places:
         local[chosen] = torch.arange(len(chosen))
@@ -197,7 +199,7 @@ def test_hgt_is_that_of_pyg(schema):
         out = twin({name: h[chosen] for name, chosen in zip(schema.node_types, places, strict=True)}, edges)
         whole = torch.empty_like(h)
         for kind, (name, chosen) in enumerate(zip(schema.node_types, places, strict=True)):
-            gate = layer.skip[kind].sigmoid()  # PyG gives nothing of kinds that no relation leads to
+            gate = layer.skip[kind].sigmoid()  # PyG gives nothing of kinds that no edge type leads to
             whole[chosen] = out[name] if name in out else gate * layer.out.bias[kind] + (1 - gate) * h[chosen]
         return whole
 
@@ -206,9 +208,9 @@ def test_hgt_is_that_of_pyg(schema):
 
 @each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
-@pytest.mark.parametrize("schema", [SCHEMA, ONE_KIND])
+@pytest.mark.parametrize("schema", [SCHEMA, ONE_NODE_TYPE])
 def test_trimmed_batches_give_the_seeds_what_the_whole_graph_does(kind, options, schema):
-    typed = typed_graph(schema)
+    typed = hetero_graph(schema)
     model, seeds = build(kind, schema, **options), [3, 17, 8, NUM_NODES - 1]
     whole = forward_of(model, typed.batch())
     batch = typed.batch(seeds)
@@ -217,7 +219,7 @@ def test_trimmed_batches_give_the_seeds_what_the_whole_graph_does(kind, options,
     torch.testing.assert_close(trimmed, whole[seeds], rtol=1e-10, atol=1e-10)
     untrimmed = forward_of(model, batch, num_sampled_nodes=None)[: len(seeds)]
     torch.testing.assert_close(untrimmed, whole[seeds], rtol=1e-10, atol=1e-10)
-    # a module gives the model all it names, and arcs in any order are sorted
+    # a module gives the model all it names, and edges in any order are sorted
     torch.testing.assert_close(NodeClassifier(model)(batch_without_attr(batch)), whole[seeds], rtol=1e-10, atol=1e-10)
     order = torch.randperm(batch.num_edges)
     shuffled = model(batch.x, batch.edge_index[:, order], edge_type=batch.edge_type[order], node_type=batch.node_type)
@@ -233,24 +235,24 @@ def batch_without_attr(batch):
 @each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 @pytest.mark.parametrize(
-    ("schema", "block_arcs", "sparse"), [(SCHEMA, 9, False), (SCHEMA, None, True), (ONE_KIND, 9, False)]
+    ("schema", "block_edges", "sparse"), [(SCHEMA, 9, False), (SCHEMA, None, True), (ONE_NODE_TYPE, 9, False)]
 )
-def test_layerwise_inference_equals_the_whole_graph(kind, options, schema, block_arcs, sparse):
-    typed, model = typed_graph(schema), build(kind, schema, layers=3, norm="layer", **options)
+def test_layerwise_inference_equals_the_whole_graph(kind, options, schema, block_edges, sparse):
+    typed, model = hetero_graph(schema), build(kind, schema, layers=3, norm="layer", **options)
     with torch.no_grad():
         expected = forward_of(model, typed.batch())
     source = TypedSource(typed, chunk=7, sparse=sparse)
-    table = layerwise_inference(model, source, block_arcs).table
+    table = layerwise_inference(model, source, block_edges).table
     torch.testing.assert_close(torch.from_numpy(table).double(), expected, rtol=1e-4, atol=1e-4)
     chosen = np.array([1, 5, 30])
     needed = closure(source, NodeSet.of(chosen, NUM_NODES), 3, most=1.0)
-    some = layerwise_inference(model, source, block_arcs, needed=needed).read(chosen)
+    some = layerwise_inference(model, source, block_edges, needed=needed).read(chosen)
     torch.testing.assert_close(torch.from_numpy(some).double(), expected[chosen], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "options"), [(RGAT, {"heads": 2}), (HGT, {"heads": 2})])
-def test_features_of_arcs_are_read(kind, options):
-    typed, model = typed_graph(), build(kind, edge_dim=EDGE_DIM, **options)
+def test_features_of_edges_are_read(kind, options):
+    typed, model = hetero_graph(), build(kind, edge_dim=EDGE_DIM, **options)
     batch = typed.batch()
     expected = forward_of(model, batch, edge_attr=batch.edge_attr)
     assert not torch.allclose(expected, forward_of(model, batch, edge_attr=-batch.edge_attr))
@@ -262,7 +264,7 @@ def test_features_of_arcs_are_read(kind, options):
 
 
 @pytest.mark.parametrize("kind", [RGAT, HGT, GAT])
-def test_times_are_read_between_an_arc_and_its_seed(kind):
+def test_times_are_read_between_an_edge_and_its_seed(kind):
     schema = {} if kind is GAT else {"schema": GraphSchema(("n",), (("n", "r", "n"),))}
     torch.manual_seed(0)
     model = kind(3, 8, 2, num_layers=2, dropout=0.0, heads=2, time_channels=4, edge_dim=1, **schema).double().eval()
@@ -277,17 +279,17 @@ def test_times_are_read_between_an_arc_and_its_seed(kind):
         later = {**trees, "seed_time": trees["seed_time"] + 3}
         torch.testing.assert_close(model(x, edge_index, edge_time=times + 3, **later, **given), first)
         moved = model(x, edge_index, edge_time=times - torch.tensor([0, 1, 0, 0]), **trees, **given)
-        if kind is not GAT:  # one arc has all of the softmax: times show where there are two
+        if kind is not GAT:  # one edge has all of the softmax: times show where there are two
             assert torch.equal(moved, first)
         else:  # beside its self-loop
             assert torch.equal(moved[0], first[0]) and not torch.allclose(moved[1], first[1])
     with pytest.raises(ValueError, match=said("batches edge_time seed_time seed_of")):
         model(x, edge_index, **given)
     with pytest.raises(ValueError, match=said('time_channels=4 DataModule evaluation="sampled"')):
-        layerwise_inference(model, TypedSource(typed_graph(ONE_KIND)))
+        layerwise_inference(model, TypedSource(hetero_graph(ONE_NODE_TYPE)))
 
 
-def test_times_change_the_attention_of_two_arcs():
+def test_times_change_the_attention_of_two_edges():
     for kind in (RGAT, HGT):
         torch.manual_seed(0)
         schema = GraphSchema(("n",), (("n", "r", "n"),))
@@ -311,8 +313,8 @@ def test_maps_of_groups_that_stand_empty():
 
 
 @pytest.mark.parametrize(("kind", "options"), MODELS)
-def test_a_graph_without_arcs(kind, options):
-    model, typed = build(kind, **options), typed_graph()
+def test_a_graph_without_edges(kind, options):
+    model, typed = build(kind, **options), hetero_graph()
     batch = typed.batch()
     none = torch.zeros(0, dtype=torch.int64)
     out = model(batch.x, torch.zeros(2, 0, dtype=torch.int64), edge_type=none)
@@ -327,14 +329,14 @@ def test_a_checkpoint_says_how_to_make_the_model(kind, options):
     assert described["schema"] == SCHEMA.as_json() and described["in_channels"] == WIDTHS
     twin = make_backbone(described).double().eval()
     twin.load_state_dict(model.state_dict())
-    batch = typed_graph().batch()
+    batch = hetero_graph().batch()
     torch.testing.assert_close(forward_of(twin, batch), forward_of(model, batch))
     again = kind(WIDTHS, 8, 4, schema=SCHEMA.as_json(), **options)
     assert again.schema == SCHEMA
 
 
 def test_what_does_not_fit_is_refused_in_one_line():
-    typed = typed_graph()
+    typed = hetero_graph()
     batch = typed.batch()
     with pytest.raises(ValueError, match=said("RGCN schema=")):
         RGCN(6, 8, 4)
@@ -356,12 +358,12 @@ def test_what_does_not_fit_is_refused_in_one_line():
     for kind in (RGAT, HGT):
         with pytest.raises(ValueError, match=said("hidden_channels multiple heads")):
             kind(WIDTHS, 8, 4, schema=SCHEMA, heads=3)
-    with pytest.raises(ValueError, match=said("RGCN kinds relations")):
-        model.row_arcs(None, None, {})
+    with pytest.raises(ValueError, match=said("RGCN kinds edge types")):
+        model.row_edges(None, None, {})
 
 
 def test_relations_are_never_dropped_in_silence():
-    typed, one_kind = typed_graph(), typed_graph(ONE_KIND)
+    typed, one_kind = hetero_graph(), hetero_graph(ONE_NODE_TYPE)
     plain = NodeClassifier(GraphSAGE(7, 8, 4).double())
     with pytest.raises(StrategyError, match=said("GraphSAGE edge_type")):
         plain(batch_without_attr(one_kind.batch()))
@@ -369,11 +371,11 @@ def test_relations_are_never_dropped_in_silence():
     batch.edge_type = batch.schema = None
     with pytest.raises(StrategyError, match=said("GraphSAGE table features")):
         plain(batch)
-    with pytest.raises(StrategyError, match=said("GraphSAGE relations graph")):
+    with pytest.raises(StrategyError, match=said("GraphSAGE edge types graph")):
         layerwise_inference(plain.backbone, TypedSource(one_kind))
     single = batch_without_attr(one_kind.batch())
     single.edge_type, single.schema = torch.zeros_like(single.edge_type), None
-    assert plain(single).shape == (NUM_NODES, 4)  # one relation is a plain graph
+    assert plain(single).shape == (NUM_NODES, 4)  # one edge type is a plain graph
 
 
 class Rows:
@@ -394,9 +396,9 @@ class Rows:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_learned_rows_are_features_of_kinds_without(behind):
+def test_learned_rows_are_features_of_node_types_without(behind):
     """And stand behind those of kinds whose columns count them."""
-    typed = typed_graph()
+    typed = hetero_graph()
     widths = {"paper": 9 if behind else 6, "author": 5, "field": 3}
     torch.manual_seed(0)
     model = RGCN(widths, 8, 4, dropout=0.0, schema=SCHEMA).double().eval()
@@ -417,7 +419,7 @@ def test_learned_rows_are_features_of_kinds_without(behind):
     found.sum().backward()
     assert bool(rows.grad[typed.node_type == 2].any()) and bool(rows.grad[typed.node_type == 0].any()) == behind
     assert not rows.grad[typed.node_type == 1].any()
-    source = InputSource(TypedSource(typed, chunk=7), module.inputs, model.kind_channels)
+    source = InputSource(TypedSource(typed, chunk=7), module.inputs, model.type_channels)
     table = layerwise_inference(model, source, 9).table
     torch.testing.assert_close(torch.from_numpy(table).double(), expected.detach(), rtol=1e-4, atol=1e-4)
 
@@ -426,7 +428,7 @@ def test_learned_rows_are_features_of_kinds_without(behind):
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("kind", [RGCN, RGAT, HGT])
 def test_a_trainer_fits_and_validates(kind, precision):
-    typed = typed_graph(dtype=torch.float32)
+    typed = hetero_graph(dtype=torch.float32)
     torch.manual_seed(0)
     model = kind(WIDTHS, 16, 4, norm="layer", dropout=0.1, input_dropout=0.1, schema=SCHEMA)
     masks = {name: torch.ones(NUM_NODES, dtype=torch.bool) for name in ("train", "val")}
@@ -446,13 +448,13 @@ def test_a_trainer_fits_and_validates(kind, precision):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_kinds_may_share_one_table(sparse):
-    typed = typed_graph()
+def test_node_types_may_share_one_table(sparse):
+    typed = hetero_graph()
     x = torch.randn(NUM_NODES, 7, dtype=torch.float64) * (torch.rand(NUM_NODES, 7) < 0.5)
     torch.manual_seed(0)
     model = RGCN(7, 8, 4, dropout=0.0, schema=SCHEMA).double().eval()
     batch = typed.batch()
-    own = RowsByKind(typed.node_type, [x[typed.node_type == kind] for kind in range(3)])
+    own = RowsByNodeType(typed.node_type, [x[typed.node_type == kind] for kind in range(3)])
     expected = model(own, batch.edge_index, edge_type=batch.edge_type)
     given = to_sparse(x) if sparse else x
     found = model(given, batch.edge_index, edge_type=batch.edge_type, node_type=typed.node_type)
@@ -465,12 +467,12 @@ def test_kinds_may_share_one_table(sparse):
     torch.testing.assert_close(torch.from_numpy(table).double(), expected.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_nodes_without_any_features_have_the_vector_of_their_kind():
-    typed = typed_graph(ONE_KIND)
+def test_nodes_without_any_features_have_the_vector_of_their_node_type():
+    typed = hetero_graph(ONE_NODE_TYPE)
     batch = typed.batch()
-    model = RGCN(0, 8, 4, dropout=0.0, schema=ONE_KIND).double().eval()
+    model = RGCN(0, 8, 4, dropout=0.0, schema=ONE_NODE_TYPE).double().eval()
     out = model(None, batch.edge_index, edge_type=batch.edge_type, node_type=typed.node_type)
-    vector = model.kind_vectors.expand(NUM_NODES, -1)
+    vector = model.type_vectors.expand(NUM_NODES, -1)
     torch.testing.assert_close(model.map_features(None, typed.node_type), vector.relu())
     assert out.shape == (NUM_NODES, 4)
     with pytest.raises(ValueError, match=said("RGCN inputs=DistributedEmbedding")):

@@ -62,9 +62,9 @@ def test_keeps_its_share_and_scales_it(dtype, probability):
     out = RowDropout(probability, 5)(torch.ones(301, 333, dtype=dtype), torch.arange(301) + 7)
     kept = out != 0
     assert out[kept].unique().tolist() == [float(torch.tensor(1 / (1 - probability), dtype=torch.float64).to(dtype))]
-    # 100,233 draws: 5 standard deviations of the share are below 0.008
+    # 100,233 samples: 5 standard deviations of the share are below 0.008
     assert abs(float(kept.float().mean()) - (1 - probability)) < 0.008
-    for share in (kept.float().mean(1), kept.float().mean(0)):  # means of over 300 draws each, 6 standard deviations
+    for share in (kept.float().mean(1), kept.float().mean(0)):  # means of over 300 samples each, 6 standard deviations
         assert (share - (1 - probability)).abs().max() < 6 * (probability * (1 - probability) / 301) ** 0.5
 
 
@@ -112,14 +112,14 @@ def test_sparse_rows_drop_their_nonzeros_by_id_and_column():
     assert torch.equal(data.grad != 0, whole.data != 0)
 
 
-def test_drawing_takes_one_number_of_torch():
+def test_sampling_takes_one_number_of_torch():
     torch.manual_seed(3)
-    first, second = RowDropout.draw(0.5, True), RowDropout.draw(0.5, True)
+    first, second = RowDropout.sample(0.5, True), RowDropout.sample(0.5, True)
     assert first.active and first.key != second.key and 0 <= first.key < 1 << 64
     torch.manual_seed(3)
-    assert RowDropout.draw(0.5, True) == first
+    assert RowDropout.sample(0.5, True) == first
     state = torch.get_rng_state()
-    assert not RowDropout.draw(0.5, False).active and not RowDropout.draw(0.0, True).active
+    assert not RowDropout.sample(0.5, False).active and not RowDropout.sample(0.0, True).active
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -50,8 +50,8 @@ def close(found, expected, atol=1e-13):
 def second_layer(model, rows, h, drop, weight):
     """Run the second layer of a model and its backward."""
     h = h.clone().requires_grad_()
-    layer, arcs = model.convs[1], model.row_arcs(rows.block, rows.node_ids, {})
-    out = layer.rows(h, arcs, drop)
+    layer, edges = model.convs[1], model.row_edges(rows.block, rows.node_ids, {})
+    out = layer.rows(h, edges, drop)
     (out * weight).sum().backward()
     return out.detach(), h.grad, gradients(layer), layer.exchange
 
@@ -62,9 +62,11 @@ def cut(tensor, blocks):
 
 def by_plain_sums(model, rows, h, drop, weight):
     """The second layer of the whole graph with a dense matrix, differentiated by torch alone."""
-    arcs = model.row_arcs(rows.block, rows.node_ids, {})
+    edges = model.row_edges(rows.block, rows.node_ids, {})
     matrix = torch.zeros(NUM_NODES, NUM_NODES, dtype=torch.float64)
-    matrix.index_put_((arcs.block.target_of_arcs(), arcs.block.indices.long()), arcs.block.edge_weight, accumulate=True)
+    matrix.index_put_(
+        (edges.block.target_of_edges(), edges.block.indices.long()), edges.block.edge_weight, accumulate=True
+    )
     layer, h = copy.deepcopy(model.convs[1]), h.clone().requires_grad_()
     own = h * drop(torch.ones_like(h), rows.node_ids)
     out = layer.add_own(matrix @ own @ layer.neighbor_weight.t(), own)
@@ -112,7 +114,7 @@ class OneWay(MailExchange):
 
 @pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("kind", SUMMING)
-def test_without_remote_gradients_own_rows_get_those_of_own_arcs(kind, pulls):
+def test_without_remote_gradients_own_rows_get_those_of_own_edges(kind, pulls):
     model, blocks = build(kind), make_rows()
     torch.manual_seed(1)
     h = torch.randn(NUM_NODES, HIDDEN, dtype=torch.float64)
@@ -126,17 +128,17 @@ def test_without_remote_gradients_own_rows_get_those_of_own_arcs(kind, pulls):
     ):
         close(out, full_out)
         close(parameters, full_parameters)  # these are local
-        arcs = model.row_arcs(rows.block, rows.node_ids, {})
+        edges = model.row_edges(rows.block, rows.node_ids, {})
         layer, own = model.convs[1], h[rows.node_ids[: rows.num_local]].clone().requires_grad_()
         halo = h[rows.node_ids[rows.num_local :]]
-        summed = arcs.inner(own) + arcs.outer(halo)
-        (layer.add_own(summed @ layer.neighbor_weight.t(), own) * weight[arcs.own_ids]).sum().backward()
+        summed = edges.inner(own) + edges.outer(halo)
+        (layer.add_own(summed @ layer.neighbor_weight.t(), own) * weight[edges.own_ids]).sum().backward()
         close(h_grad, own.grad)
 
 
 def run(model, rows, x, weight):
     """Run a whole model over one block, and its backward."""
-    out = model.forward_rows(x[rows.node_ids], model.row_arcs(rows.block, rows.node_ids, {}))
+    out = model.forward_rows(x[rows.node_ids], model.row_edges(rows.block, rows.node_ids, {}))
     (out * weight[rows.node_ids[: rows.num_local]]).sum().backward()
     return out.detach(), gradients(model), [layer.exchange.log for layer in model.convs]
 
@@ -150,7 +152,7 @@ def features():
 def test_a_model_on_three_blocks_equals_the_whole(kind, pulls):
     model, blocks, (x, weight) = build(kind), make_rows(), features()
     (whole,) = make_rows((0, NUM_NODES))
-    edge_index = torch.stack([whole.block.indices.long(), whole.block.target_of_arcs()])
+    edge_index = torch.stack([whole.block.indices.long(), whole.block.target_of_edges()])
     results = on_threads(run, copies(model, blocks, pulls), blocks, [x] * 3, [weight] * 3)
     out = model(x, edge_index, degree=whole.block.degree, indptr=whole.block.indptr)
     (out * weight).sum().backward()
@@ -198,7 +200,7 @@ def test_evaluation_asks_for_exact_rows_and_pulls_nothing(kind, pulls):
 
     def evaluate(model, rows):
         with torch.no_grad():
-            return model.forward_rows(x[rows.node_ids], model.row_arcs(rows.block, rows.node_ids, {}))
+            return model.forward_rows(x[rows.node_ids], model.row_edges(rows.block, rows.node_ids, {}))
 
     out = torch.cat(on_threads(evaluate, models, blocks))
     (whole,) = make_rows((0, NUM_NODES))
@@ -209,13 +211,13 @@ def test_evaluation_asks_for_exact_rows_and_pulls_nothing(kind, pulls):
 
 @pytest.mark.parametrize("pulls", [False, True])
 def test_a_block_that_nobody_reads(pulls):
-    """The last block has rows, but no arc crosses its border."""
+    """The last block has rows, but no edge crosses its border."""
     model, offsets, (x, weight) = build(GCN), (0, 9, 16, NUM_NODES), features()
     blocks = make_rows(offsets)
     assert blocks[2].counts == [0, 0, 0]
     results = on_threads(run, copies(model, blocks, pulls), blocks, [x] * 3, [weight] * 3)
     (whole,) = make_rows((0, NUM_NODES))
-    out = model.forward_rows(x, model.row_arcs(whole.block, whole.node_ids, {}))
+    out = model.forward_rows(x, model.row_edges(whole.block, whole.node_ids, {}))
     (out * weight).sum().backward()
     close(torch.cat([result[0] for result in results]), out.detach())
     close(added([result[1] for result in results]), gradients(model), atol=1e-12)

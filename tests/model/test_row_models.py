@@ -36,12 +36,12 @@ def whole(**graph):
 
 def forward(model, rows, x):
     block = rows.block
-    edge_index = torch.stack([block.indices.long(), block.target_of_arcs()])
+    edge_index = torch.stack([block.indices.long(), block.target_of_edges()])
     return model(x, edge_index, block.edge_weight, block.degree, block.indptr)
 
 
 def forward_rows(model, rows, x, kept=None):
-    return model.forward_rows(x, model.row_arcs(rows.block, rows.node_ids, {} if kept is None else kept))
+    return model.forward_rows(x, model.row_edges(rows.block, rows.node_ids, {} if kept is None else kept))
 
 
 def gradients(model):
@@ -102,7 +102,7 @@ def test_features_are_cast_to_the_dtype_of_the_model(kind):
 @each_value
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_is_drawn_from_torch_and_only_while_training(kind, sparse):
+def test_dropout_is_sampled_from_torch_and_only_while_training(kind, sparse):
     options = {} if kind is SGC else {"dropout": 0.5}
     model, rows = build(kind, input_dropout=0.5, **options), whole()
     x = to_sparse(features()) if sparse else features()
@@ -116,7 +116,7 @@ def test_dropout_is_drawn_from_torch_and_only_while_training(kind, sparse):
 
 
 def count_calls(monkeypatch, module):
-    """Count the sums over arcs of a module, by the width of what is summed."""
+    """Count the sums over edges of a module, by the width of what is summed."""
     widths, original = [], module.aggregate
 
     def counted(x, *arguments, **options):
@@ -131,20 +131,20 @@ def count_calls(monkeypatch, module):
 def test_sums_of_features_are_kept(kind, monkeypatch):
     model, rows, x, kept = build(kind, in_channels=7), whole(), features(7), {}
     widths = count_calls(monkeypatch, row_layers)
-    arcs = model.row_arcs(rows.block, rows.node_ids, kept)
-    outputs = [model.forward_rows(x, arcs) for _ in range(3)]
+    edges = model.row_edges(rows.block, rows.node_ids, kept)
+    outputs = [model.forward_rows(x, edges) for _ in range(3)]
     assert widths.count(7) == 1 and list(kept) == ["summed"]
     assert all(torch.equal(out, outputs[0]) for out in outputs)
     assert not kept["summed"].requires_grad
     model.eval()
-    model.forward_rows(x, arcs)
+    model.forward_rows(x, edges)
     assert widths.count(7) == 1
 
 
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, NGNN, SGC])
 def test_nothing_that_was_dropped_is_kept(kind):
     model, rows, kept = build(kind, input_dropout=0.5), whole(), {}
-    model.forward_rows(features(), model.row_arcs(rows.block, rows.node_ids, kept))
+    model.forward_rows(features(), model.row_edges(rows.block, rows.node_ids, kept))
     assert kept == {}
     model.eval()  # what is whole may be
     forward_rows(model, rows, features(), kept)
@@ -161,11 +161,11 @@ def test_propagated_features_are_exchanged_once(monkeypatch):
             layer.exchange = MailExchange(mail, rows, index, False)
 
     def train(own, rows):
-        arcs = own.row_arcs(rows.block, rows.node_ids, {})
+        edges = own.row_edges(rows.block, rows.node_ids, {})
         for _ in range(3):
-            out = own.forward_rows(x[rows.node_ids], arcs)
+            out = own.forward_rows(x[rows.node_ids], edges)
             out.sum().backward()
-        assert not arcs.kept["propagated"].requires_grad
+        assert not edges.kept["propagated"].requires_grad
         return out.detach()
 
     out = torch.cat(on_threads(train, models, blocks))
@@ -210,10 +210,10 @@ def test_without_the_halo_the_block_is_a_graph_of_its_own(kind, sparse):
         layer.exchange = Closed()
     assert model.local_only
     x = features()[: rows.num_local]
-    arcs = model.row_arcs(rows.block, rows.node_ids, {}, local_only=True)
-    found = model.forward_rows(to_sparse(x) if sparse else x, arcs)
+    edges = model.row_edges(rows.block, rows.node_ids, {}, local_only=True)
+    found = model.forward_rows(to_sparse(x) if sparse else x, edges)
     inside = rows.block.indices < rows.num_local
-    ends = torch.stack([rows.block.indices.long(), rows.block.target_of_arcs()])[:, inside]
+    ends = torch.stack([rows.block.indices.long(), rows.block.target_of_edges()])[:, inside]
     close(found, model(x, ends))
 
 

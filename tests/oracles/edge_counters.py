@@ -46,7 +46,7 @@ class Clusters:
         self.weights, self.limit = weights, limit
 
     def moves(self, v, target):
-        """Move a node where there is room and company; return whether it went."""
+        """Move a node where there is space and company; return whether it went."""
         inside = [sum(self.weights[u][d] for u in self.members[target]) for d in range(len(self.limit))]
         fits = all(w + more <= most for w, more, most in zip(inside, self.weights[v], self.limit, strict=True))
         if fits and any(inside):

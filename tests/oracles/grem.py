@@ -1,9 +1,9 @@
 """GREM as Armada's Algorithms 1 and 2 tell it, with the points that they leave open settled: slow and obvious.
 
-Settled: a node is taken out of its part before room is looked for; among parts with room the best score wins, a tie
+Settled: a node is taken out of its part before space is looked for; among parts with space the best score wins, a tie
 stays, then goes to the relatively lightest part, then to the lowest; scores are the mean of what was saved and what
 the chunk shows, in float32, and are always saved; a bisection's sides may hold ceil(n share / p r) nodes. With several
-weights a node each dimension has a cap; where no part has room, the node goes to the one that passes its caps least.
+weights a node each dimension has a cap; where no part has space, the node goes to the one that passes its caps least.
 """
 
 import math
@@ -121,7 +121,7 @@ class Loads:
         return max(held / max(1, cap) for weight, held, cap in own if weight)
 
     def best_part(self, v, scores, own):
-        """Return the best part with room, or the one that passes its caps least."""
+        """Return the best part with space, or the one that passes its caps least."""
         return min(
             range(len(self.caps)),
             key=lambda b: (self.excess(v, b), -scores[b], b != own, self.fullness(v, b), b),
@@ -178,7 +178,7 @@ def relief_of(loads, v, source, target, penalty):
 
 
 def take_seed(neighbors, share, part_of, loads, seed_parts):
-    """Give the first chunk's nodes their seed parts, by ascending id, while there is room in them."""
+    """Give the first chunk's nodes their seed parts, by ascending id, while there is space in them."""
     nodes = sorted(neighbors)
     even = len(set(share)) == 1
     num_parts = len(share) if even else sum(share)
@@ -201,14 +201,14 @@ def shuffled(edges, seed, bucket_edges=1 << 20, max_buckets=1024):
     num_buckets = min(max(1, math.ceil(len(edges) / bucket_edges)), max_buckets)
     buckets = [[] for _ in range(num_buckets)]
     for i, edge in enumerate(edges):
-        buckets[draw(fold(seed, 0x4255434B), i, num_buckets)].append(edge)
+        buckets[sample(fold(seed, 0x4255434B), i, num_buckets)].append(edge)
     for b, bucket in enumerate(buckets):
         key = fold(seed, 0x5045524D, b)
         for i in range(len(bucket) - 1, 0, -1):
-            j = draw(key, i, i + 1)
+            j = sample(key, i, i + 1)
             bucket[i], bucket[j] = bucket[j], bucket[i]
     return [edge for bucket in buckets for edge in bucket]
 
 
-def draw(key, value, bound):
+def sample(key, value, bound):
     return ((int(combine_array(key, value)) >> 32) * bound) >> 32

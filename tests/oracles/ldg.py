@@ -24,8 +24,8 @@ def stream_nodes(rows, num_parts, capacity, score, passes, order_of):
         size = [0] * num_parts
         for node in order_of(number) if order_of else range(len(rows)):
             neighbors = [sum(part_of[other] == part for other in rows[node]) for part in range(num_parts)]
-            room = [part for part in range(num_parts) if size[part] < capacity]
-            best = min(room, key=lambda part: (-score(neighbors[part], size[part]), size[part], part))
+            space = [part for part in range(num_parts) if size[part] < capacity]
+            best = min(space, key=lambda part: (-score(neighbors[part], size[part]), size[part], part))
             part_of[node] = best
             size[best] += 1
     return part_of

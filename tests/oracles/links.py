@@ -57,7 +57,7 @@ def alias_table(weights):
 
 
 def negatives(num_nodes, num, key, table=None):
-    """Draws with replacement."""
+    """Samples with replacement."""
     found = []
     for place in range(num):
         random = combine(key, place)

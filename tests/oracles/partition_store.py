@@ -28,13 +28,13 @@ class StoreOracle:
             row.sort()
 
     @property
-    def num_arcs(self):
+    def num_edges(self):
         return sum(len(row) for row in self.rows.values())
 
     @property
     def symmetric(self):
-        arcs = Counter((u, v) for v, row in self.rows.items() for u, _ in row)
-        return all(arcs[v, u] == count for (u, v), count in arcs.items())
+        edges = Counter((u, v) for v, row in self.rows.items() for u, _ in row)
+        return all(edges[v, u] == count for (u, v), count in edges.items())
 
     def core(self, part):
         return [node for node, owner in enumerate(self.part_id) if owner == part]

@@ -35,16 +35,16 @@ class SmallWorld:
             row = self.csc.indices[self.csc.indptr[h] : self.csc.indptr[h + 1]]
             rows.append([u for u in row if start <= u < end])
         local = {v: i for i, v in enumerate([*range(start, end), *halo])}
-        arcs = []
+        edges = []
         for v in [*range(start, end), *halo]:
             inside = range(int(self.csc.indptr[v]), int(self.csc.indptr[v + 1]))
-            arcs += [a for a in inside if start <= v < end or start <= self.csc.indices[a] < end]
+            edges += [a for a in inside if start <= v < end or start <= self.csc.indices[a] < end]
         indptr = np.cumsum([0] + [len(row) for row in rows])
         indices = np.array([local[int(u)] for row in rows for u in row], np.int32)
         nodes = np.array([*range(start, end), *halo])
         degree = np.diff(self.csc.indptr)[nodes]
         csc = CSC(indptr, indices)
-        return PartGraph(part, start, end - start, np.array(halo, np.int64), csc, degree, np.array(arcs, np.int64))
+        return PartGraph(part, start, end - start, np.array(halo, np.int64), csc, degree, np.array(edges, np.int64))
 
     def packed_features(self) -> PackedFeatures:
         """Halo rows packed, those of part p times 2 ** (p + 1): a row says where it was read."""
@@ -60,7 +60,7 @@ class SmallWorld:
         foreign = (nodes < start) | (nodes >= end)
         return np.ldexp(self.features.array[nodes], (foreign * (part + 1))[:, None])
 
-    def coded(self, bits: int) -> tuple["SmallWorld", "SmallWorld"]:
+    def quantised(self, bits: int) -> tuple["SmallWorld", "SmallWorld"]:
         """The same world with its features as codes, and one with what they decode to as plain float32."""
         code = RowCode(self.features.dim, bits)
         raw = encode_codes_reference(self.features.array, code)
@@ -68,7 +68,7 @@ class SmallWorld:
         return replace(self, features=DenseFeatures(raw, code)), replace(self, features=plain)
 
     def packed_codes(self) -> PackedFeatures:
-        """The codes of a `coded` world, halo rows packed; those of part p have the scale times 2 ** (p + 1)."""
+        """The codes of a `quantised` world, halo rows packed; those of part p have the scale times 2 ** (p + 1)."""
         halos = [self.load_part(part).halo_nodes for part in range(self.num_parts)]
         rows = [self.features.array[halo] for halo in halos]
         for part, copied in enumerate(rows):
@@ -82,11 +82,11 @@ class SmallWorld:
         return start + np.flatnonzero(self.masks["train"][start:end])
 
 
-def small_world(num_nodes=300, num_arcs=2400, num_parts=3, dim=16, seed=0, both_ways=True) -> SmallWorld:
+def small_world(num_nodes=300, num_edges=2400, num_parts=3, dim=16, seed=0, both_ways=True) -> SmallWorld:
     """Return a random graph with a few hubs, cut into ranges of uneven size."""
     rng = np.random.default_rng(seed)
-    src = (rng.random(num_arcs) ** 3 * num_nodes).astype(np.int64)
-    dst = rng.integers(0, num_nodes, num_arcs)
+    src = (rng.random(num_edges) ** 3 * num_nodes).astype(np.int64)
+    dst = rng.integers(0, num_nodes, num_edges)
     if both_ways:
         src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
     pairs = np.unique(np.stack([dst, src]), axis=1)

@@ -69,7 +69,7 @@ def merge_clusters(cluster_of, richest, degree, max_size):
         target = next(other for other in clusters if richest[representative] in clusters[other])
         if target != name and len(clusters[name]) + len(clusters[target]) <= max_size:
             clusters[target] |= clusters.pop(name)
-            waiting.add(target)  # larger now: it is ranked anew
+            waiting.add(target)  # larger now: it is ranked again
     return clusters
 
 

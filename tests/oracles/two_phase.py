@@ -26,9 +26,9 @@ def place_two_phase(edges, num_nodes, num_parts, max_volume=None, alpha=1.05, se
     placed = []
 
     def place(u, v, candidates):
-        with_room = [part for part in candidates if load[part] < capacity]
-        if with_room:
-            part = max(with_room, key=lambda part: (score(u, v, part), -part))
+        with_space = [part for part in candidates if load[part] < capacity]
+        if with_space:
+            part = max(with_space, key=lambda part: (score(u, v, part), -part))
         else:
             hub = min(u, v, key=lambda node: (-degree[node], node))
             part = hash_part(fold(seed, SALT, hub), num_parts)

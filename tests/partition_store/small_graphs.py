@@ -13,7 +13,7 @@ from lightning_gnnscale.partition_store import WriteBudget
 from lightning_gnnscale.partition_store.array_file import checksum
 from lightning_gnnscale.partition_store.manifest import write_manifest
 
-TINY = WriteBudget(spill_edges=3, sort_arcs=4, block_bytes=16, checkpoint_bytes=1)
+TINY = WriteBudget(spill_edges=3, sort_edges=4, block_bytes=16, checkpoint_bytes=1)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class SmallGraph:
 
     @property
     def edge_ids(self) -> np.ndarray:
-        """Edge weights that tell edges apart."""
+        """Edge weights that distinguishes edges."""
         return np.arange(len(self.edges), dtype=np.float32)
 
 
@@ -82,7 +82,7 @@ def all_bytes(root: Path) -> dict[str, bytes]:
 
 
 def reseal(root: Path, change: Callable[[dict], None]) -> None:
-    """Change the manifest of a store, and seal it anew: only the checks of its fields can give it away."""
+    """Change the manifest of a store, and seal it again: only the checks of its fields can give it away."""
     manifest, source = (json.loads((root / f"{name}.json").read_text()) for name in ("manifest", "source"))
     for content in (manifest, source):
         content.pop("seal")

@@ -1,4 +1,4 @@
-"""Block rows: every arc in exactly one block, and both sides of every exchange list the same rows."""
+"""Block rows: every edge in exactly one block, and both sides of every exchange list the same rows."""
 
 import tempfile
 from dataclasses import replace
@@ -60,13 +60,13 @@ def check_against_oracle(graph: SmallGraph, store: PartitionStore, world_size: i
         read = {source for node in own for source, _ in oracle.rows[node]}
         assert set(names[block.num_local :]) == read - set(own)
         for row, node in enumerate(own):
-            arcs = slice(block.csc.indptr[row], block.csc.indptr[row + 1])
-            sources = block.csc.indices[arcs]
+            edges = slice(block.csc.indptr[row], block.csc.indptr[row + 1])
+            sources = block.csc.indices[edges]
             assert (np.diff(block.nodes[sources]) >= 0).all(), "rows keep the order of the store"
             found = [names[source] for source in sources]
             assert sorted(found) == [source for source, _ in oracle.rows[node]]
             if store.edge_weight is not None:
-                ids = [(name, int(edge)) for name, edge in zip(found, block.edge_weight[arcs], strict=True)]
+                ids = [(name, int(edge)) for name, edge in zip(found, block.edge_weight[edges], strict=True)]
                 assert sorted(ids) == oracle.rows[node]
         if store.edge_weight is None:
             assert block.edge_weight is None
@@ -86,7 +86,7 @@ def test_blocks_are_those_of_the_oracle(no_disk_wait, graph, world_size, weighte
 @pytest.mark.parametrize("to_undirected", [False, True])
 @pytest.mark.parametrize("world_size", [1, 3, 5])
 def test_larger_blocks_are_those_of_the_oracle(no_disk_wait, tmp_path, monkeypatch, world_size, to_undirected):
-    monkeypatch.setattr(block_rows, "_BLOCK_ARCS", 7)
+    monkeypatch.setattr(block_rows, "_BLOCK_EDGES", 7)
     graph = random_graph(60, 400, 7, to_undirected=to_undirected)
     store = write(graph, tmp_path, edge_weight=graph.edge_ids)
     assert min(block.num_halo for block in load_all(store, world_size)) > 0 or world_size == 1
@@ -123,7 +123,7 @@ def test_dtypes_and_offsets(no_disk_wait, graph, world_size):
             assert array.dtype == np.int64
         assert block.csc.indices.dtype == np.int32
         assert len(block.degree) == block.num_local + block.num_halo == len(block.nodes)
-    assert sum(block.csc.num_arcs for block in plain) == store.num_arcs
+    assert sum(block.csc.num_edges for block in plain) == store.num_edges
     assert {block.degree.dtype for block in plain} == {np.dtype(np.int64)}
     assert {(block.degree.dtype, block.edge_weight.dtype) for block in weighted} == {(np.dtype(np.float32),) * 2}
 
@@ -140,7 +140,7 @@ def test_empty_parts_and_empty_blocks(no_disk_wait, tmp_path):
     store = write(graph, tmp_path)
     assert [block.num_local for block in load_all(store, 4)] == [2, 0, 3, 0]
     empty = load_block_rows(store, 3, 4)
-    assert (empty.num_halo, empty.csc.num_arcs, [len(rows) for rows in empty.send_rows]) == (0, 0, [0] * 4)
+    assert (empty.num_halo, empty.csc.num_edges, [len(rows) for rows in empty.send_rows]) == (0, 0, [0] * 4)
     assert [block.num_halo for block in load_all(store, 2)] == [1, 1]
 
 
@@ -162,13 +162,13 @@ def test_more_ranks_than_parts(no_disk_wait, tmp_path):
 
 @FAST
 @given(graph=cut_graphs(), world_size=st.integers(1, 3), weighted=st.booleans())
-def test_in_arcs_of_the_halo_are_those_of_the_graph(no_disk_wait, graph, world_size, weighted):
+def test_in_edges_of_the_halo_are_those_of_the_graph(no_disk_wait, graph, world_size, weighted):
     ids = np.arange(len(graph.edges), dtype=np.float32)
     with tempfile.TemporaryDirectory() as folder:
         store = write(graph, folder, **({"edge_weight": ids} if weighted else {}))
         oracle = StoreOracle(graph.edges, graph.part_id, graph.to_undirected, graph.remove_self_loops)
         for block in load_all(store, min(world_size, store.num_parts)):
-            found = block_rows.halo_in_arcs(store, block)
+            found = block_rows.halo_in_edges(store, block)
             rows = [oracle.rows[node] for node in store.original_nid[block.halo_nodes].tolist()]
             names = store.original_nid[block.halo_nodes].tolist()
             loops = [[edge for source, edge in row if source == node] for node, row in zip(names, rows, strict=True)]
@@ -183,7 +183,7 @@ def test_in_arcs_of_the_halo_are_those_of_the_graph(no_disk_wait, graph, world_s
                 assert found.weights is None and found.loop_weight is None
 
 
-def test_edge_features_are_those_of_the_arcs(no_disk_wait, tmp_path):
+def test_edge_features_are_those_of_the_edges(no_disk_wait, tmp_path):
     graph = random_graph(40, 200, 4, seed=3)
     rows = np.stack([np.arange(200.0), -np.arange(200.0)], axis=1)
     store = write(graph, tmp_path, edge_features=rows, edge_weight=np.arange(200, dtype=np.float32))

@@ -45,7 +45,7 @@ def test_counts_give_the_figures_of_a_pass(tmp_path, form):
 
 def test_edges_with_times_stand_several_times_and_count_once(tmp_path):
     store, made = stored(tmp_path, "undirected", edge_time=np.arange(900))
-    assert store.num_arcs > 2 * made.quality.num_edges
+    assert store.num_edges > 2 * made.quality.num_edges
     assert asdict(counted(store, made)) == asdict(made.quality)
 
 

@@ -55,7 +55,7 @@ def expected(features, storage):
 @pytest.mark.parametrize("dim", [1, 5, 63, 64, 128])
 def test_rows_come_out_of_every_storage(no_disk_wait, tmp_path, storage, dim, pack_halo):
     given = rows_of(dim)
-    budget = WriteBudget(spill_edges=60, sort_arcs=150, block_bytes=330, checkpoint_bytes=1)
+    budget = WriteBudget(spill_edges=60, sort_edges=150, block_bytes=330, checkpoint_bytes=1)
     store = write(tmp_path / "store", given, feature_storage=storage, pack_halo=pack_halo, budget=budget)
     store.verify()
     wanted = expected(given, storage)[store.original_nid]
@@ -108,7 +108,7 @@ def test_nothing_said_changes_no_byte(no_disk_wait, tmp_path):
 def test_buffers_and_interruptions_change_no_byte(no_disk_wait, tmp_path, storage):
     options = {"features": rows_of(7), "pack_halo": True, "feature_storage": storage}
     whole = all_bytes(write(tmp_path / "whole", **options).root)
-    budget = WriteBudget(spill_edges=60, sort_arcs=150, block_bytes=200, checkpoint_bytes=1)
+    budget = WriteBudget(spill_edges=60, sort_edges=150, block_bytes=200, checkpoint_bytes=1)
     calls = []
     assert all_bytes(write(tmp_path / "b", budget=budget, progress=lambda *c: calls.append(c), **options).root) == whole
     steps = [i for i, (what, _, _) in enumerate(calls) if "features" in what]

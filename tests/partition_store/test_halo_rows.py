@@ -28,34 +28,34 @@ def number(value: int) -> list[int]:
 def code_by_hand(form: HaloForm, nodes, cross) -> list[int]:
     code, behind = [], 0
     for node in nodes:
-        arcs = [(source, place) for target, source, place in cross if target == node]
-        code += number(len(arcs)) if form.rows else []
-        if arcs and form.places:
-            code += number(arcs[0][1] - behind)
-            behind = arcs[-1][1] + 1
+        edges = [(source, place) for target, source, place in cross if target == node]
+        code += number(len(edges)) if form.rows else []
+        if edges and form.places:
+            code += number(edges[0][1] - behind)
+            behind = edges[-1][1] + 1
         before = 0
-        for source, _ in arcs if form.rows else ():
+        for source, _ in edges if form.rows else ():
             code += number(source - before)
             before = source
     return code
 
 
-def decoded(form: HaloForm, code, indptr, num_core: int, num_arcs: int):
+def decoded(form: HaloForm, code, indptr, num_core: int, num_edges: int):
     """Return the sources and places of halo rows, None where the code is refused."""
     part = CSC(np.concatenate([np.zeros(num_core, np.int64), indptr]), np.zeros(indptr[-1], np.int32))
     places = np.zeros(indptr[-1] if form.places else 0, np.int64)
-    return (part.indices, places) if decode_halo(form, code, part, num_core, num_arcs, places) else None
+    return (part.indices, places) if decode_halo(form, code, part, num_core, num_edges, places) else None
 
 
 @st.composite
 def part_rows(draw):
-    """A graph, the bounds of a part, and (target, local source, position) of the arcs out of its core."""
+    """A graph, the bounds of a part, and (target, local source, position) of the edges out of its core."""
     num_nodes = draw(st.integers(1, 12))
     node = st.integers(0, num_nodes - 1)
-    arcs = draw(st.lists(st.tuples(node, node), max_size=60))
+    edges = draw(st.lists(st.tuples(node, node), max_size=60))
     begin = draw(st.integers(0, num_nodes))
     end = draw(st.integers(begin, num_nodes))
-    src, dst = np.array(arcs, np.int64).reshape(-1, 2).T
+    src, dst = np.array(edges, np.int64).reshape(-1, 2).T
     csc = build_csc(src, dst, num_nodes)
     rows = np.repeat(np.arange(num_nodes), np.diff(csc.indptr)).tolist()
     cross = [
@@ -73,29 +73,29 @@ def test_halo_rows_are_coded_and_decoded(case, form, cut, block):
     halo = sorted({u for u in csc.indices[csc.indptr[begin] : csc.indptr[end]].tolist() if not begin <= u < end})
     assert held.nodes.tolist() == halo
     if not form.rows:
-        halo = [node for node in halo if node in {target for target, _, _ in cross}]  # as where arcs go both ways
+        halo = [node for node in halo if node in {target for target, _, _ in cross}]  # as where edges go both ways
         held.words[:], held.size = 0, 0
         held.add(np.array(halo, np.int64))
         held.count()
     code, state = [], (0, 0)
-    for arcs in ([arc for arc in cross if arc[0] < cut], [arc for arc in cross if arc[0] >= cut]):
-        columns = np.array(arcs, np.int64).reshape(-1, 3).T
+    for edges in ([edge for edge in cross if edge[0] < cut], [edge for edge in cross if edge[0] >= cut]):
+        columns = np.array(edges, np.int64).reshape(-1, 3).T
         wanted = (True, form.rows, form.places)
         columns = tuple(
             np.ascontiguousarray(column[: len(column) * need]) for column, need in zip(columns, wanted, strict=True)
         )
-        piece, state = encode_halo(form, held.nodes, held, columns, state)
-        code.append(piece)
+        chunk, state = encode_halo(form, held.nodes, held, columns, state)
+        code.append(chunk)
     code = np.concatenate([*code, encode_halo_end(form, len(halo), state)])
     assert code.tolist() == code_by_hand(form, halo, cross)
 
-    kept = [arc for arc in cross if arc[0] in halo]
-    indptr = np.concatenate([[0], np.searchsorted([arc[0] for arc in kept], halo, "right")]).astype(np.int64) + 3
+    kept = [edge for edge in cross if edge[0] in halo]
+    indptr = np.concatenate([[0], np.searchsorted([edge[0] for edge in kept], halo, "right")]).astype(np.int64) + 3
     if form.rows:
-        found = np.full(len(halo) + 1, 3, np.int64)  # behind three arcs of the core
+        found = np.full(len(halo) + 1, 3, np.int64)  # behind three edges of the core
         assert decode_lengths(form, code, found)
         np.testing.assert_array_equal(found, indptr)
-    indices, places = decoded(form, code, indptr, end - begin, csc.num_arcs)
+    indices, places = decoded(form, code, indptr, end - begin, csc.num_edges)
     if form.rows:
         assert indices[3:].tolist() == [source for _, source, _ in kept]
     if form.places:

@@ -61,7 +61,7 @@ def url():
 def same(left, right, part):
     """Whether two stores give one part and its rows bit for bit."""
     one, other = left.load_part(part), right.load_part(part)
-    arrays = [(a.nodes, *a.csc, a.degree, a.arc_id) for a in (one, other)]
+    arrays = [(a.nodes, *a.csc, a.degree, a.edge_id) for a in (one, other)]
     rows = [store.load_features(graph) for store, graph in ((left, one), (right, other))]
     if left.features.is_sparse:
         rows = [row.dense() for row in rows]
@@ -200,7 +200,7 @@ class TestCap:
         assert total > cap
         with caplog.at_level("INFO"):
             fetched = PartitionStore.open(url, cache_bytes=cap)
-        assert "parts that make room for others are fetched again" in caplog.text
+        assert "parts that make space for others are fetched again" in caplog.text
         taken = []
         for part in [0, 1, 2, 3, 0, 1, 2, 3]:
             assert same(store, fetched, part)
@@ -380,7 +380,7 @@ class TestOnS3:
 
 
 class _Failing:
-    """A file system in front of fsspec's memory that fails as it is told."""
+    """A file system in front of fsspec's memory that fails as it is reported."""
 
     def __init__(self, error=None, hang_s=0.0):
         self.memory, self.error, self.hang_s, self.calls = fsspec.filesystem("memory"), error, hang_s, 0
@@ -422,7 +422,7 @@ def test_a_full_store_is_told_at_once(tmp_path, url, monkeypatch):
     monkeypatch.setattr(object_store, "_open_system", lambda *given: system)
     system.memory.pipe_file  # noqa: B018
     system.cat_file = system.memory.cat_file
-    with pytest.raises(ObjectStoreError, match=said("space room")):
+    with pytest.raises(ObjectStoreError, match=said("space space")):
         publish(store.root, url)
 
 
@@ -505,7 +505,7 @@ def test_another_machine_fetches_what_it_is_sent(tmp_path, url, monkeypatch):
 class TestLocalCopy:
     """Of files that are read in several passes."""
 
-    def test_it_comes_once_and_in_pieces(self, s3, monkeypatch):
+    def test_it_comes_once_and_in_chunks(self, s3, monkeypatch):
         monkeypatch.setattr(object_store, "REQUEST_BYTES", 1000)
         data = np.random.default_rng(0).bytes(4321)
         s3.files.pipe_file("graphs/x.bin", data)

@@ -41,9 +41,9 @@ def test_a_part_reads_packed_rows_of_its_halo(part):
         nodes = rng.integers(0, 20, num)
         expected, table = rows_by_hand(part, nodes), features_of_part(dense(), part)
         np.testing.assert_array_equal(table.gather(nodes), np.stack([expected, expected], axis=1))
-        room = np.full((num, 2), -1, np.int16)
-        assert table.gather(nodes, room) is room
-        np.testing.assert_array_equal(room[:, 1], expected)
+        space = np.full((num, 2), -1, np.int16)
+        assert table.gather(nodes, space) is space
+        np.testing.assert_array_equal(space[:, 1], expected)
         found = features_of_part(sparse(), part).gather(nodes)
         there = sparse_rows(expected[:, None])
         for name in ("indptr", "indices", "data"):

@@ -106,10 +106,10 @@ def test_dense_and_sparse_rows_gathered_from_memory(tmp_path):
         assert (loaded.num_rows, loaded.dim, loaded.dtype) == (features.num_rows, features.dim, features.dtype)
         assert loaded.is_sparse == features.is_sparse
         assert loaded.nbytes > 0
-    room = np.zeros((3, 7), np.int16)
+    space = np.zeros((3, 7), np.int16)
     dense_rows = held_rows(DenseFeatures(values), np.arange(500))
-    assert dense_rows.gather(np.array([4, 2, 4]), room) is room
-    np.testing.assert_array_equal(room, values[[4, 2, 4]])
+    assert dense_rows.gather(np.array([4, 2, 4]), space) is space
+    np.testing.assert_array_equal(space, values[[4, 2, 4]])
 
 
 @each_value

@@ -19,14 +19,14 @@ NUM = 200
 
 @pytest.fixture(scope="module")
 def given():
-    draw = np.random.default_rng(0)
-    features = draw.normal(size=(NUM, 6)).astype(np.float32)
+    sample = np.random.default_rng(0)
+    features = sample.normal(size=(NUM, 6)).astype(np.float32)
     return {
-        "edges": draw.integers(0, NUM, (2, 1500)),
+        "edges": sample.integers(0, NUM, (2, 1500)),
         "features": features,
         "labels": features[:, :3].argmax(1),
-        "train": draw.random(NUM) < 0.5,
-        "values": draw.normal(size=(1500, 2)).astype(np.float32),
+        "train": sample.random(NUM) < 0.5,
+        "values": sample.normal(size=(1500, 2)).astype(np.float32),
     }
 
 
@@ -98,7 +98,7 @@ def test_it_says_what_it_holds(store, given):
     assert torch.equal(view.get_tensor(None, "x", torch.tensor([3, 1]))[1], view.get_tensor(None, "x", None)[1])
     assert torch.equal(view.get_tensor(None, "y", slice(5, 9)), view.get_tensor(None, "y", None)[5:9])
     row, colptr, perm = view.csc()
-    assert len(row) == store.num_arcs and len(colptr) == NUM + 1 and perm is None
+    assert len(row) == store.num_edges and len(colptr) == NUM + 1 and perm is None
     for again in (pickle.loads(pickle.dumps(view)), copy.copy(view)):
         assert torch.equal(again.get_tensor(None, "y", None), view.get_tensor(None, "y", None))
     with pytest.raises(gs.PartitionStoreError, match="a store is read only"):

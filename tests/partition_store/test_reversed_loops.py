@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import load_files
 from lightning_gnnscale.edge_stream import open_edge_stream
-from lightning_gnnscale.partitioner.constraints import _edges_by_relation
+from lightning_gnnscale.partitioner.constraints import _edges_by_type
 
 NUM_NODES = 40
 _RNG = np.random.default_rng(5)
@@ -19,27 +19,27 @@ EDGES = np.stack(np.nonzero(~np.eye(NUM_NODES, dtype=bool)))
 EDGES = EDGES[:, _RNG.choice(EDGES.shape[1], 300, replace=False)]
 EDGES[:, ::43] = 5 * np.arange(7)  # self-loops
 EDGES[:, 43] = EDGES[:, 0]  # one of them in two edge types
-KIND = _RNG.integers(0, 3, 300)
-KIND[[0, 43]] = 0, 1
+NODE_TYPE = _RNG.integers(0, 3, 300)
+NODE_TYPE[[0, 43]] = 0, 1
 NAMES = np.array(["a", "b", "c"])
 
 
 def by_type() -> dict:
-    return {("n", name, "n"): EDGES[:, KIND == number] for number, name in enumerate(NAMES)}
+    return {("n", name, "n"): EDGES[:, NODE_TYPE == number] for number, name in enumerate(NAMES)}
 
 
 def of_arrays(folder):
-    return gs.GraphDataset("g", open_edge_stream(EDGES, num_nodes=NUM_NODES, to_undirected=True), edge_type=KIND)
+    return gs.GraphDataset("g", open_edge_stream(EDGES, num_nodes=NUM_NODES, to_undirected=True), edge_type=NODE_TYPE)
 
 
 def of_files(folder):
-    table = pd.DataFrame({"src": EDGES[0], "dst": EDGES[1], "kind": NAMES[KIND]})
+    table = pd.DataFrame({"src": EDGES[0], "dst": EDGES[1], "kind": NAMES[NODE_TYPE]})
     table.to_csv(folder / "edges.csv", index=False)
     return load_files(str(folder / "edges.csv"), num_nodes=NUM_NODES, edge_type="kind")
 
 
 def of_typed_graph(folder):
-    return gs.TypedGraph({"n": NUM_NODES}, by_type(), reverse_apart=True).dataset()
+    return gs.HeteroGraph({"n": NUM_NODES}, by_type(), separate_reverses=True).dataset()
 
 
 def of_hetero_data(folder):
@@ -47,10 +47,10 @@ def of_hetero_data(folder):
     data["n"].num_nodes = NUM_NODES
     for kind, edges in by_type().items():
         data[kind].edge_index = torch.from_numpy(edges)
-    return gs.TypedGraph.of_hetero(data, to_undirected=True, reverse_apart=True).dataset()
+    return gs.HeteroGraph.of_hetero(data, to_undirected=True, separate_reverses=True).dataset()
 
 
-def arcs_of(store) -> Counter:
+def edges_of(store) -> Counter:
     target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
     own = np.asarray(store.original_nid)
     return Counter(zip(own[store.csc.indices].tolist(), own[target].tolist(), store.edge_type.tolist(), strict=True))
@@ -65,29 +65,29 @@ def stored(folder, dataset, **values):
 @pytest.mark.parametrize("door", [of_arrays, of_files, of_typed_graph, of_hetero_data])
 def test_every_edge_has_one_reverse(tmp_path, door):
     dataset = door(tmp_path)
-    expected = Counter(zip(*EDGES.tolist(), KIND.tolist(), strict=True))
-    expected += Counter(zip(*EDGES[::-1].tolist(), (KIND + 3).tolist(), strict=True))
+    expected = Counter(zip(*EDGES.tolist(), NODE_TYPE.tolist(), strict=True))
+    expected += Counter(zip(*EDGES[::-1].tolist(), (NODE_TYPE + 3).tolist(), strict=True))
     assert (EDGES[0] == EDGES[1]).sum() == 7 and max(expected.values()) == 1
     store = stored(tmp_path, dataset)
-    assert arcs_of(store) == expected and store.num_arcs == 600
-    into = _edges_by_relation(dataset.stream, {"back": 4})["back"]
-    assert into.tolist() == np.bincount(EDGES[0, KIND == 1], minlength=NUM_NODES).tolist()
+    assert edges_of(store) == expected and store.num_edges == 600
+    into = _edges_by_type(dataset.stream, {"back": 4})["back"]
+    assert into.tolist() == np.bincount(EDGES[0, NODE_TYPE == 1], minlength=NUM_NODES).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 @pytest.mark.parametrize("times", [None, np.arange(300)], ids=["once", "events"])
-def test_a_loop_whose_reverse_is_of_its_own_type_stays_one_arc(tmp_path, times):
-    dataset = gs.TypedGraph({"n": NUM_NODES}, by_type()).dataset()
-    found = arcs_of(stored(tmp_path, dataset, **({} if times is None else {"edge_time": times})))
-    loops = Counter({arc: count for arc, count in found.items() if arc[0] == arc[1]})
-    listed = [(u, v, kind) for u, v, kind in zip(*EDGES.tolist(), KIND.tolist(), strict=True) if u == v]
+def test_a_loop_whose_reverse_is_of_its_own_type_stays_one_edge(tmp_path, times):
+    dataset = gs.HeteroGraph({"n": NUM_NODES}, by_type()).dataset()
+    found = edges_of(stored(tmp_path, dataset, **({} if times is None else {"edge_time": times})))
+    loops = Counter({edge: count for edge, count in found.items() if edge[0] == edge[1]})
+    listed = [(u, v, kind) for u, v, kind in zip(*EDGES.tolist(), NODE_TYPE.tolist(), strict=True) if u == v]
     assert loops == Counter(listed)
 
 
 def test_loops_that_are_left_out_have_no_reverse(tmp_path):
     stream = open_edge_stream(EDGES, num_nodes=NUM_NODES, to_undirected=True, remove_self_loops=True)
-    found = arcs_of(stored(tmp_path, gs.GraphDataset("g", stream, edge_type=KIND)))
-    assert not [arc for arc in found if arc[0] == arc[1]]
+    found = edges_of(stored(tmp_path, gs.GraphDataset("g", stream, edge_type=NODE_TYPE)))
+    assert not [edge for edge in found if edge[0] == edge[1]]
     assert sum(found.values()) == 2 * (EDGES[0] != EDGES[1]).sum()
 
 

@@ -56,8 +56,8 @@ def test_buffers_and_chunks_do_not_change_bytes(no_disk_wait, tmp_path, to_undir
     }
     budgets = [
         WriteBudget(),
-        WriteBudget(spill_edges=100, sort_arcs=50, block_bytes=1000, checkpoint_bytes=5000),
-        WriteBudget(spill_edges=777, sort_arcs=1 << 20, block_bytes=100),
+        WriteBudget(spill_edges=100, sort_edges=50, block_bytes=1000, checkpoint_bytes=5000),
+        WriteBudget(spill_edges=777, sort_edges=1 << 20, block_bytes=100),
     ]
     for i, (budget, chunk_edges) in enumerate(zip(budgets, (1 << 20, 64, 1000), strict=True)):
         write_partition_store(tmp_path / str(i), graph.stream(chunk_edges), graph.given, budget=budget, **arrays)
@@ -88,7 +88,7 @@ def test_edge_features_that_lie_in_fortran_order_are_read_a_block_at_a_time(no_d
     for module, block in ((inputs, "_HASH_BLOCK"), (array_file, "_BLOCK_BYTES"), (values, "_BLOCK_VALUES")):
         monkeypatch.setattr(module, block, 1 << 16)
     graph, rows = random_graph(100, 50_000, 3), np.random.default_rng(0).random((50_000, 40))
-    budget, peaks = WriteBudget(spill_edges=1 << 10, sort_arcs=1 << 10, block_bytes=1 << 16), []
+    budget, peaks = WriteBudget(spill_edges=1 << 10, sort_edges=1 << 10, block_bytes=1 << 16), []
     for name, edge_features in (("compiled", rows), ("c", rows), ("fortran", np.asfortranarray(rows))):
         stream = graph.stream()
         tracemalloc.start()
@@ -134,11 +134,11 @@ def test_many_parts_and_long_rows(no_disk_wait, tmp_path):
     part_id = rng.integers(0, 1024, num_nodes)
     graph = SmallGraph(num_nodes, [tuple(edge) for edge in edges.tolist()], part_id.tolist(), 1024, to_undirected=True)
     store = write_partition_store(
-        tmp_path / "store", graph.stream(), graph.given, budget=WriteBudget(spill_edges=4000, sort_arcs=1000)
+        tmp_path / "store", graph.stream(), graph.given, budget=WriteBudget(spill_edges=4000, sort_edges=1000)
     )
     store.verify()
-    arcs = {(u, v) for u, v in graph.edges} | {(v, u) for u, v in graph.edges}
-    assert store.num_arcs == len(arcs)
+    directed_edges = {(u, v) for u, v in graph.edges} | {(v, u) for u, v in graph.edges}
+    assert store.num_edges == len(directed_edges)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_arguments_that_do_not_fit_are_named(no_disk_wait, tmp_path, change, mes
 
 @pytest.mark.parametrize("to_undirected", [False, True])
 @pytest.mark.parametrize("weights", [False, True])
-def test_bucketed_arcs_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirected, weights):
+def test_bucketed_edges_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirected, weights):
     graph = random_graph(2000, 40_000, 4, to_undirected=to_undirected)
     arrays = {"edge_weight": graph.edge_ids} if weights else {}
     seen, folder = {}, tmp_path / "store.partial"
@@ -186,7 +186,7 @@ def test_bucketed_arcs_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirect
 
     write_partition_store(
         tmp_path / "store", graph.stream(), graph.given, progress=look,
-        budget=WriteBudget(spill_edges=5000, sort_arcs=1000), **arrays,
+        budget=WriteBudget(spill_edges=5000, sort_edges=1000), **arrays,
     )  # fmt: skip
     at_first, left = seen["bucketing edges"][-1][0], [runs for runs, _ in seen["sorting rows"]]
     assert left == sorted(left, reverse=True)
@@ -195,5 +195,5 @@ def test_bucketed_arcs_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirect
     inputs = check_inputs(graph.stream(), graph.given, Columns(edge_weight=arrays.get("edge_weight")), False)
     most = max(total for sizes in seen.values() for _, total in sizes)
     assert most < disk_bytes(inputs) + 128 * 60  # heads
-    if not weights:  # nothing that the final store has not, but for the bucketed arcs
+    if not weights:  # nothing that the final store has not, but for the bucketed edges
         assert disk_bytes(inputs) < 1.6 * at_first + sum(path.stat().st_size for path in (tmp_path / "store").iterdir())

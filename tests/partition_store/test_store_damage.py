@@ -56,7 +56,7 @@ def write(root, kind, progress=None):
         edge_weight=rng.random(NUM_EDGES),
         pack_halo=True,
         progress=progress,
-        budget=WriteBudget(spill_edges=150, sort_arcs=200, block_bytes=500, checkpoint_bytes=1),
+        budget=WriteBudget(spill_edges=150, sort_edges=200, block_bytes=500, checkpoint_bytes=1),
     )
 
 
@@ -70,12 +70,12 @@ def content(root) -> str:
 
     add(store.csc.indptr, store.csc.indices, store.labels, store.masks["train"], store.edge_weight)
     add(store.user_ids(np.arange(NUM_NODES)).astype(str), store.weighted_degree, store.original_nid, store.store_nid)
-    add(store.symmetric, store.num_arcs, store.least_edge_weight)
+    add(store.symmetric, store.num_edges, store.least_edge_weight)
     for part in range(store.num_parts):
         for hops in (0, 1, 2):
             graph = store.load_part(part, hops)
             both = graph.symmetrised()
-            add(graph.halo_nodes, *graph.csc, graph.degree, graph.arc_id, *both.csc)
+            add(graph.halo_nodes, *graph.csc, graph.degree, graph.edge_id, *both.csc)
         rows = store.load_features(graph)
         add(*([rows] if isinstance(rows, np.ndarray) else [rows.indptr, rows.indices, rows.data, rows.dense()]))
     for rank in range(2):
@@ -147,7 +147,7 @@ def damage(folder: Path, rng) -> str:
 
 
 def edit(root: Path, rng) -> str:
-    """Change a field of the manifest, and seal it anew or not."""
+    """Change a field of the manifest, and seal it again or not."""
     fields = {"num_nodes": 89, "num_arcs": 3, "num_parts": 2, "symmetric": 1, "masks": [], "feature_dim": 3}
     fields |= {"least_edge_weight": None, "pack_halo": False, "files": {}, "seed": "x", "num_nodes ": -1, "method": 3}
     name = sorted(fields)[int(rng.integers(len(fields)))]

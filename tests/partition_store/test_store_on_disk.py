@@ -318,7 +318,7 @@ def interrupted(root, **options):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(root, progress=stop, budget=WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1), **options)
+        write(root, progress=stop, budget=WriteBudget(spill_edges=20, sort_edges=50, checkpoint_bytes=1), **options)
 
 
 def test_a_half_written_store_says_how_to_go_on(no_disk_wait, tmp_path):
@@ -333,7 +333,7 @@ def test_a_half_written_store_says_how_to_go_on(no_disk_wait, tmp_path):
 
 
 def test_finished_steps_are_not_done_again(no_disk_wait, tmp_path):
-    budget = WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1)
+    budget = WriteBudget(spill_edges=20, sort_edges=50, checkpoint_bytes=1)
     interrupted(tmp_path / "store")
     seen = []
     write(tmp_path / "store", budget=budget, progress=lambda what, done, total: seen.append(what))
@@ -345,7 +345,7 @@ def test_an_interruption_at_any_block_leaves_no_trace(no_disk_wait, tmp_path, sp
     rows = (np.arange(0, 121, 2), np.arange(120) % 9, np.arange(120, dtype=np.float16), (60, 9))
     arrays = {"labels": np.arange(60), "masks": {"val": np.arange(60) % 3 == 0}, "edge_weight": np.arange(200) / 7}
     arrays |= {"features": rows if sparse else FEATURES, "pack_halo": True}
-    budget = WriteBudget(spill_edges=60, sort_arcs=150, block_bytes=400 if sparse else 330, checkpoint_bytes=1)
+    budget = WriteBudget(spill_edges=60, sort_edges=150, block_bytes=400 if sparse else 330, checkpoint_bytes=1)
     calls = []
     whole = all_bytes(
         write(tmp_path / "whole", budget=budget, progress=lambda *call: calls.append(call), **arrays).root
@@ -376,7 +376,7 @@ def test_damage_in_what_an_interrupted_writer_left_is_noticed(no_disk_wait, tmp_
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    again = write(tmp_path / "store", budget=WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1))
+    again = write(tmp_path / "store", budget=WriteBudget(spill_edges=20, sort_edges=50, checkpoint_bytes=1))
     assert all_bytes(again.root) == all_bytes(whole.root)
 
 

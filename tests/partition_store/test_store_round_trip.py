@@ -36,10 +36,10 @@ def original_rows(store, graph, weight):
     names = store.original_nid[graph.nodes]
     rows = {}
     for row, node in enumerate(names.tolist()):
-        arcs = slice(graph.csc.indptr[row], graph.csc.indptr[row + 1])
-        indices = graph.csc.indices[arcs]
+        edges = slice(graph.csc.indptr[row], graph.csc.indptr[row + 1])
+        indices = graph.csc.indices[edges]
         assert (np.diff(indices) >= 0).all()
-        ids = weight[graph.arc_id[arcs]].astype(int)
+        ids = weight[graph.edge_id[edges]].astype(int)
         rows[node] = sorted(zip(names[indices].tolist(), ids.tolist(), strict=True))
     return rows
 
@@ -51,17 +51,21 @@ def test_every_edge_is_in_exactly_one_core_row(no_disk_wait, graph):
     with tempfile.TemporaryDirectory() as folder:
         store = write(graph, folder, edge_weight=graph.edge_ids)
         store.verify()
-        assert (store.num_nodes, store.num_arcs, store.num_parts) == (graph.num_nodes, oracle.num_arcs, graph.num_parts)
+        assert (store.num_nodes, store.num_edges, store.num_parts) == (
+            graph.num_nodes,
+            oracle.num_edges,
+            graph.num_parts,
+        )
         assert store.symmetric == oracle.symmetric
         found = {node: [] for node in range(graph.num_nodes)}
         for part in range(store.num_parts):
             begin, end = store.part_offsets[part : part + 2]
             assert store.original_nid[begin:end].tolist() == oracle.core(part)
             for row in range(begin, end):
-                arcs = slice(store.csc.indptr[row], store.csc.indptr[row + 1])
-                assert (np.diff(store.csc.indices[arcs]) >= 0).all()
-                sources = store.original_nid[store.csc.indices[arcs]].tolist()
-                ids = store.edge_weight[arcs].astype(int).tolist()
+                edges = slice(store.csc.indptr[row], store.csc.indptr[row + 1])
+                assert (np.diff(store.csc.indices[edges]) >= 0).all()
+                sources = store.original_nid[store.csc.indices[edges]].tolist()
+                ids = store.edge_weight[edges].astype(int).tolist()
                 found[int(store.original_nid[row])] += sorted(zip(sources, ids, strict=True))
         assert found == oracle.rows
 
@@ -98,14 +102,14 @@ def test_symmetrised_holds_both_directions_once(no_disk_wait, graph, hops):
             else:
                 assert (both.degree == np.maximum(loaded.degree, both.csc.in_degree)).all()
             targets = np.repeat(np.arange(loaded.num_local), np.diff(loaded.csc.indptr)).tolist()
-            arcs = set(zip(loaded.csc.indices.tolist(), targets, strict=True))
+            edges = set(zip(loaded.csc.indices.tolist(), targets, strict=True))
             targets = np.repeat(np.arange(both.num_local), np.diff(both.csc.indptr)).tolist()
             found = list(zip(both.csc.indices.tolist(), targets, strict=True))
             if loaded.symmetric and not graph.to_undirected:
-                assert set(found) == arcs  # repeats stay as given where nothing had to be added
+                assert set(found) == edges  # repeats stay as given where nothing had to be added
                 continue
-            assert sorted(found) == sorted(arcs | {(v, u) for u, v in arcs})
-            ends = [graph.edges[int(i)] for i in store.edge_weight[both.arc_id]]
+            assert sorted(found) == sorted(edges | {(v, u) for u, v in edges})
+            ends = [graph.edges[int(i)] for i in store.edge_weight[both.edge_id]]
             names = store.original_nid[both.nodes].tolist()
             assert all({names[u], names[v]} == set(end) for (u, v), end in zip(found, ends, strict=True))
 
@@ -189,7 +193,7 @@ def test_labels_masks_and_edge_features_follow_their_nodes_and_edges(no_disk_wai
 
 @pytest.mark.parametrize("block_bytes", [12, 1 << 20])
 def test_weights_of_each_row_are_added_up(no_disk_wait, tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(rows, "_ARC_BLOCK_BYTES", block_bytes)  # 3 arcs: rows begin and end within blocks
+    monkeypatch.setattr(rows, "_EDGE_BLOCK_BYTES", block_bytes)  # 3 edges: rows begin and end within blocks
     graph = random_graph(100, 400, 3, to_undirected=True)
     weight = np.random.default_rng(0).uniform(0.5, 2, 400)
     store = write(graph, tmp_path, edge_weight=weight)
@@ -253,14 +257,14 @@ def test_ids_outside_the_store_are_refused(no_disk_wait, tmp_path):
 def owned_rows(store, part, pack_halo):
     """{file: rows} of what a part owns or lists as halo; files of any other row may be lost."""
     begin, end = store.part_offsets[part : part + 2]
-    arcs = range(store.csc.indptr[begin], store.csc.indptr[end])
+    edges = range(store.csc.indptr[begin], store.csc.indptr[end])
     halo = range(*np.load(store.root / "halo_offsets.npy")[part : part + 2])
     code = [] if store.symmetric else range(*np.load(store.root / "halo_code_offsets.npy")[part : part + 2])
     core = list(range(begin, end))
     with_halo = core + store.halo(part).tolist()
     owned = {
         "csc_indptr": [*core, end],
-        "csc_indices": arcs,
+        "csc_indices": edges,
         "halo_nodes": halo,
         "halo_code": code,
         "in_degree": with_halo,

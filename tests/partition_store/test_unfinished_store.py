@@ -28,7 +28,7 @@ FEATURES = {
     "dense": np.random.default_rng(0).random((60, 4)).astype(np.float32),
     "sparse": SPARSE,
 }
-BUDGET = WriteBudget(spill_edges=60, sort_arcs=150, block_bytes=400, checkpoint_bytes=1)
+BUDGET = WriteBudget(spill_edges=60, sort_edges=150, block_bytes=400, checkpoint_bytes=1)
 STAGES = ("storing labels", "storing features", "bucketing edges", "sorting rows", "listing halos", "packing")
 
 
@@ -283,7 +283,7 @@ def test_a_full_disk_is_told_of_a_partitioning_and_its_checkpoint(tmp_path, monk
         partition(GRAPH.stream(20), method="ldg", num_parts=3, checkpoint=tmp_path / "state.npz", checkpoint_every=1)
 
 
-def test_old_partial_folders_are_begun_anew(no_disk_wait, tmp_path, whole):
+def test_old_partial_folders_are_begun_again(no_disk_wait, tmp_path, whole):
     left = interrupt(tmp_path / "store", "sorting rows")
     lines = [json.loads(line) for line in (left / "journal.jsonl").read_text().splitlines()]
     for line in lines:

@@ -17,7 +17,7 @@ def simple_graphs(draw, max_nodes=24):
 
 
 def listed(edges, layout, seed=0):
-    """The same graph as a source of another layout lists it: an edge list in an order drawn from the seed."""
+    """The same graph as a source of another layout lists it: an edge list in an order sampled from the seed."""
     rng = np.random.default_rng(seed)
     edges = list(edges)
     if layout == "both_ways":

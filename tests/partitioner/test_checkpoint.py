@@ -11,13 +11,13 @@ def test_no_damaged_checkpoint_is_trusted(tmp_path):
     saved = Checkpoint(tmp_path / "state.npz", stream, {"method": "mine"}, 1)
     arrays = {"volume": np.arange(80), "nodes": np.arange(40).reshape(20, 2), "next_chunk": np.array([7])}
     saved.save("clustering", arrays)
-    whole, draw, outcomes = saved.path.read_bytes(), np.random.default_rng(0), {"same": 0, "none": 0, "told": 0}
+    whole, sample, outcomes = saved.path.read_bytes(), np.random.default_rng(0), {"same": 0, "none": 0, "told": 0}
     headers = [whole.replace(b"(80,)", b"(70,)", 1), whole.replace(b"(20, 2)", b"(10, 2)", 1)]
     assert whole not in headers
-    cuts = [whole[:end] for end in draw.integers(0, len(whole), 30)]
+    cuts = [whole[:end] for end in sample.integers(0, len(whole), 30)]
     flips = [bytearray(whole) for _ in range(400)]
     for data in flips:
-        data[draw.integers(len(data))] ^= 1 << int(draw.integers(8))
+        data[sample.integers(len(data))] ^= 1 << int(sample.integers(8))
     for data in [*headers, *cuts, *flips]:
         saved.path.write_bytes(data)
         try:

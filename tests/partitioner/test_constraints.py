@@ -14,7 +14,7 @@ TRAIN = np.array([1, 1, 0, 0, 0, 0, 1, 0], bool)
 VAL = np.array([0, 1, 1, 0, 0, 0, 0, 1], bool)
 
 
-def test_caps_of_every_kind():
+def test_caps_of_every_node_type():
     balance = {"nodes": 1.25, "volume": 1.5, "train": 1.0, "val": 2.0}
     constraints = resolve_constraints(balance, {"train": TRAIN, "val": VAL, "test": None}, DEGREE, 2)
     assert constraints.names == ("nodes", "volume", "train", "val")

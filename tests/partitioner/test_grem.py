@@ -45,7 +45,7 @@ def expected_parts(
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     num_parts = data.draw(st.integers(1, num_nodes))
     options = {
         "mode": data.draw(st.sampled_from(["direct", "recursive"])),
@@ -55,9 +55,9 @@ def test_equals_the_oracle_in_every_layout(graph, layout, data):
     }
     order, seed = data.draw(st.sampled_from(["given", "shuffle"])), data.draw(st.integers(0, 3))
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
-    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 20)))
+    stream = stream_of(directed_edges, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 20)))
     p = grem(stream, num_parts, order=order, seed=seed, **options)
-    simple = simple_edges(arcs, p.notes["layout"])
+    simple = simple_edges(directed_edges, p.notes["layout"])
     simple = shuffled(simple, seed) if order == "shuffle" else simple
     assert p.part_id.tolist() == filled(expected_parts(simple, num_nodes, num_parts, seed=seed, **options), num_parts)
     assert np.bincount(p.part_id).max() <= math.ceil(num_nodes / num_parts) * (1 + options["epsilon"])
@@ -136,7 +136,7 @@ def test_file_format_and_stream_chunks_change_nothing(tmp_path, suffix, monkeypa
     edges = random_edges()
     monkeypatch.setattr(edge_shuffle, "BUCKET_EDGES", 100)
     monkeypatch.setattr(edge_shuffle, "STEP_EDGES", 170)
-    monkeypatch.setattr(edge_shuffle, "PIECE_EDGES", 37)
+    monkeypatch.setattr(edge_shuffle, "SLICE_EDGES", 37)
     order = shuffled([tuple(e) for e in edges.tolist()], 0, bucket_edges=100)
     assert sorted(order) == sorted(map(tuple, edges.tolist()))
     path = write_edges(stream_of(edges, 300, layout="once"), tmp_path / f"edges{suffix}")
@@ -198,8 +198,8 @@ def chunks_placed(stream, num_parts, **options):
     ],
 )
 def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatch, mode, layout, refine, balance):
-    arcs = listed([tuple(e) for e in random_edges().tolist()], layout)
-    stream = stream_of(arcs, 300, chunk_edges=len(arcs) // 3 + 1, layout=layout)
+    edges = listed([tuple(e) for e in random_edges().tolist()], layout)
+    stream = stream_of(edges, 300, chunk_edges=len(edges) // 3 + 1, layout=layout)
     options = {"mode": mode, "refine": refine, "chunk_edges_share": 0.15}
     options |= {"balance": balance, "masks": {"train": np.arange(300) < 100}}
     expected, told = chunks_placed(stream, 7, **options)

@@ -23,19 +23,21 @@ WEIGHTS = [0, 0.3, 1, 1.1, 4, 50.5]
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     num_parts = data.draw(st.integers(1, num_nodes))
     rule = data.draw(st.sampled_from(["majority", "last", "random"]))
     options = {"balance_weight": data.draw(st.sampled_from(WEIGHTS)), "epsilon": data.draw(st.sampled_from([1, 0.01]))}
-    stream = stream_of(arcs, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20)))
+    stream = stream_of(
+        directed_edges, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20))
+    )
     p = partition(stream, "hdrf", num_parts, masters=rule, evaluate=False, **options)
-    placed = place_hdrf(simple_edges(arcs, p.notes["layout"]), num_nodes, num_parts, **options)
+    placed = place_hdrf(simple_edges(directed_edges, p.notes["layout"]), num_nodes, num_parts, **options)
     assert p.part_id.tolist() == filled(master_parts(placed, num_nodes, num_parts, rule), num_parts)
     assert p.notes["edges_per_part"] == np.bincount([e[2] for e in placed], minlength=num_parts).tolist()
 
 
 @pytest.mark.parametrize("balance_weight", [0, 1, 1.1, 50.5])
-@pytest.mark.parametrize("order", ["as drawn", "by source"])
+@pytest.mark.parametrize("order", ["as sampled", "by source"])
 @pytest.mark.parametrize("num_parts", [5, 33, 100])
 def test_the_candidates_hold_the_best_of_all_parts(balance_weight, order, num_parts):
     edges = random_edges()

@@ -63,7 +63,7 @@ def test_odd_graphs_with_two_balances(name):
 
 
 def test_several_balances_are_kept_where_that_of_nodes_alone_breaks_them():
-    # Training nodes and volume sit in few communities, so balancing nodes alone cannot balance them by chance.
+    # Training nodes and volume sit in few communities, so balancing nodes alone cannot balance them by probability.
     community = COMMUNITIES.communities()
     masks = {"train": (community < 6) & (np.arange(4_000) % 2 == 0)}
     balance = {"nodes": 1.05, "volume": 1.10, "train": 1.05}
@@ -143,9 +143,9 @@ def test_fast_looks_at_few_edges_of_nodes_that_have_many():
     edges = edges[:, edges[0] != edges[1]]
     both = build_csc(*np.concatenate([edges, edges[::-1]], axis=1), 300)
     few = metis_module.with_few_edges(both, 8, seed=1)
-    arcs = {(int(u), v) for v in range(300) for u in few.indices[few.indptr[v] : few.indptr[v + 1]]}
-    assert arcs == {(v, u) for u, v in arcs}, "as symmetric as before"
-    assert min(np.diff(few.indptr)) >= 8 and few.num_arcs < 0.5 * both.num_arcs
+    directed_edges = {(int(u), v) for v in range(300) for u in few.indices[few.indptr[v] : few.indptr[v + 1]]}
+    assert directed_edges == {(v, u) for u, v in directed_edges}, "as symmetric as before"
+    assert min(np.diff(few.indptr)) >= 8 and few.num_edges < 0.5 * both.num_edges
     again, other = (metis_module.with_few_edges(both, 8, seed) for seed in (1, 2))
     assert np.array_equal(few.indices, again.indices) and not np.array_equal(few.indices, other.indices)
     everything = metis_module.with_few_edges(both, 300, seed=1)

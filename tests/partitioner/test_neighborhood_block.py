@@ -30,15 +30,17 @@ def blocks(stream, num_parts, masks, **options):
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_blocks_equal_the_oracles_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     labelled = np.array(data.draw(st.lists(st.booleans(), min_size=num_nodes, max_size=num_nodes)))
     labelled[data.draw(st.integers(0, num_nodes - 1))] = True
     most = data.draw(st.integers(2, 6))
-    stream = stream_of(arcs, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20)))
+    stream = stream_of(
+        directed_edges, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20))
+    )
     given_graph = GraphInput("neighborhood_block", stream, 2, {})
     given_graph.open_simple()
     found = module._grow_blocks(given_graph, labelled, most)
-    assert found.tolist() == grow(simple_edges(arcs, layout), num_nodes, labelled, most)
+    assert found.tolist() == grow(simple_edges(directed_edges, layout), num_nodes, labelled, most)
 
 
 @given(graph=simple_graphs(), num_parts=st.integers(1, 6), data=st.data())
@@ -139,8 +141,8 @@ original_save = Checkpoint.save
 @pytest.mark.parametrize("layout", ["once", "directed"])
 def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatch, layout):
     edges, num_nodes, masks = labelled_graph()
-    arcs = listed([tuple(e) for e in edges.tolist()], layout)
-    stream = stream_of(arcs, num_nodes, chunk_edges=len(arcs) // 2 + 1, layout=layout)
+    directed_edges = listed([tuple(e) for e in edges.tolist()], layout)
+    stream = stream_of(directed_edges, num_nodes, chunk_edges=len(directed_edges) // 2 + 1, layout=layout)
     options = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
     saved = []
 

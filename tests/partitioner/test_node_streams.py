@@ -15,7 +15,7 @@ from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.oracles.fennel import fennel_parts
 from tests.oracles.full_parts import filled
 from tests.oracles.ldg import ldg_parts
-from tests.partitioner.graph_access.test_external_csc import random_arcs
+from tests.partitioner.graph_access.test_external_csc import random_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.says import said
 from tests.tiers import all_pairs, each_value
@@ -54,7 +54,7 @@ def keyed_order(rows, block_edges, seed):
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_oracle_in_every_layout(method, graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     num_parts = data.draw(st.integers(1, num_nodes))
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
     slack = data.draw(st.sampled_from([None, 1.0, 1.03, 1.5, 4.0]))
@@ -64,12 +64,12 @@ def test_equals_the_oracle_in_every_layout(method, graph, layout, data):
     own = {}
     if method == "fennel":
         own = {"gamma": data.draw(st.sampled_from([1, 1.5, 2.0])), "alpha": data.draw(st.sampled_from([None, 0, 0.7]))}
-    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 20)))
+    stream = stream_of(directed_edges, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 20)))
     options = {"passes": passes, "block_edges": block_edges, "seed": seed, **own}
     if slack is not None:
         options["balance"] = {"nodes": slack}
     p = assign(method, stream, num_parts, **options)
-    rows = rows_of(arcs, num_nodes, p.notes["layout"])
+    rows = rows_of(directed_edges, num_nodes, p.notes["layout"])
     assert p.part_id.tolist() == filled(oracle(method, rows, num_parts, slack, passes=passes, **own), num_parts)
     p = assign(method, stream, num_parts, order="random", **options)
     order_of = keyed_order(rows, block_edges, seed)
@@ -99,20 +99,20 @@ def test_odd_graphs_equal_the_oracle(method, name, num_parts):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_parts", [128, 200])
 def test_more_parts_than_a_byte_counts(method, num_parts):
-    arcs = random_arcs(600, 4_000)
-    rows = rows_of([tuple(arc) for arc in arcs.tolist()], 600, "directed")
-    p = assign(method, stream_of(arcs, 600), num_parts, passes=2, deduplicate=True)
+    edges = random_edges(600, 4_000)
+    rows = rows_of([tuple(edge) for edge in edges.tolist()], 600, "directed")
+    p = assign(method, stream_of(edges, 600), num_parts, passes=2, deduplicate=True)
     assert p.part_id.tolist() == filled(oracle(method, rows, num_parts, passes=2), num_parts)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 def test_file_format_chunk_size_and_id_dtype_change_nothing(tmp_path, method, suffix):
-    arcs = random_arcs(300, 1_500)
-    rows = rows_of([tuple(arc) for arc in arcs.tolist()], 300, "directed")
+    edges = random_edges(300, 1_500)
+    rows = rows_of([tuple(edge) for edge in edges.tolist()], 300, "directed")
     expected = oracle(method, rows, 5)
     for dtype in (np.int32, np.int64):
-        path = write_edges(stream_of(arcs, 300, dtype), tmp_path / f"{np.dtype(dtype)}{suffix}")
+        path = write_edges(stream_of(edges, 300, dtype), tmp_path / f"{np.dtype(dtype)}{suffix}")
         for chunk_edges in (7, 1 << 20):
             stream = open_edge_stream(path, num_nodes=300, layout="directed", chunk_edges=chunk_edges)
             assert assign(method, stream, 5).part_id.tolist() == expected
@@ -132,12 +132,12 @@ def test_two_communities_are_found_and_restreaming_helps(method):
 
 
 def test_the_seed_decides_the_random_order_alone():
-    stream = stream_of(random_arcs(300, 900), 300, layout="once")
+    stream = stream_of(random_edges(300, 900), 300, layout="once")
     given_order = [assign("ldg", stream, 4, seed=seed).part_id.tolist() for seed in (0, 1)]
-    drawn = [assign("ldg", stream, 4, seed=seed, order="random").part_id.tolist() for seed in (0, 0, 1)]
+    sampled = [assign("ldg", stream, 4, seed=seed, order="random").part_id.tolist() for seed in (0, 0, 1)]
     assert given_order[0] == given_order[1]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] != drawn[2]
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != sampled[2]
 
 
 class Killed(Exception):
@@ -163,9 +163,9 @@ def stop_after(saves):
 @pytest.mark.parametrize(("method", "layout"), [("ldg", "once"), ("fennel", "both_ways"), ("ldg", "directed")])
 @pytest.mark.parametrize("saves", [1, 5, 6, 7, 10, 13])
 def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, method, layout, saves):
-    rows = rows_of([tuple(arc) for arc in random_arcs(300, 1_000).tolist()], 300, "directed")
-    arcs = listed([(u, v) for u, row in enumerate(rows) for v in row if u < v], layout)
-    stream = stream_of(arcs, 300, chunk_edges=len(arcs) // 6 + 1, layout=layout)
+    rows = rows_of([tuple(edge) for edge in random_edges(300, 1_000).tolist()], 300, "directed")
+    edges = listed([(u, v) for u, row in enumerate(rows) for v in row if u < v], layout)
+    stream = stream_of(edges, 300, chunk_edges=len(edges) // 6 + 1, layout=layout)
     block_edges = sum(len(row) for row in rows) // 3
     options = {"passes": 2, "order": "random", "block_edges": block_edges, "seed": 3}
     expected = assign(method, stream, 4, **options).part_id

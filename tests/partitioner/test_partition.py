@@ -220,10 +220,10 @@ def test_a_saved_partitioning_with_any_flipped_bit_is_refused(tmp_path, name):
     made = partition(stream_of(GRID, 100), num_parts=4)
     made.save(tmp_path)
     whole = (tmp_path / name).read_bytes()
-    draw = np.random.default_rng(0)
-    for place in draw.integers(0, len(whole), 60):
+    sample = np.random.default_rng(0)
+    for place in sample.integers(0, len(whole), 60):
         damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(draw.integers(8))
+        damaged[place] ^= 1 << int(sample.integers(8))
         (tmp_path / name).write_bytes(damaged)
         try:
             read = Partitioning.load(tmp_path)

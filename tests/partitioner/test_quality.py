@@ -34,11 +34,11 @@ def expected_bytes_and_components(num_nodes, edges, part_id, part, hops, feature
     graph = simple_graph(num_nodes, edges)
     core = [v for v in range(num_nodes) if part_id[v] == part]
     near = within(graph, core, hops - 1) if hops else set()
-    arcs = 0
+    directed_edges = 0
     for u, v in graph.edges:
-        arcs += 2 * (u in near or v in near or (hops == 0 and part_id[u] == part_id[v] == part))
+        directed_edges += 2 * (u in near or v in near or (hops == 0 and part_id[u] == part_id[v] == part))
     local = len(within(graph, core, hops))
-    size = local * feature_bytes + 8 * (local + 1) + 4 * arcs
+    size = local * feature_bytes + 8 * (local + 1) + 4 * directed_edges
     return size, nx.number_connected_components(graph.subgraph(core))
 
 
@@ -53,8 +53,10 @@ def expected_quality(num_nodes, edges, part_id, num_parts, hops):
     return graph.number_of_edges(), cut, [len(c) for c in core], [len(n) for n in needed], held, volume
 
 
-def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
-    q = evaluate_partitioning(stream_of(arcs, num_nodes, **options), part_id, num_parts, hops, feature_bytes=12)
+def check(num_nodes, edges, directed_edges, part_id, num_parts, hops, **options):
+    q = evaluate_partitioning(
+        stream_of(directed_edges, num_nodes, **options), part_id, num_parts, hops, feature_bytes=12
+    )
     num_edges, cut, core, needed, held, volume = expected_quality(num_nodes, edges, part_id, num_parts, hops)
     assert (q.num_edges, q.cut_edges) == (num_edges, cut)
     assert q.edge_cut_ratio == (cut / num_edges if num_edges else 0.0)
@@ -82,8 +84,8 @@ def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
 def test_equals_networkx_in_every_layout(graph, layout, num_parts, hops, chunk, seed):
     num_nodes, edges = graph
     part_id = np.random.default_rng(seed).integers(0, num_parts, num_nodes).astype(np.int32)
-    arcs = listed(edges, layout)
-    check(num_nodes, edges, arcs, part_id, num_parts, hops, layout=layout, chunk_edges=chunk)
+    directed_edges = listed(edges, layout)
+    check(num_nodes, edges, directed_edges, part_id, num_parts, hops, layout=layout, chunk_edges=chunk)
 
 
 @pytest.mark.parametrize("name", ODD)

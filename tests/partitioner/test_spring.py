@@ -23,17 +23,17 @@ def spring(stream, num_parts, **options):
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     num_parts = data.draw(st.integers(1, num_nodes))
     tau_vol = data.draw(st.sampled_from([None, 0, 2, 3.5, 7, 1e9]))
     beta = data.draw(st.sampled_from([1.0, 1.05, 1.5]))
     # A directed list without any reverse cannot be told from one that lists each edge once: the same edges follow.
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
     chunk_edges = data.draw(st.integers(1, 20))
-    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=chunk_edges)
+    stream = stream_of(directed_edges, num_nodes, layout=told, chunk_edges=chunk_edges)
     p = spring(stream, num_parts, tau_vol=tau_vol, beta=beta)
-    # `auto` may find a short `directed` list to be symmetric by chance, and says so.
-    expected = spring_parts(simple_edges(arcs, p.notes["layout"]), num_nodes, num_parts, tau_vol, beta)
+    # `auto` may find a short `directed` list to be symmetric by probability, and says so.
+    expected = spring_parts(simple_edges(directed_edges, p.notes["layout"]), num_nodes, num_parts, tau_vol, beta)
     assert p.part_id.tolist() == filled(expected, num_parts)
 
 
@@ -103,8 +103,8 @@ original_save = Checkpoint.save
 @pytest.mark.parametrize("layout", ["once", "both_ways", "directed"])
 @pytest.mark.parametrize("saves", [1, 3, 6, 8, 11])
 def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, layout, saves):
-    arcs = listed([tuple(e) for e in random_edges().tolist()], layout)
-    stream = stream_of(arcs, 300, chunk_edges=len(arcs) // 6 + 1, layout=layout)
+    edges = listed([tuple(e) for e in random_edges().tolist()], layout)
+    stream = stream_of(edges, 300, chunk_edges=len(edges) // 6 + 1, layout=layout)
     expected = spring(stream, 4).part_id
     options = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
     monkeypatch.setattr(Checkpoint, "save", stop_after(saves))
@@ -132,11 +132,11 @@ def test_a_checkpoint_has_a_place_and_leaves_it_empty(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 def test_a_checkpoint_with_scratch_disk_is_not_used_without(tmp_path, monkeypatch):
-    arcs = random_edges().tolist()
-    stream = stream_of(arcs + arcs[::3], 300, chunk_edges=100)
+    edges = random_edges().tolist()
+    stream = stream_of(edges + edges[::3], 300, chunk_edges=100)
     for first, then in (("auto", None), (None, "auto")):
         options = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
-        monkeypatch.setattr(Checkpoint, "save", stop_after(len(arcs) // 75 + 2))
+        monkeypatch.setattr(Checkpoint, "save", stop_after(len(edges) // 75 + 2))
         with pytest.raises(Killed):
             spring(stream, 4, scratch=first, **options)
         monkeypatch.setattr(Checkpoint, "save", original_save)

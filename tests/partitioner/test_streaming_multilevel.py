@@ -38,7 +38,7 @@ def multilevel(stream, num_parts, num_threads=1, **options):
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
     num_parts = data.draw(st.integers(1, num_nodes))
     choices = [None, {"nodes": 1.0}, {"nodes": 1.5}, {"x": 1.2}, {"volume": 1.4}]
@@ -53,17 +53,17 @@ def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
         "balance": balance,
         "masks": masks,
     }
-    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    stream = stream_of(directed_edges, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
     try:
         p = multilevel(stream, num_parts, **options)
     except ValueError as error:
         assert "volume" in balance and "cannot be met: node" in str(error)
         return
-    simple = simple_edges(arcs, p.notes["layout"])
+    simple = simple_edges(directed_edges, p.notes["layout"])
     violations = check_balance(p, num_nodes, simple, balance, masks)
     if set(balance or {"nodes": 1}) in ({"nodes"}, {"x"}):  # weights of one can always be shared out
         assert violations == {}
-    again = stream_of(arcs, num_nodes, np.int64, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    again = stream_of(directed_edges, num_nodes, np.int64, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
     assert np.array_equal(multilevel(again, num_parts, **options).part_id, p.part_id)
 
 
@@ -117,8 +117,8 @@ def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
 def test_a_planted_partition_is_found(block_edges, layout):
     for seed in range(3):
         edges, group = planted(seed=seed)
-        arcs = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
-        p = multilevel(stream_of(arcs, 600, layout=layout), 4, seed=seed, block_edges=block_edges)
+        directed_edges = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
+        p = multilevel(stream_of(directed_edges, 600, layout=layout), 4, seed=seed, block_edges=block_edges)
         assert cut_of(edges, p.part_id) <= 1.005 * cut_of(edges, group)
         assert cut_of(edges, p.part_id) < 0.3 * cut_of(edges, np.arange(600) % 4)
         assert p.notes["balance_violations"] == {}

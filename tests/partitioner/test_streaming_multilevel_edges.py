@@ -38,16 +38,16 @@ def without_scratch(stream, num_parts, num_threads=1, block_edges=STREAMED, **op
     return partition(stream, "streaming_multilevel", num_parts, num_threads=num_threads, **options)
 
 
-def counted_edges(arcs, layout):
-    """The edges that count: repeats do, where the layout does not tell them apart."""
-    return [(u, v) for u, v in arcs if (u < v if layout == "both_ways" else u != v)]
+def counted_edges(edges, layout):
+    """The edges that count: repeats do, where the layout does not distinguishes them."""
+    return [(u, v) for u, v in edges if (u < v if layout == "both_ways" else u != v)]
 
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
     num_parts = data.draw(st.integers(1, num_nodes))
     choices = [None, {"nodes": 1.0}, {"x": 1.2}, {"volume": 1.4}, {"nodes": 1.1, "volume": 1.5}]
@@ -60,16 +60,16 @@ def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
         "balance": balance,
         "masks": masks,
     }
-    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    stream = stream_of(directed_edges, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
     try:
         p = without_scratch(stream, num_parts, **options)
     except ValueError as error:
         assert "volume" in balance and "cannot be met: node" in str(error)
         return
-    violations = check_balance(p, num_nodes, counted_edges(arcs, p.notes["layout"]), balance, masks)
+    violations = check_balance(p, num_nodes, counted_edges(directed_edges, p.notes["layout"]), balance, masks)
     if set(balance or {"nodes": 1}) in ({"nodes"}, {"x"}):  # weights of one can always be shared out
         assert violations == {}
-    again = stream_of(arcs, num_nodes, np.int64, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    again = stream_of(directed_edges, num_nodes, np.int64, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
     assert np.array_equal(without_scratch(again, num_parts, **options).part_id, p.part_id)
 
 
@@ -117,8 +117,8 @@ def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
 def test_a_planted_partition_is_found(layout):
     for seed in range(3):
         edges, group = planted(seed=seed)
-        arcs = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
-        p = without_scratch(stream_of(arcs, 600, layout=layout), 4, seed=seed)
+        directed_edges = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
+        p = without_scratch(stream_of(directed_edges, 600, layout=layout), 4, seed=seed)
         assert cut_of(edges, p.part_id) <= 1.02 * cut_of(edges, group)
         assert p.notes["balance_violations"] == {}
 
@@ -238,14 +238,14 @@ def test_no_file_is_written():
 
 def test_repeats_stay_and_are_told():
     edges = hubs_and_leaves(0)
-    arcs = np.concatenate((edges, edges[:800, ::-1], edges[:500]))
+    directed_edges = np.concatenate((edges, edges[:800, ::-1], edges[:500]))
     with pytest.warns(UserWarning, match="count again each time"):
-        p = without_scratch(stream_of(arcs, 500, layout="once"), 4)
-    assert p.notes["num_edges"] == len(arcs)
+        p = without_scratch(stream_of(directed_edges, 500, layout="once"), 4)
+    assert p.notes["num_edges"] == len(directed_edges)
     assert p.notes["deduplicated"] is False
     assert p.notes["balance_violations"] == {}
     with pytest.raises(ValueError, match=said("deduplicate=True scratch=")):
-        without_scratch(stream_of(arcs, 500), 4, deduplicate=True)
+        without_scratch(stream_of(directed_edges, 500), 4, deduplicate=True)
 
 
 def test_a_node_with_many_more_repeats_than_edges_stays_with_them():

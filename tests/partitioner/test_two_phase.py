@@ -19,16 +19,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
-    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
     num_parts, seed = data.draw(st.integers(1, num_nodes)), data.draw(st.integers(0, 2**40))
     rule = data.draw(st.sampled_from(["majority", "last", "random"]))
     options = {
         "max_volume": data.draw(st.sampled_from([None, 0, 3, 7.5, 1e9])),
         "alpha": data.draw(st.sampled_from([1, 1.05, 1.5])),
     }
-    stream = stream_of(arcs, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20)))
+    stream = stream_of(
+        directed_edges, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20))
+    )
     p = partition(stream, "two_phase", num_parts, seed=seed, masters=rule, evaluate=False, **options)
-    placed = place_two_phase(simple_edges(arcs, p.notes["layout"]), num_nodes, num_parts, seed=seed, **options)
+    placed = place_two_phase(
+        simple_edges(directed_edges, p.notes["layout"]), num_nodes, num_parts, seed=seed, **options
+    )
     assert p.part_id.tolist() == filled(master_parts(placed, num_nodes, num_parts, rule, seed), num_parts)
     assert p.notes["edges_per_part"] == np.bincount([e[2] for e in placed], minlength=num_parts).tolist()
 

@@ -59,8 +59,8 @@ def test_source_chunks_and_id_dtype_change_nothing(tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("layout", "rule"), [("once", "majority"), ("both_ways", "random"), ("directed", "last")])
 def test_resuming_after_a_kill_in_every_pass_is_bit_identical(tmp_path, monkeypatch, method, layout, rule):
-    arcs = listed([tuple(e) for e in random_edges().tolist()], layout)
-    stream = stream_of(arcs, 300, chunk_edges=len(arcs) // 3 + 1, layout=layout)
+    edges = listed([tuple(e) for e in random_edges().tolist()], layout)
+    stream = stream_of(edges, 300, chunk_edges=len(edges) // 3 + 1, layout=layout)
     whole = partition(stream, method, 20, seed=9, masters=rule, evaluate=False)
     options = {"masters": rule, "checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
     passes = PASSES.get(method, ["degrees", "placing"])

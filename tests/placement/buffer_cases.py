@@ -36,7 +36,7 @@ def counted(placement, device, nodes):
     return {name: int(mask.sum()) for name, mask in tiers.items()}
 
 
-def coded_table(num_rows, dim, bits, seed=0):
+def quantised_table(num_rows, dim, bits, seed=0):
     """Features as codes, and the rows that they decode to."""
     code, random = RowCode(dim, bits), np.random.default_rng(seed)
     raw = encode_codes_reference(random.standard_normal((num_rows, dim)).astype(np.float32), code)

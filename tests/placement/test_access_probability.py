@@ -8,7 +8,7 @@ from test_place import graph, power_law
 
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import access_probability
-from lightning_gnnscale.placement.access_probability import drawn_probability, epoch_batches, layer_probability
+from lightning_gnnscale.placement.access_probability import epoch_batches, layer_probability, sampled_probability
 from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from tests.says import said
 
@@ -44,7 +44,7 @@ def test_vip_on_a_star_by_hand():
     # Leaves 1 to 4 read the hub 0; the hub reads all of them.
     store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
     got = access_probability(store, np.array([1, 2]), method="vip", fanouts=[1, 2], batch_size=1)
-    # Hop 1: the hub, unless neither leaf is a seed, each with chance 1/2. Hop 2: two of the hub's four leaves.
+    # Hop 1: the hub, unless neither leaf is a seed, each with probability 1/2. Hop 2: two of the hub's four leaves.
     hub = 1 - (1 - 0.5) ** 2
     assert got[0] == pytest.approx(hub)
     assert got[3] == got[4] == pytest.approx(hub * 2 / 4)
@@ -57,7 +57,7 @@ def test_vip_is_near_what_batches_read():
     options = {"fanouts": [10, 5], "batch_size": 60}
     estimated = access_probability(store, train, method="vip", **options)
     counted = access_probability(store, train, method="presample", num_epochs=20, **options)
-    # 200 batches: the mean noise of a chance is at most 0.8 x 0.036; the rest is for taking reads as independent
+    # 200 batches: the mean noise of a probability is at most 0.8 x 0.036; the rest is for taking reads as independent
     assert np.abs(estimated - counted).mean() < 0.029 + 0.02
     assert np.corrcoef(estimated, counted)[0, 1] > 0.95
     assert estimated.sum() == pytest.approx(counted.sum(), rel=0.1)
@@ -90,7 +90,7 @@ def test_bad_arguments_give_one_line(change, message):
         access_probability(**{"store": store, "train_nodes": np.array([1]), **change})
 
 
-def test_sampled_frontiers_give_the_chances_of_the_last_hop_by_hand():
+def test_sampled_frontiers_give_the_probabilities_of_the_last_hop_by_hand():
     # Leaves 1 to 4 read the hub 0; the hub reads all of them. Seeds are leaves, so hop 1 always finds the hub.
     store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
     got = access_probability(store, np.array([1]), method="vip_sampled", fanouts=[1, 2], batch_size=1, num_batches=4)
@@ -103,10 +103,10 @@ def test_sampled_frontiers_see_that_neighbours_are_found_together():
     """Cliques of 12: a seed reads its own clique again and again, which independent neighbours would overcount."""
     size, cliques = 12, 200
     inside = np.array([(u, v) for u in range(size) for v in range(size) if u != v]).T
-    arcs = np.concatenate([inside + size * c for c in range(cliques)], axis=1)
+    edges = np.concatenate([inside + size * c for c in range(cliques)], axis=1)
     num_nodes = size * cliques
     links = np.random.default_rng(0).integers(0, num_nodes, (2, num_nodes))
-    store = graph(np.concatenate([arcs[:, arcs[0] < arcs[1]], links], axis=1), num_nodes)
+    store = graph(np.concatenate([edges[:, edges[0] < edges[1]], links], axis=1), num_nodes)
     train = np.arange(0, num_nodes, 4)
     options = {"fanouts": [5, 5, 5], "batch_size": 20}
     counted = access_probability(store, train, method="presample", num_epochs=40, **options)
@@ -117,7 +117,7 @@ def test_sampled_frontiers_see_that_neighbours_are_found_together():
 
 
 def test_the_prior_rules_where_batches_say_little():
-    """Independent arcs: the formula is right, two batches are mostly noise."""
+    """Independent edges: the formula is right, two batches are mostly noise."""
     store, train = power_law(), np.random.default_rng(2).permutation(3000)[:600]
     options = {"fanouts": [10, 5], "batch_size": 60}
     counted = access_probability(store, train, method="presample", num_epochs=20, **options)
@@ -132,21 +132,21 @@ def test_few_sampled_batches_are_refused():
         access_probability(store, np.array([1]), method="vip_sampled", num_batches=1)
 
 
-def test_draws_are_counted_and_shrunk_towards_a_prior():
+def test_samples_are_counted_and_shrunk_towards_a_prior():
     batches = [np.array([0, 1, 1]), np.array([0, 2]), np.array([0, 1]), np.array([0, 2])]
-    assert np.allclose(drawn_probability(np.array([1, 0.5, 0.5, 0]), batches), [1, 0.5, 0.5, 0])
-    far = drawn_probability(np.array([0, 0, 0, 1.0]), batches)
+    assert np.allclose(sampled_probability(np.array([1, 0.5, 0.5, 0]), batches), [1, 0.5, 0.5, 0])
+    far = sampled_probability(np.array([0, 0, 0, 1.0]), batches)
     assert np.all(np.abs(far - [1, 0.5, 0.5, 0]) < 0.5), "a prior that is far off weighs little"
-    near = drawn_probability(np.array([1, 0.45, 0.55, 0]), batches)
+    near = sampled_probability(np.array([1, 0.45, 0.55, 0]), batches)
     assert np.allclose(near, [1, 0.45, 0.55, 0]), "and one within the noise all"
     with pytest.raises(ValueError, match=said("batches 2 1")):
-        drawn_probability(np.ones(4), batches[:1])
+        sampled_probability(np.ones(4), batches[:1])
 
 
 def test_layers_are_foretold_by_their_importance():
-    """By hand: seed 0 reads 1, 2 and 3, of which 1 is read by two more nodes; then what LADIES draws, counted."""
-    arcs = np.array([[1, 2, 3, 1], [0, 0, 0, 4]])
-    store = SimpleNamespace(csc=build_csc(arcs[0], arcs[1], 5))
+    """By hand: seed 0 reads 1, 2 and 3, of which 1 is read by two more nodes; then what LADIES samples, counted."""
+    edges = np.array([[1, 2, 3, 1], [0, 0, 0, 4]])
+    store = SimpleNamespace(csc=build_csc(edges[0], edges[1], 5))
     got = layer_probability(store, np.array([0]), [1], batch_size=1)
     assert np.allclose(got, [1, 1 / 3, 1 / 3, 1 / 3, 0])
     got = layer_probability(store, np.array([0, 4]), [1], batch_size=2)

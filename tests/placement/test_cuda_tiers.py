@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from buffer_cases import GROUPS, coded_table, counted, placed, table
+from buffer_cases import GROUPS, counted, placed, quantised_table, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +82,7 @@ def test_every_placement_equals_indexing(num_nodes, dim, dtype, num_devices, on_
 @pytest.mark.parametrize("policy", [None, "lru"])
 @pytest.mark.parametrize("on_disk", [0.0, 0.5])
 def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, on_disk):
-    features, plain = coded_table(40, dim, bits)
+    features, plain = quantised_table(40, dim, bits)
     placement, random = placed(40, 2, [[0, 1]], 0.2, on_disk), np.random.default_rng(dim)
     tiers = tiers_of(placement, features, 1, policy)
     assert tiers.dtype == torch.float32 and tiers.cache_bytes == (5 * features.array.shape[1] if policy else 0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from buffer_cases import DTYPES, GROUPS, coded_table, counted, placed, table
+from buffer_cases import DTYPES, GROUPS, counted, placed, quantised_table, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +67,7 @@ def test_every_placement_equals_indexing(
 @pytest.mark.parametrize("policy", [None, "lru", "belady"])
 @pytest.mark.parametrize("host", ["map", "copy"])
 def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, host):
-    features, plain = coded_table(60, dim, bits)
+    features, plain = quantised_table(60, dim, bits)
     placement, random = placed(60, 2, [[0, 1]], on_disk=0.5), np.random.default_rng(dim)
     caches = [gs.FeatureCache(8, policy) for _ in range(2)] if policy else None
     for device, buffer in enumerate(gs.FeatureBuffer.in_one_process(placement, features, host=host, caches=caches)):

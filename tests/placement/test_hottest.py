@@ -11,9 +11,9 @@ TINY = np.float32(1e-45)  # subnormal
 @pytest.mark.parametrize("num_nodes", [0, 1, 63, 2049, 5000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_order_is_that_of_a_stable_sort(num_nodes, dtype):
-    draw = np.random.default_rng(num_nodes)
-    prob = (draw.random(num_nodes) ** 20).astype(dtype)
-    prob[draw.random(num_nodes) < 0.3] = 0.25  # ties
+    sample = np.random.default_rng(num_nodes)
+    prob = (sample.random(num_nodes) ** 20).astype(dtype)
+    prob[sample.random(num_nodes) < 0.3] = 0.25  # ties
     order = hottest_first(prob)
     assert order.dtype == np.int64
     assert order.tolist() == np.argsort(-prob, kind="stable").tolist()

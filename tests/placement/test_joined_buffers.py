@@ -94,16 +94,16 @@ def test_rows_of_a_process_that_ended_are_refused_in_one_line():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     rows = SharedRows.create(3, 2, "f4")
-    ticket = rows.ticket._replace(pid=ended.pid)
+    handle = rows.handle._replace(pid=ended.pid)
     with pytest.raises(PlacementError, match=said(f"rows process {ended.pid}")):
-        SharedRows.attach(ticket)
+        SharedRows.attach(handle)
     rows.release()
     with pytest.raises(PlacementError, match="can no longer be shared"):
-        _ = rows.ticket
+        _ = rows.handle
 
 
 def test_rows_that_find_no_room_are_refused():
-    with pytest.raises(PlacementError, match=said("room rows 4096 bytes")):
+    with pytest.raises(PlacementError, match=said("space rows 4096 bytes")):
         SharedRows.create(1 << 40, 1024, "f4", "/dev/shm")
     with pytest.raises(PlacementError, match=said("/proc folder=")):
         SharedRows.create(1, 1, "f4", "/proc")
@@ -160,8 +160,8 @@ def test_where_one_process_finds_no_room_none_waits_for_it():
 def test_rows_that_cannot_be_mapped_stop_all(monkeypatch):
     features, placement = table(30, 4, "f4"), placed(30, 2, [[0, 1]])
 
-    def attach(ticket):
-        raise PlacementError(f"no way to {len(ticket.shape)} dimensions")
+    def attach(handle):
+        raise PlacementError(f"no way to {len(handle.shape)} dimensions")
 
     monkeypatch.setattr(SharedRows, "attach", attach)
     found = errors_of([partial(gs.FeatureBuffer.join, placement, features, rank) for rank in range(2)])
@@ -186,5 +186,5 @@ def test_a_lone_process_joins_itself():
     buffer = gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own], cache=gs.FeatureCache(3))
     assert buffer.gather(np.arange(30)).tobytes() == features.array.tobytes()
     with pytest.raises(ValueError, match="read-only|not writeable"):
-        SharedRows.attach((rows := SharedRows.create(2, 2, "f4")).ticket).array[:] = 1
+        SharedRows.attach((rows := SharedRows.create(2, 2, "f4")).handle).array[:] = 1
     rows.release()

@@ -47,7 +47,7 @@ def test_values_are_clipped_and_kept_by_device(memory, peer, host, alpha):
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": {"alpha": 7}}', '{"a": {"alpha": NaN}}'])
-def test_a_damaged_file_is_measured_anew(memory, content):
+def test_a_damaged_file_is_measured_again(memory, content):
     memory.parent.mkdir(parents=True)
     memory.write_text(content)
     assert link_cost.remembered("a", lambda: (1.0, 2.0))["alpha"] == 0.5

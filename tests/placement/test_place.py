@@ -63,13 +63,13 @@ def test_the_example_of_the_paper():
 
 
 @given(
-    chances=st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    probabilities=st.lists(st.integers(0, 6), min_size=1, max_size=30),
     num_devices=st.integers(1, 5),
     data=st.data(),
     alpha=st.sampled_from([0.0, 0.2, 0.3, 0.7, 1.0]),
 )
-def test_the_rule_equals_plain_python(chances, num_devices, data, alpha):
-    prob = np.array(chances) / 6
+def test_the_rule_equals_plain_python(probabilities, num_devices, data, alpha):
+    prob = np.array(probabilities) / 6
     buffer_rows = data.draw(st.integers(1, len(prob)))
     placement = place(prob, num_devices, buffer_rows, alpha)
     order = sorted(range(len(prob)), key=lambda node: -prob[node])
@@ -139,7 +139,7 @@ def test_probabilities_of_any_dtype_place_alike(dtype):
 def test_host_rows_count_what_other_groups_hold():
     prob = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     placement = place(prob, 2, 1, groups=[[0], [1]], method="metis", part_id=np.arange(6) % 2, host_rows=2)
-    # Row 0 is on device 0, row 1 on device 1: each reads the other's from the host, which has no room for more.
+    # Row 0 is on device 0, row 1 on device 1: each reads the other's from the host, which has no space for more.
     assert placement.dev_num.tolist() == [[0, -1, -2, -2, -2, -2], [-1, 1, -2, -2, -2, -2]]
 
 
@@ -231,15 +231,15 @@ def test_devices_that_read_different_rows_hold_their_own():
 
 @pytest.mark.parametrize("alpha", [0, 0.3])
 @pytest.mark.parametrize("num_devices", [2, 3, 5])
-def test_dealing_out_anew_keeps_rows_and_copies(num_devices, alpha):
+def test_dealing_out_again_keeps_rows_and_copies(num_devices, alpha):
     prob = np.random.default_rng(num_devices).pareto(1.5, (num_devices, 200))
     mean = np.broadcast_to(prob.mean(axis=0), prob.shape)
-    anew, before = (place(chances, num_devices, 15, alpha=alpha) for chances in (prob, mean))
-    assert [len(set(rows)) for rows in anew.rows] == [15] * num_devices
-    assert sorted(np.concatenate(anew.rows)) == sorted(np.concatenate(before.rows))
+    again, before = (place(probabilities, num_devices, 15, alpha=alpha) for probabilities in (prob, mean))
+    assert [len(set(rows)) for rows in again.rows] == [15] * num_devices
+    assert sorted(np.concatenate(again.rows)) == sorted(np.concatenate(before.rows))
     as_read = read_shares(before.rows, before.groups, None, prob)
-    assert mean_shares(as_read)["local"] < anew.shares["local"]
-    assert mean_shares(as_read)["host"] == pytest.approx(anew.shares["host"])
+    assert mean_shares(as_read)["local"] < again.shares["local"]
+    assert mean_shares(as_read)["host"] == pytest.approx(again.shares["host"])
 
 
 def test_hot_ranges_are_the_hottest_rows_of_each_range():
@@ -282,7 +282,7 @@ def test_costs_are_those_of_every_read():
 
 
 def test_rule_by_cost_takes_hot_ranges_where_they_are_cheaper():
-    """Devices that read ranges of their own, each by chances of another size: the mean is that of one device."""
+    """Devices that read ranges of their own, each by probabilities of another size: the mean is that of one device."""
     rng, prob = np.random.default_rng(3), np.full((2, 100), 0.05)
     prob[0, :50], prob[1, 50:] = 0.1 + 0.01 * rng.random(50), 0.9 + 0.1 * rng.random(50)
     found = {name: place(prob, 2, 20, alpha=0.8, method=name) for name in ("rule", "naive", "rule_by_cost")}

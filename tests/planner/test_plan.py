@@ -107,8 +107,8 @@ ON_GPU |= {"feature_dim": 128, "fanouts": [15, 10, 5], "batch_size": 1024}
 def test_parts_of_a_gpu_must_fit_the_host_where_they_lie():
     roomy, tight = (plan(device_memory_bytes="24GiB", host_memory_bytes=host, **ON_GPU) for host in ("256GiB", "64GiB"))
     assert (roomy.num_parts, roomy.fits) == (1, True)
-    room = tight.device_memory_bytes - tight.compute_bytes
-    assert tight.num_parts == math.ceil(tight.total_bytes / room) == 5
+    space = tight.device_memory_bytes - tight.compute_bytes
+    assert tight.num_parts == math.ceil(tight.total_bytes / space) == 5
     assert tight.gpu_memory_bytes == 24 << 30 > tight.device_peak_bytes
     assert "host memory for a GPU's parts" in tight.explain() and "memory of a GPU" in tight.explain()
 

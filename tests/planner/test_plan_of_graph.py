@@ -1,4 +1,4 @@
-"""The plan of a DataModule counts what the store of its graph will have: arcs, and bytes of features."""
+"""The plan of a DataModule counts what the store of its graph will have: edges, and bytes of features."""
 
 import numpy as np
 import pytest
@@ -44,9 +44,9 @@ def test_reverses_are_counted_once(tmp_path, edges, layout, planned, note):
     assert plan.num_edges == planned
     assert f"{planned} ({note}" in plan.explain()
     dm.prepare_data()
-    assert dm.store.num_arcs == 60
+    assert dm.store.num_edges == 60
     after = datamodule(tmp_path, edges, layout).make_plan()
-    assert after.num_edges == 60  # the store that stands knows
+    assert after.num_edges == 60  # the store that exists knows
 
 
 @pytest.mark.parametrize("num_parts", [2, "auto"])

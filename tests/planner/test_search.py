@@ -13,12 +13,12 @@ NUM_NODES = 100_000
 FEATURES = 400 * NUM_NODES
 
 
-def plan_at(room: int):
+def plan_at(space: int):
     """Plans of a graph of 40 MB of features, of which a part may have so many bytes."""
 
     def plan(num_parts: int, part: PartRows):
         sizes = {"num_nodes": NUM_NODES, "num_edges": 0, "feature_bytes": FEATURES, "num_parts": num_parts}
-        memory = {"device_memory_bytes": (1 << 30) + room, "compute_bytes": 1 << 30, "host_memory_bytes": None}
+        memory = {"device_memory_bytes": (1 << 30) + space, "compute_bytes": 1 << 30, "host_memory_bytes": None}
         halo = part.rows - NUM_NODES // num_parts if part.halo is None else part.halo
         return gs.plan(**sizes, **memory, part_rows=part.rows).with_halo(max(0, halo), part.part_bytes)
 

@@ -104,7 +104,7 @@ def test_batches_of_every_sampler_come_back_bit_for_bit(name):
 @each_value
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_rows_of_every_kind_come_back_bit_for_bit(name, size):
+def test_rows_of_every_node_type_come_back_bit_for_bit(name, size):
     made = Made(SAMPLERS["neighbor"], FEATURES[name])
     pool = BufferPool()
     for start in range(0, len(made.batches), size):
@@ -114,9 +114,9 @@ def test_rows_of_every_kind_come_back_bit_for_bit(name, size):
             assert_same(unpack_one(group, number, rows, pool.take), made.expected[start + number])
 
 
-def test_weights_and_positions_of_arcs_and_labels_of_several_columns_come_back():
+def test_weights_and_positions_of_edges_and_labels_of_several_columns_come_back():
     labels = np.random.default_rng(1).random((WORLD.csc.num_rows, 3), np.float32)
-    weight = np.random.default_rng(2).random(WORLD.csc.num_arcs).astype(np.float32)
+    weight = np.random.default_rng(2).random(WORLD.csc.num_edges).astype(np.float32)
     made = Made(SAMPLERS["neighbor"], WORLD.features, labels=labels, edge_weight=weight, return_e_id=True)
     group, _, _ = travelled(pack_group(made.batches))
     for batch, expected in zip(unpack_group(group, gathered(made, group.union)), made.expected, strict=True):
@@ -145,11 +145,11 @@ def test_what_travels_beside_rows_is_counted_and_lean():
         assert array_bytes == group.num_bytes
         assert meta_bytes < 3000 * size
         nodes = sum(batch.num_nodes for batch in made.batches[:size])
-        arcs = sum(batch.num_edges for batch in made.batches[:size])
+        edges = sum(batch.num_edges for batch in made.batches[:size])
         rows = sum(batch.num_targets + 1 for batch in made.batches[:size])
         beside = nodes - made.batches[0].num_nodes  # positions; the first batch needs none
         # What is below 65,536 has two bytes at most. An id has four, a degree two, a label one, and three masks a bit.
-        assert group.num_bytes <= 2 * (arcs + rows + beside) + 7 * len(group.union) + 3 * (len(group.union) // 8 + 1)
+        assert group.num_bytes <= 2 * (edges + rows + beside) + 7 * len(group.union) + 3 * (len(group.union) // 8 + 1)
 
 
 def test_values_too_large_for_32_bits_travel_whole():
@@ -170,7 +170,7 @@ def test_batches_of_parts_that_disagree_about_a_node_keep_their_own_values():
         assert_same(batch, expected)
 
 
-def test_arcs_in_another_order_travel_whole():
+def test_edges_in_another_order_travel_whole():
     batch = Made(SAMPLERS["neighbor"], None).batches[0]
     batch = replace(batch, edge_index=batch.edge_index.flip(1).contiguous())
     group, _, _ = travelled(pack_group([batch]))

@@ -84,7 +84,7 @@ def test_without_a_cap_the_parts_of_an_epoch_stay_and_those_that_are_wanted():
     machine.workers[0].leave("hub", ["setup"])
 
 
-def waits_for_room(machine: Machine, worker: int, part: int, wanted=()) -> threading.Thread:
+def waits_for_space(machine: Machine, worker: int, part: int, wanted=()) -> threading.Thread:
     """Have a worker get a part, and see that it waits."""
     waiting = threading.Thread(target=machine.get, args=(worker, part, wanted))
     waiting.start()
@@ -101,7 +101,7 @@ def test_the_cap_of_a_machine_is_that_of_its_workers_and_no_part_in_use_is_dropp
     assert machine.held == {0, 1}
     machine.get(1, 2)
     assert machine.held == {1, 2}, "part 1 is in use, part 0 was let go of"
-    waiting = waits_for_room(machine, 0, 0, wanted=(1, 2))
+    waiting = waits_for_space(machine, 0, 0, wanted=(1, 2))
     machine.workers[1].release()
     waiting.join(10)
     assert machine.held == {0, 1} and not waiting.is_alive()
@@ -114,7 +114,7 @@ def test_a_part_that_no_batch_is_wanted_of_makes_room_first_though_it_is_in_use(
     machine.get(0, 0)
     machine.get(1, 1)
     machine.workers[0].release()  # part 0 is wanted still; part 1 has its last batch made
-    waiting = waits_for_room(machine, 0, 2, wanted=(0,))
+    waiting = waits_for_space(machine, 0, 2, wanted=(0,))
     assert 0 in machine.held
     machine.workers[1].release()
     waiting.join(10)

@@ -17,12 +17,12 @@ from lightning_gnnscale.remote.holder import (
     HeldGraph,
     HeldMemory,
     StoreHolder,
-    deal_shares,
+    assign_shards,
     fitting_parts,
     holder_handle,
     homes_of,
 )
-from lightning_gnnscale.remote.messages import Shares
+from lightning_gnnscale.remote.messages import ShardMap
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 
@@ -42,9 +42,9 @@ def other_form(request, tmp_path_factory):
     return write_store(root, features=scipy.sparse.random(NUM_NODES, 50, 0.1, "csr", np.float32, random_state=0))
 
 
-def shares_of(store, nodes=("a", "b"), **options) -> Shares:
+def shard_map_of(store, nodes=("a", "b"), **options) -> ShardMap:
     owners = tuple(part % len(nodes) for part in range(store.num_parts))
-    return Shares((str(store.root),) * len(nodes), store.layout_fingerprint, owners, tuple(nodes), **options)
+    return ShardMap((str(store.root),) * len(nodes), store.layout_fingerprint, owners, tuple(nodes), **options)
 
 
 def request_for(nodes) -> HopRequest:
@@ -61,9 +61,9 @@ def same_rows(one, other) -> bool:
 def test_a_machine_gives_its_rows_whether_memory_holds_them_or_not(store, memory_bytes):
     files = HeldRows.of_files(store.csc)
     for machine in (0, 1):
-        holder = StoreHolder(shares_of(store, memory_bytes=memory_bytes), machine)
+        holder = StoreHolder(shard_map_of(store, memory_bytes=memory_bytes), machine)
         nodes = np.flatnonzero(store.part_of(np.arange(NUM_NODES)) % 2 == machine)[::3]
-        assert np.array_equal(holder.draw_rows(request_for(nodes)), files.draw(request_for(nodes)))
+        assert np.array_equal(holder.sample_rows(request_for(nodes)), files.sample(request_for(nodes)))
         assert same_rows(holder.gather_rows(nodes), store.features.gather(nodes))
         held = holder.report()["held_bytes"]
         assert (held > 0) and (memory_bytes is None or held < 60_000)
@@ -83,38 +83,40 @@ def test_parts_are_held_up_to_the_cap(store):
 
 
 def test_what_a_holder_holds_is_mapped_and_not_copied(other_form):
-    holder = StoreHolder(shares_of(other_form, replicate_bytes=2000), 0)
-    nodes, tickets = holder.held()
-    arrays = HeldMemory.attach(tickets)
+    holder = StoreHolder(shard_map_of(other_form, replicate_bytes=2000), 0)
+    nodes, handles = holder.held()
+    arrays = HeldMemory.attach(handles)
     rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
     chosen = nodes.ids()[::5]
-    assert np.array_equal(rows.draw(request_for(chosen)), HeldRows.of_files(other_form.csc).draw(request_for(chosen)))
+    assert np.array_equal(
+        rows.sample(request_for(chosen)), HeldRows.of_files(other_form.csc).sample(request_for(chosen))
+    )
     arrays["indices"][:] = 0
     assert not holder._rows._indices.any(), "the same memory"
 
 
 def test_another_store_at_the_path_is_refused(tmp_path, store):
-    shares = shares_of(store)._replace(roots=(str(write_store(tmp_path / "other", seed=1).root),) * 2)
+    shard_map = shard_map_of(store)._replace(roots=(str(write_store(tmp_path / "other", seed=1).root),) * 2)
     with pytest.raises(GNNScaleError, match=said("store copy")):
-        StoreHolder(shares, 0)
+        StoreHolder(shard_map, 0)
 
 
 def test_parts_are_dealt_to_machines_by_their_workers(store):
     places = [("a", None), ("b", 5), ("b", 7), ("b", 9)]
     targets = [np.flatnonzero(store.masks["train"])]
-    shares = deal_shares(store, places, 10, True, targets)
-    assert shares.nodes == ("a", "b") and shares.owners == (0, 1, 1, 1)
-    assert shares.memory_bytes is None
-    assert deal_shares(store, places[1:], 10, True, targets).memory_bytes == (21,)
+    shard_map = assign_shards(store, places, 10, True, targets)
+    assert shard_map.nodes == ("a", "b") and shard_map.owners == (0, 1, 1, 1)
+    assert shard_map.memory_bytes is None
+    assert assign_shards(store, places[1:], 10, True, targets).memory_bytes == (21,)
 
 
 def test_the_home_of_a_batch_is_where_most_of_its_targets_lie(store):
-    shares, offsets = shares_of(store, ("a", "b"))._replace(owners=(0, 0, 1, 1)), store.part_offsets
+    shard_map, offsets = shard_map_of(store, ("a", "b"))._replace(owners=(0, 0, 1, 1)), store.part_offsets
     of_part = {part: np.arange(offsets[part], offsets[part + 1]) for part in range(4)}
-    assert homes_of(shares, offsets, of_part) == {0: "a", 1: "a", 2: "b", 3: "b"}
+    assert homes_of(shard_map, offsets, of_part) == {0: "a", 1: "a", 2: "b", 3: "b"}
     ranks = {0: np.arange(store.num_nodes), 1: np.arange(offsets[1], offsets[2] + 1)}
-    assert homes_of(shares, offsets, ranks) == {1: "a"}, "targets of rank 0 lie everywhere"
-    assert homes_of(shares_of(store, ("a",))._replace(owners=(0,) * 4), offsets, ranks) == {0: "a", 1: "a"}
+    assert homes_of(shard_map, offsets, ranks) == {1: "a"}, "targets of rank 0 lie everywhere"
+    assert homes_of(shard_map_of(store, ("a",))._replace(owners=(0,) * 4), offsets, ranks) == {0: "a", 1: "a"}
 
 
 def loader_over(store, graph: HeldGraph | None) -> PartLoader:
@@ -143,8 +145,8 @@ def two_machines():
 
 @pytest.mark.sweep
 def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
-    shares = shares_of(store, two_machines)
-    graph = HeldGraph(shares, store, store.features)
+    shard_map = shard_map_of(store, two_machines)
+    graph = HeldGraph(shard_map, store, store.features)
     expected = all_contents(loader_over(store, None))
     assert all_contents(loader_over(store, graph)) == expected
     told = graph.counts.told()
@@ -154,7 +156,7 @@ def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
 
 @pytest.mark.sweep
 def test_other_forms_of_features_travel_as_they_are_stored(two_machines, other_form):
-    graph = HeldGraph(shares_of(other_form, two_machines), other_form, other_form.features)
+    graph = HeldGraph(shard_map_of(other_form, two_machines), other_form, other_form.features)
     assert all_contents(loader_over(other_form, graph)) == all_contents(loader_over(other_form, None))
 
 
@@ -162,10 +164,10 @@ def test_other_forms_of_features_travel_as_they_are_stored(two_machines, other_f
 def test_a_holder_that_is_killed_is_stood_in_for_and_comes_back(two_machines, store):
     import ray
 
-    shares = shares_of(store, two_machines, replicate_bytes=1)
-    graph = HeldGraph(shares, store, store.features)
+    shard_map = shard_map_of(store, two_machines, replicate_bytes=1)
+    graph = HeldGraph(shard_map, store, store.features)
     expected = all_contents(loader_over(store, None))
-    actor = holder_handle(shares, 1)
+    actor = holder_handle(shard_map, 1)
     pid = ray.get(actor.pid.remote())
     os.kill(pid, signal.SIGKILL)
     assert all_contents(loader_over(store, graph)) == expected

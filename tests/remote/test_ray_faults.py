@@ -49,7 +49,7 @@ def test_a_killed_worker_loses_no_batch_and_doubles_none(pool, options):
     assert {event["worker"] for event in told_since(since, "worker_ended")} <= {0, 1}
 
 
-def test_a_killed_holder_of_parts_is_started_anew_and_changes_no_batch(pool):
+def test_a_killed_holder_of_parts_is_started_again_and_changes_no_batch(pool):
     loader = make_loader(RayWorkers(address="auto", worker_memory_bytes=None))
     found, killed = [], set()
 
@@ -148,14 +148,14 @@ def test_workers_that_come_back_in_time_go_on_with_no_harm(pool):
 
 
 def test_a_stopped_hub_ends_the_run_within_timeout_s(pool):
-    """The hub that ranks of a machine share is a process of its own."""
+    """The coordinator that ranks of a machine share is a process of its own."""
     place = RankPlace(num_local=2)
     loader = make_loader(source=RayWorkers(address="auto", timeout_s=5).connect(place), prefetch_batches=4)
     batches = iter(loader)
     next(batches)
-    hubs = [process.pid for process in psutil.process_iter(["name"]) if "Hub" in (process.info["name"] or "")]
+    hubs = [process.pid for process in psutil.process_iter(["name"]) if "Coordinator" in (process.info["name"] or "")]
     message = ends_with(loader, batches, hubs)
-    assert message.startswith("the hub of node 0 has not answered for timeout_s=5 s: was it stopped?")
+    assert message.startswith("the coordinator of node 0 has not answered for timeout_s=5 s: was it stopped?")
     assert "\n" not in message
     begun = time.monotonic()
     loader.close()
@@ -172,7 +172,7 @@ def test_workers_that_are_all_gone_are_told_in_one_line(local_ray):
                     local_ray.kill(worker)
     assert "\n" not in str(caught.value)
     loader.close()
-    assert all_contents(loader) == EXPECTED, "another iteration starts anew"
+    assert all_contents(loader) == EXPECTED, "another iteration starts again"
     loader.close()
 
 
@@ -221,7 +221,7 @@ def test_groups_and_cache_cut_what_travels_and_change_no_bit(pool):
 def test_each_part_is_read_once_an_epoch_under_a_cap(local_ray, parts_held):
     """At a cap that holds one part a worker; with two workers, one more is there while the next one is read."""
     stage = make_loader()._stager
-    largest = max(SharedValue(hold_part(stage(part), WORLD.features)).ticket.num_bytes for part in range(5))
+    largest = max(SharedValue(hold_part(stage(part), WORLD.features)).handle.num_bytes for part in range(5))
     loader = make_loader(RayWorkers(num_workers=parts_held, worker_memory_bytes=largest))
     for epoch in range(3):
         loader.set_epoch(epoch)
@@ -266,7 +266,7 @@ def test_the_cap_of_a_machine_is_what_its_workers_add():
 
 def test_parts_that_are_read_again_and_again_are_told_in_one_line(local_ray):
     stage = make_loader()._stager
-    largest = max(SharedValue(hold_part(stage(part), WORLD.features)).ticket.num_bytes for part in range(5))
+    largest = max(SharedValue(hold_part(stage(part), WORLD.features)).handle.num_bytes for part in range(5))
     settings = RayWorkers(num_workers=1, worker_memory_bytes=largest)
     loader = make_loader(settings, interleave=Interleave(lanes=3), batch_size=12)
     with pytest.warns(UserWarning, match=said(f"5 times worker_memory_bytes={largest}")):

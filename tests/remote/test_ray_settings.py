@@ -1,4 +1,4 @@
-"""Settings of Ray's workers, and what is told in one line before anything starts."""
+"""Settings of Ray's workers, and what is reported in one line before anything starts."""
 
 import socket
 import sys

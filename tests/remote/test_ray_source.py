@@ -63,15 +63,15 @@ def test_sparse_features_and_epochs_and_iterations_that_are_broken_off(workers):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("cached", [False, True])
 def test_rows_of_codes_travel_as_stored_and_come_decoded(workers, bits, cached):
-    coded, plain = WORLD.coded(bits)
+    quantised, plain = WORLD.quantised(bits)
     settings = RayWorkers(address="auto", batches_per_group=3, **({"cache_rows": 100} if cached else {}))
-    loader, local = workers(settings, features=coded.features), make_loader(features=plain.features)
+    loader, local = workers(settings, features=quantised.features), make_loader(features=plain.features)
     for epoch in (0, 1):
         for done in (loader, local):
             done.set_epoch(epoch)
         assert all_contents(loader) == all_contents(local)
     source = loader._source
-    assert source.row_bytes == source.rows_received * coded.features.array.shape[1] > 0
+    assert source.row_bytes == source.rows_received * quantised.features.array.shape[1] > 0
     assert (source.rows_received < source.rows_asked) == cached
 
 

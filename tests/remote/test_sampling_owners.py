@@ -1,4 +1,4 @@
-"""Distributed construction: whoever holds which rows, batches are those drawn from the whole graph, bit for bit."""
+"""Distributed construction: whoever holds which rows, batches are those sampled from the whole graph, bit for bit."""
 
 import threading
 import time
@@ -38,10 +38,10 @@ from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSam
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from tests.says import said
 
-WORLD = small_world(num_nodes=400, num_arcs=6000, num_parts=5)
+WORLD = small_world(num_nodes=400, num_edges=6000, num_parts=5)
 OWNER_OF = ("a", "b", "a", "c", "b")
 OFFSETS = WORLD.part_offsets
-# What a worker must not read: other owners' arcs.
+# What a worker must not read: other owners' edges.
 UNREAD = CSC(WORLD.csc.indptr, np.full_like(WORLD.csc.indices, -1))
 
 
@@ -68,16 +68,16 @@ class Workers:
     def ask(self, owner: str, request: HopRequest):
         self.asked.append((owner, len(request.nodes)))
         if self.executor is not None:
-            return self.executor.submit(self.held[owner].draw, request)
-        return done(self.held[owner].draw(request))
+            return self.executor.submit(self.held[owner].sample, request)
+        return done(self.held[owner].sample(request))
 
     def sampler(self, owner: str, sampler: NeighborSampler) -> DistributedNeighborSampler:
         return DistributedNeighborSampler(sampler, self.held[owner], self.owners, self.ask)
 
 
-def drawn(sampler, csc, seeds, key, return_e_id=True):
+def sampled(sampler, csc, seeds, key, return_e_id=True):
     state = sampler.prepare(WholeGraph.of(csc, 0), seeds, 0)
-    return sampler.draw(state, seeds, key, Workspace(csc.num_rows, csc.indices.dtype), np.empty, return_e_id)
+    return sampler.sample(state, seeds, key, Workspace(csc.num_rows, csc.indices.dtype), np.empty, return_e_id)
 
 
 def assert_equal(one, other):
@@ -96,37 +96,37 @@ def assert_equal(one, other):
     st.integers(0, 200),
     st.lists(st.integers(0, 399), unique=True, max_size=20),
 )
-def test_any_owners_draw_what_the_whole_graph_gives(fanouts, replace, return_e_id, owner, num_replicated, seeds):
+def test_any_owners_sample_what_the_whole_graph_gives(fanouts, replace, return_e_id, owner, num_replicated, seeds):
     sampler, seeds = NeighborSampler(fanouts, replace=replace), np.array(seeds, np.int64)
     replicated = np.argsort(-WORLD.csc.in_degree, kind="stable")[:num_replicated]
     workers = Workers(replicated)
-    expected = drawn(sampler, WORLD.csc, seeds, 77, return_e_id)
-    assert_equal(expected, drawn(workers.sampler(owner, sampler), UNREAD, seeds, 77, return_e_id))
+    expected = sampled(sampler, WORLD.csc, seeds, 77, return_e_id)
+    assert_equal(expected, sampled(workers.sampler(owner, sampler), UNREAD, seeds, 77, return_e_id))
 
 
-def test_requests_leave_before_own_rows_are_drawn_and_none_goes_to_oneself(monkeypatch):
+def test_requests_leave_before_own_rows_are_sampled_and_none_goes_to_oneself(monkeypatch):
     steps, workers = [], Workers()
 
     def ask(owner, request):
         steps.append(f"ask {owner}")
         future = workers.ask(owner, request)
-        drawing = Future()
-        drawing.result = lambda: steps.append(f"take {owner}") or future.result()
-        return drawing
+        sampling = Future()
+        sampling.result = lambda: steps.append(f"take {owner}") or future.result()
+        return sampling
 
     held = workers.held["a"]
     sampler = DistributedNeighborSampler(NeighborSampler([5, 5]), held, workers.owners, ask)
-    draw = HeldRows.draw
+    sample = HeldRows.sample
 
     def watched(self, request, rows=None):
         if self is held:
-            steps.append("draw")
-        return draw(self, request, rows)
+            steps.append("sample")
+        return sample(self, request, rows)
 
-    monkeypatch.setattr(HeldRows, "draw", watched)
-    drawn(sampler, UNREAD, np.arange(0, 400, 9), 3)
+    monkeypatch.setattr(HeldRows, "sample", watched)
+    sampled(sampler, UNREAD, np.arange(0, 400, 9), 3)
     for hop in (steps[:5], steps[5:]):
-        assert [{*hop[:2]}, hop[2], {*hop[3:]}] == [{"ask b", "ask c"}, "draw", {"take b", "take c"}]
+        assert [{*hop[:2]}, hop[2], {*hop[3:]}] == [{"ask b", "ask c"}, "sample", {"take b", "take c"}]
 
 
 def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
@@ -134,7 +134,7 @@ def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
     targets = np.flatnonzero(WORLD.masks["train"])
     settings_ = {"labels": WORLD.labels, "masks": WORLD.masks, "seed": 4}
     sampler = NeighborSampler([6, 4])
-    weight = np.random.default_rng(0).random(WORLD.csc.num_arcs).astype(np.float32)
+    weight = np.random.default_rng(0).random(WORLD.csc.num_edges).astype(np.float32)
     with ThreadPoolExecutor(3) as executor:
         workers = Workers(replicated=np.arange(20), executor=executor)
         made = {}
@@ -207,10 +207,10 @@ class SlowAnswers:
 def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
     features = sparse_features() if features == "sparse" else features
     targets, sampler = np.flatnonzero(WORLD.masks["train"]), NeighborSampler([6, 4])
-    weight = np.random.default_rng(0).random(WORLD.csc.num_arcs).astype(np.float32)
+    weight = np.random.default_rng(0).random(WORLD.csc.num_edges).astype(np.float32)
     told, workers = SlowAnswers(), Workers()
     own = DistributedNeighborSampler(
-        sampler, workers.held["a"], workers.owners, lambda *asked: told.slowly(workers.held[asked[0]].draw, asked[1])
+        sampler, workers.held["a"], workers.owners, lambda *asked: told.slowly(workers.held[asked[0]].sample, asked[1])
     )
     table = None
     if features is not None:
@@ -240,25 +240,25 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_hop_may_be_drawn_in_pieces(replace):
+def test_a_hop_may_be_sampled_in_chunks(replace):
     sampler, seeds = NeighborSampler([6, 5], replace=replace), np.arange(0, 400, 9)
     distributed = Workers(replicated=np.arange(30)).sampler("b", sampler)
     state = distributed.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
     hops = distributed.begin(state, seeds, 7, Workspace(400, WORLD.csc.indices.dtype), True)
     for _ in range(2):
-        for piece in (2, 0, 1):
-            hops.draw(piece, 3)
+        for chunk in (2, 0, 1):
+            hops.sample_chunk(chunk, 3)
         hops.relabel()
-    assert_equal(drawn(sampler, WORLD.csc, seeds, 7), distributed.finish(state, hops, np.empty))
+    assert_equal(sampled(sampler, WORLD.csc, seeds, 7), distributed.finish(state, hops, np.empty))
 
 
 def test_replicated_rows_are_never_asked_for():
     everything = Workers(replicated=np.arange(400))
-    drawn(everything.sampler("a", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
+    sampled(everything.sampler("a", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
     assert everything.asked == []
     some, none = Workers(most_linked(WORLD.csc.indptr, 4000)), Workers()
     for workers in (some, none):
-        drawn(workers.sampler("c", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
+        sampled(workers.sampler("c", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
     assert sum(num for _, num in some.asked) < sum(num for _, num in none.asked)
 
 
@@ -277,15 +277,15 @@ def test_what_is_replicated_fits_the_budget_and_is_most_linked():
     assert 0 < more.num_bytes - plain.num_bytes <= (degree[nodes] * 4 + 12).sum()
 
 
-def test_rows_drawn_from_the_files_stand_in_for_an_owner():
+def test_rows_sampled_from_the_files_stand_in_for_an_owner():
     workers, request = Workers(), HopRequest(np.array([3, 390, 200]), 99, 3, False)
     files = HeldRows.of_files(WORLD.csc)
     parts = np.searchsorted(OFFSETS, request.nodes, "right") - 1
     one_by_one = [
-        workers.held[OWNER_OF[part]].draw(request._replace(nodes=request.nodes[i : i + 1]))
+        workers.held[OWNER_OF[part]].sample(request._replace(nodes=request.nodes[i : i + 1]))
         for i, part in enumerate(parts)
     ]
-    assert np.array_equal(files.draw(request), np.concatenate(one_by_one))
+    assert np.array_equal(files.sample(request), np.concatenate(one_by_one))
 
 
 def test_empty_parts_and_owners_without_rows():
@@ -296,9 +296,9 @@ def test_empty_parts_and_owners_without_rows():
     assert [owner for owner, _ in owners.group(np.array([0, 149, 150, 399]))] == ["x", "y"]
     assert owners.group(np.empty(0, np.int64)) == []
     sampler = NeighborSampler([4, 4])
-    distributed = DistributedNeighborSampler(sampler, held, owners, lambda owner, request: done(rest.draw(request)))
+    distributed = DistributedNeighborSampler(sampler, held, owners, lambda owner, request: done(rest.sample(request)))
     seeds = np.array([149, 150, 0])
-    assert_equal(drawn(sampler, WORLD.csc, seeds, 5), drawn(distributed, UNREAD, seeds, 5))
+    assert_equal(sampled(sampler, WORLD.csc, seeds, 5), sampled(distributed, UNREAD, seeds, 5))
     nobody = HeldRows.read(WORLD.csc, HeldNodes(offsets, []))
     assert nobody.nodes.find(np.array([0, 399])).tolist() == [-1, -1]
 
@@ -322,7 +322,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
         HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, [1], [7, 400]))
     for node in (int(OFFSETS[1]), 400, -1):
         with pytest.raises(GNNScaleError, match=said(f"node {node} owner")):
-            held.draw(HopRequest(np.array([0, node]), 1, 2, False))
+            held.sample(HopRequest(np.array([0, node]), 1, 2, False))
 
 
 def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
@@ -330,21 +330,21 @@ def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
     space = Workspace(400, WORLD.csc.indices.dtype)
 
     def short(owner, request):
-        return done(workers.held[owner].draw(request)[:-1])
+        return done(workers.held[owner].sample(request)[:-1])
 
     def lost(owner, request):
         future = Future()
         future.set_exception(ConnectionError("gone"))
         return future
 
-    for ask, kind, match in ((short, GNNScaleError, "b drew .* were asked for"), (lost, ConnectionError, "gone")):
+    for ask, kind, match in ((short, GNNScaleError, "b sampled .* were asked for"), (lost, ConnectionError, "gone")):
         broken = DistributedNeighborSampler(sampler, workers.held["a"], workers.owners, ask)
         state = broken.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
         with pytest.raises(kind, match=match):
-            broken.draw(state, seeds, 5, space, np.empty, False)
+            broken.sample(state, seeds, 5, space, np.empty, False)
     fine = workers.sampler("a", sampler)
-    again = fine.draw(state, seeds, 5, space, np.empty, False)
-    assert_equal(drawn(sampler, WORLD.csc, seeds, 5, False), again)
+    again = fine.sample(state, seeds, 5, space, np.empty, False)
+    assert_equal(sampled(sampler, WORLD.csc, seeds, 5, False), again)
 
 
 def sparse_features() -> CSRFeatures:

@@ -64,7 +64,7 @@ def test_workers_of_a_machine_hold_rows_together_and_ask_the_other(two_nodes, tm
         loader.close()
 
 
-def test_pieces_are_made_where_their_seeds_lie(two_nodes, tmp_path):
+def test_chunks_are_made_where_their_seeds_lie(two_nodes, tmp_path):
     graph = SyntheticGraph(400, 3000, num_communities=4, homophily=0.95, seed=0)
     stream = graph.stream(to_undirected=True)
     arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
@@ -77,7 +77,7 @@ def test_pieces_are_made_where_their_seeds_lie(two_nodes, tmp_path):
             store, NeighborSampler([4, 3]), None, 4, options, store.features, source, RankPlace()
         )
 
-    expected = list(make(Threads()).drawn_pieces())
+    expected = list(make(Threads()).sampled_chunks())
     loader = make(settings)
     try:
         assert all_contents(loader) == all_contents(make(Threads()))
@@ -85,10 +85,10 @@ def test_pieces_are_made_where_their_seeds_lie(two_nodes, tmp_path):
     finally:
         loader.close()
     machine = np.array([0, 0, 1, 1])
-    owner = [machine[store.part_of(piece.n_id.numpy())] for piece in expected]
+    owner = [machine[store.part_of(chunk.n_id.numpy())] for chunk in expected]
     rows, away = (
         sum(map(len, owner)),
-        sum((one != machine[piece.part]).sum() for one, piece in zip(owner, expected, strict=True)),
+        sum((one != machine[chunk.part]).sum() for one, chunk in zip(owner, expected, strict=True)),
     )
     assert told["rows_gathered"] == rows
     assert away / rows <= told["rows_away"] / rows < 0.8 * 0.5, "made by any worker half of them were from the other"

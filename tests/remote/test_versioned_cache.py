@@ -30,7 +30,7 @@ def answered(cache: TrainerCache, view: WorkerView, worker, union) -> np.ndarray
 
 
 def contents(cache: TrainerCache) -> set[int]:
-    """What a worker that knows nothing is told."""
+    """What a worker that knows nothing is reported."""
     update = cache.begin("asks")
     cache.forget("asks")
     return set(update.contents.tolist())
@@ -320,10 +320,10 @@ def test_a_hub_keeps_the_rows_of_highest_degree():
 
     from lightning_gnnscale.remote import pack_group
     from lightning_gnnscale.remote.messages import GroupHeader, GroupPayload, Table
-    from lightning_gnnscale.remote.ray_hub import HubCaches
+    from lightning_gnnscale.remote.ray_coordinator import CoordinatorCaches
 
     group = pack_group(list(make_loader(features=None))[:8])
-    caches, table = HubCaches(4, "lru"), Table("table", len(WORLD.labels), 2, "float32")
+    caches, table = CoordinatorCaches(4, "lru"), Table("table", len(WORLD.labels), 2, "float32")
     update = caches.begin(table, 0)
     rows = np.random.default_rng(0).normal(size=(len(group.union), 2)).astype(np.float32)
     payload = GroupPayload(group, np.ones(len(group.union), bool), rows)

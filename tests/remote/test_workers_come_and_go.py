@@ -33,7 +33,7 @@ def epochs(loader, seconds: float, holds=lambda: False, limit_s: float = 60.0) -
 
 
 def test_as_many_workers_as_the_trainer_needs_are_started_and_too_many_end(local_ray):
-    sampler, since = PacedSampler([4, 3], draw_ms=60), len(events.recent())
+    sampler, since = PacedSampler([4, 3], sample_ms=60), len(events.recent())
     expected = all_contents(make_loader(sampler=sampler))
     loader = make_loader(RayWorkers(num_workers="auto", worker_bounds=[1, 3]), sampler=sampler)
     found = epochs(loader, 0.03, lambda: len(told(since, "worker_joined")) > 0)

@@ -40,12 +40,12 @@ PARTS = {
     "train": [60, 40],
     "row_bytes": 256.0,
     "packs_halo": False,
-    "arcs": [[900, 100], [50, 950]],
+    "edges": [[900, 100], [50, 950]],
     "labels": [0, 1],
     "label_counts": [[300, 300], [100, 300]],
-    "arcs_share": 1.0,
+    "edges_share": 1.0,
 }
-COUNTS = {"batches": 10, "seeds": 50, "nodes": 4000, "arcs": 9000, "row_bytes": 1 << 20}
+COUNTS = {"batches": 10, "seeds": 50, "nodes": 4000, "edges": 9000, "row_bytes": 1 << 20}
 
 
 def epoch_times(epoch: int, rank: int, seconds: float = 2.0, **shares: float) -> dict:
@@ -64,7 +64,7 @@ def epoch_times(epoch: int, rank: int, seconds: float = 2.0, **shares: float) ->
         "beside": beside,
         "counts": dict(COUNTS),
         "hop_nodes": [50, 950, 3000],
-        "hop_arcs": [2000, 7000],
+        "hop_edges": [2000, 7000],
         "disk_bytes": 1 << 19,
     }
 
@@ -95,7 +95,7 @@ def summary_of(log: list[dict]) -> dict:
         for event in log
         if event["event"] == "stage"
     ]
-    facts = {"graph": "1,000 nodes, 2,000 arcs", "parts": "2 (streaming_multilevel)", "test_acc": "0.8125"}
+    facts = {"graph": "1,000 nodes, 2,000 edges", "parts": "2 (streaming_multilevel)", "test_acc": "0.8125"}
     return {"title": "small", "stages": stages, "facts": facts, "quality": QUALITY, "plan": {"nodes": "1,000"}}
 
 

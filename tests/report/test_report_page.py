@@ -105,7 +105,7 @@ def test_the_page_of_a_run_says_what_it_recorded(browser, tmp_path):
     assert text(page, "h1") == "small"
     what = text(page, "#what")
     assert what == (
-        "GraphSAGE, 2 layers of 64 on synthetic (1,000 nodes, 2,000 arcs) in 2 parts by streaming_multilevel; "
+        "GraphSAGE, 2 layers of 64 on synthetic (1,000 nodes, 2,000 edges) in 2 parts by streaming_multilevel; "
         "2 processes, GradientAveraging, neighbours 10, 5"
     )
     assert text(page, "[data-card=test_acc] .value") == "0.8125"
@@ -132,7 +132,7 @@ def test_the_page_of_a_run_says_what_it_recorded(browser, tmp_path):
         "wait for a batch",
         "sample",
     }
-    assert drawn(page, "Where the arcs into each part")[0]["z"] == [[0.9, 0.1], [0.05, 0.95]]
+    assert drawn(page, "Where the edges into each part")[0]["z"] == [[0.9, 0.1], [0.05, 0.95]]
     assert drawn(page, "Labels of each part")[0]["z"] == [[0.5, 0.5], [0.25, 0.75]]
     assert drawn(page, "Nodes, halos")[0]["y"] == [600, 400]
     assert drawn(page, "Peak by stage")[0]["x"] == [100 / 1024, 1.0]
@@ -211,7 +211,7 @@ def test_a_trace_of_the_profiler_is_linked(tmp_path):
 
 
 def test_a_run_of_an_older_release_still_has_a_report(tmp_path):
-    """It recorded no epochs, no parts and no machine; what it did record is told."""
+    """It recorded no epochs, no parts and no machine; what it did record is reported."""
     newer = {"epoch_times", "timeline", "parts"}
     log = [event for event in log_of() if event["event"] not in newer]
     log[0] = {"event": "run", "command": "train"}
@@ -248,11 +248,11 @@ def test_a_run_that_partitioned_and_trained_nothing_has_a_report(tmp_path):
     kinds = ("run", "partition", "stage", "parts")
     log = [event for event in log_of() if event["event"] in kinds and event.get("stage") != "train"]
     log[0] = log[0] | {"command": "partition"}
-    facts = {"nodes": "1,000", "arcs stored": "2,000", "store": "stores/mine"}
+    facts = {"nodes": "1,000", "edges stored": "2,000", "store": "stores/mine"}
     run = write_run(tmp_path / "run", log=log, finished=False)
     (run / "run.json").write_text(json.dumps({"title": "parts", "stages": [], "facts": facts, "partitioning": {}}))
     page = write_report([run]).read_text()
-    for words in ("1,000 nodes, 2,000 arcs in 2 parts by streaming_multilevel", "gnnscale train store=stores/mine"):
+    for words in ("1,000 nodes, 2,000 edges in 2 parts by streaming_multilevel", "gnnscale train store=stores/mine"):
         assert words in page
     for words in ("did not come to its end", "what passed in an epoch", "0.7600"):
         assert words not in page

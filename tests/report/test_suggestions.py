@@ -1,4 +1,4 @@
-"""Each rule applies where its data says so, and nowhere else; the one that gains most is told."""
+"""Each rule applies where its data says so, and nowhere else; the one that gains most is reported."""
 
 import pytest
 
@@ -30,7 +30,7 @@ CASES = {
         "datamodule.batch_size=256",
         ["train held 1.00 GiB of 1.06 GiB"],
     ),
-    "halo_rows_read_apart": (
+    "halo_rows_read_separately": (
         {"log": log_of(wait=0.38, beside_read=0.6, beside_sample=0.1)},
         "pack_halo=true overwrite=true",
         ["waited 38% of the epoch", "256 B each", "would take 125 KiB more"],
@@ -144,7 +144,7 @@ def test_another_thread_is_suggested_where_a_core_is_free(tmp_path):
 def test_packing_is_not_suggested_where_rows_came_from_memory(tmp_path):
     log = log_of(wait=0.38, beside_read=0.6, beside_sample=0.1)
     log = [event | ({"disk_bytes": 0} if event["event"] == "epoch_times" else {}) for event in log]
-    assert suggestions.halo_rows_read_apart(recorded(tmp_path, log=log)) is None
+    assert suggestions.halo_rows_read_separately(recorded(tmp_path, log=log)) is None
 
 
 def test_a_run_that_ended_early_goes_on_from_its_last_checkpoint(tmp_path):
@@ -179,7 +179,7 @@ def test_a_loss_that_wavers_does_not_rise(losses):
     assert rises_since(list(enumerate(losses, start=1))) is None
 
 
-def test_parts_of_a_store_are_not_balanced_anew(tmp_path):
+def test_parts_of_a_store_are_not_balanced_again(tmp_path):
     log = with_parts(log_of(), train=[95, 5])
     assert suggestions.targets_uneven(recorded(tmp_path, log=log, config={"store": "some/store"})) is None
     assert PARTS["train"] == [60, 40] and CONFIG.get("store") is None

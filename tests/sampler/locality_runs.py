@@ -1,4 +1,4 @@
-"""A small world with a placement: samplers that prefer its rows, and loaders that draw with them."""
+"""A small world with a placement: samplers that prefer its rows, and loaders that sample with them."""
 
 import numpy as np
 from oracles.parts import part_loader, small_world
@@ -10,7 +10,7 @@ WORLD = small_world()
 NUM_NODES = WORLD.csc.num_rows
 RANDOM = np.random.default_rng(0)
 ROWS = RANDOM.permutation(NUM_NODES)[:100]
-WEIGHT = RANDOM.uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
+WEIGHT = RANDOM.uniform(0.5, 2, WORLD.csc.num_edges).astype(np.float32)
 
 
 def placement(rows=ROWS, num_nodes=NUM_NODES, fingerprint=""):

@@ -1,4 +1,4 @@
-"""Kinds, times, weights and disjoint trees, against plain Python and counts: what PyG's loaders are handed."""
+"""Node types, times, weights and disjoint trees, against plain Python and counts: what PyG's loaders are handed."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -20,37 +20,37 @@ EDGES = {
 }  # fmt: skip
 
 
-def typed_graph(seed: int = 0) -> HeteroData:
-    draw = torch.Generator().manual_seed(seed)
+def hetero_graph(seed: int = 0) -> HeteroData:
+    sample = torch.Generator().manual_seed(seed)
     data = HeteroData()
-    for kind, count in COUNTS.items():
-        data[kind].x = torch.arange(count)[:, None].float()
-        data[kind].time = torch.randint(0, 50, (count,), generator=draw)
+    for node_type, count in COUNTS.items():
+        data[node_type].x = torch.arange(count)[:, None].float()
+        data[node_type].time = torch.randint(0, 50, (count,), generator=sample)
     for (source, name, target), num in EDGES.items():
-        ends = [torch.randint(0, COUNTS[kind], (num,), generator=draw) for kind in (source, target)]
+        ends = [torch.randint(0, COUNTS[node_type], (num,), generator=sample) for node_type in (source, target)]
         data[source, name, target].edge_index = torch.stack(ends)
-        data[source, name, target].when = torch.randint(0, 50, (num,), generator=draw)
-        data[source, name, target].weight = torch.rand(num, generator=draw)
+        data[source, name, target].when = torch.randint(0, 50, (num,), generator=sample)
+        data[source, name, target].weight = torch.rand(num, generator=sample)
     return data
 
 
 def plain(data, seeds: dict, num_hops: int, allowed, disjoint: bool):
-    """All arcs hop by hop, as pyg-lib walks: relations in their order, nodes of a kind as they are found.
+    """All edges hop by hop, as pyg-lib walks: edge types in their order, nodes of a node type as they are found.
 
     Args:
-        allowed: Given (edge type, number of an edge, seed), whether the edge may be drawn.
+        allowed: Given (edge type, number of an edge, seed), whether the edge may be sampled.
     """
     nodes, edges, owner = {}, {edge_type: [] for edge_type in data.edge_types}, 0
-    for kind in data.node_types:
-        nodes[kind] = []
-    for kind, ids in seeds.items():
+    for node_type in data.node_types:
+        nodes[node_type] = []
+    for node_type, ids in seeds.items():
         for node in ids.tolist():
-            nodes[kind].append((owner if disjoint else 0, node))
+            nodes[node_type].append((owner if disjoint else 0, node))
             owner += 1
     begin = dict.fromkeys(nodes, 0)
-    counts = {kind: [len(found)] for kind, found in nodes.items()}
+    counts = {node_type: [len(found)] for node_type, found in nodes.items()}
     for _ in range(num_hops):
-        end = {kind: len(found) for kind, found in nodes.items()}
+        end = {node_type: len(found) for node_type, found in nodes.items()}
         for edge_type in data.edge_types:
             source, _, target = edge_type
             for place in range(begin[target], end[target]):
@@ -61,8 +61,8 @@ def plain(data, seeds: dict, num_hops: int, allowed, disjoint: bool):
                         nodes[source].append(other)
                     edges[edge_type].append((nodes[source].index(other), place, edge))
         begin = end
-        for kind, found in nodes.items():
-            counts[kind].append(len(found) - end[kind])
+        for node_type, found in nodes.items():
+            counts[node_type].append(len(found) - end[node_type])
     return nodes, edges, counts
 
 
@@ -77,8 +77,8 @@ def in_row_order(data, sampler):
     return edges
 
 
-def sample(sampler, kind, ids, time=None):
-    out = sampler.sample_from_nodes(NodeSamplerInput(None, ids, time, kind))
+def sample(sampler, node_type, ids, time=None):
+    out = sampler.sample_from_nodes(NodeSamplerInput(None, ids, time, node_type))
     edge = {name: sampler.perm[name][found] for name, found in out.edge.items()}
     return out, {name: list(zip(*(one.tolist() for one in (out.row[name], out.col[name], edge[name])), strict=True))
                  for name in edge}  # fmt: skip
@@ -86,23 +86,23 @@ def sample(sampler, kind, ids, time=None):
 
 @pytest.mark.parametrize("disjoint", [False, True])
 def test_whole_neighbourhoods_come_in_the_order_of_pyg(disjoint):
-    data, seeds = typed_graph(), torch.tensor([5, 3, 59])
+    data, seeds = hetero_graph(), torch.tensor([5, 3, 59])
     sampler = DataSampler(data, [-1, -1], disjoint=disjoint)
     out, found = sample(sampler, "paper", seeds)
     rows = in_row_order(data, sampler)
-    nodes, edges, counts = plain(data, {"paper": seeds}, 2, lambda kind, node, _: rows(kind, node), disjoint)
+    nodes, edges, counts = plain(data, {"paper": seeds}, 2, lambda node_type, node, _: rows(node_type, node), disjoint)
     assert found == edges
     assert out.num_sampled_nodes == counts
-    for kind, expected in nodes.items():
-        assert out.node[kind].tolist() == [node for _, node in expected]
+    for node_type, expected in nodes.items():
+        assert out.node[node_type].tolist() == [node for _, node in expected]
         if disjoint:
-            assert out.batch[kind].tolist() == [owner for owner, _ in expected]
+            assert out.batch[node_type].tolist() == [owner for owner, _ in expected]
 
 
 @pytest.mark.parametrize("of_edges", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 def test_times_leave_out_what_is_later(of_edges, strict):
-    data, seeds, times = typed_graph(), torch.tensor([5, 3, 5]), torch.tensor([20, 49, 3])
+    data, seeds, times = hetero_graph(), torch.tensor([5, 3, 5]), torch.tensor([20, 49, 3])
     sampler = DataSampler(data, [-1, -1], time_attr="when" if of_edges else "time", strictly_before=strict)
     _, found = sample(sampler, "paper", seeds, times)
     rows = in_row_order(data, sampler)
@@ -117,8 +117,8 @@ def test_times_leave_out_what_is_later(of_edges, strict):
     assert found == plain(data, {"paper": seeds}, 2, allowed, True)[1]
 
 
-def test_the_latest_are_the_last_that_may_be_drawn():
-    data = typed_graph()
+def test_the_latest_are_the_last_that_may_be_sampled():
+    data = hetero_graph()
     sampler = DataSampler(data, [3], time_attr="when", temporal_strategy="last")
     seeds, times = torch.arange(60), torch.full((60,), 30)
     _, found = sample(sampler, "paper", seeds, times)
@@ -130,10 +130,10 @@ def test_the_latest_are_the_last_that_may_be_drawn():
 
 
 def test_no_future_in_a_million_samples():
-    draw = torch.Generator().manual_seed(0)
+    sample = torch.Generator().manual_seed(0)
     num = 20_000
-    data = Data(edge_index=torch.randint(0, num, (2, 400_000), generator=draw), num_nodes=num)
-    data.time = torch.randint(0, 1000, (num,), generator=draw)
+    data = Data(edge_index=torch.randint(0, num, (2, 400_000), generator=sample), num_nodes=num)
+    data.time = torch.randint(0, 1000, (num,), generator=sample)
     sampler = DataSampler(data, [10, 10], time_attr="time", strictly_before=True)
     counted = 0
     for first in range(0, num, 1000):
@@ -146,7 +146,7 @@ def test_no_future_in_a_million_samples():
 
 
 def test_fan_outs_count_by_relation_and_hop():
-    data = typed_graph()
+    data = hetero_graph()
     fanouts = {edge_type: [0, 0] for edge_type in EDGES} | {
         ("paper", "cites", "paper"): [2, 1],
         ("author", "writes", "paper"): [0, 3],
@@ -166,37 +166,37 @@ def test_fan_outs_count_by_relation_and_hop():
         assert len({edge for _, _, edge in edges}) == len(edges)
 
 
-def test_one_relation_is_drawn_as_ever():
-    """The keys, and so the draws, of a homogeneous graph are those of the loader that has no kinds."""
+def test_one_relation_is_sampled_as_ever():
+    """The keys, and so the samples, of a homogeneous graph are those of the loader that has no node types."""
     import lightning_gnnscale as gs
 
-    draw = torch.Generator().manual_seed(0)
-    data = Data(edge_index=torch.randint(0, 500, (2, 9000), generator=draw), num_nodes=500)
+    sample = torch.Generator().manual_seed(0)
+    data = Data(edge_index=torch.randint(0, 500, (2, 9000), generator=sample), num_nodes=500)
     options = {"num_neighbors": [5, 3], "input_nodes": torch.arange(60), "batch_size": 20, "seed": 3}
     for replace in (False, True):
         plain_batches = list(gs.NeighborLoader(data, **options, replace=replace))
         keep = {"transform_sampler_output": lambda out: out}
-        drawn = list(gs.NeighborLoader(data, **options, replace=replace, **keep))
-        for one, other in zip(plain_batches, drawn, strict=True):
+        sampled = list(gs.NeighborLoader(data, **options, replace=replace, **keep))
+        for one, other in zip(plain_batches, sampled, strict=True):
             assert torch.equal(one.n_id, other.n_id)
             assert torch.equal(one.edge_index, other.edge_index)
             assert torch.equal(one.e_id, other.e_id)
             assert one.num_sampled_nodes == other.num_sampled_nodes
 
 
-def test_each_relation_and_seed_is_drawn_apart():
-    """Two relations with the same rows, and two seeds with the same node, are not drawn alike."""
+def test_each_relation_and_seed_is_sampled_apart():
+    """Two edge types with the same rows, and two seeds with the same node, are not sampled alike."""
     data = HeteroData()
     data["a"].num_nodes = 200
     star = torch.stack([torch.arange(1, 200), torch.zeros(199, dtype=torch.long)])
     data["a", "x", "a"].edge_index = star
     data["a", "y", "a"].edge_index = star
     out, found = sample(DataSampler(data, [20], disjoint=True), "a", torch.tensor([0, 0]))
-    drawn = {
+    sampled = {
         (name, col): {edge for _, at, edge in edges if at == col} for name, edges in found.items() for col in (0, 1)
     }
-    assert [len(one) for one in drawn.values()] == [20] * 4
-    assert len({frozenset(one) for one in drawn.values()}) == 4
+    assert [len(one) for one in sampled.values()] == [20] * 4
+    assert len({frozenset(one) for one in sampled.values()}) == 4
     assert out.batch["a"].tolist()[:2] == [0, 1]
 
 
@@ -219,8 +219,8 @@ def test_weights_decide_how_often(replace):
 
 
 def test_weights_without_replacement_are_distinct_and_bounded():
-    draw = np.random.default_rng(0)
-    weight = torch.from_numpy(np.where(draw.random(300) < 0.5, 0.0, draw.random(300)))
+    sample = np.random.default_rng(0)
+    weight = torch.from_numpy(np.where(sample.random(300) < 0.5, 0.0, sample.random(300)))
     data = Data(
         edge_index=torch.stack([torch.arange(1, 301), torch.zeros(300, dtype=torch.long)]), num_nodes=301, w=weight
     )
@@ -232,7 +232,7 @@ def test_weights_without_replacement_are_distinct_and_bounded():
         assert expected == 300 or (weight[edge] > 0).all()
 
 
-def test_draws_are_even():
+def test_samples_are_even():
     data = Data(edge_index=torch.stack([torch.arange(1, 41), torch.zeros(40, dtype=torch.long)]), num_nodes=41)
     data.time = torch.cat([torch.tensor([30]), torch.arange(40)])
     sampler = DataSampler(data, [3], time_attr="time")
@@ -247,7 +247,7 @@ def test_draws_are_even():
 
 
 def test_induced_subgraphs_have_every_edge_between_their_nodes():
-    data = typed_graph()
+    data = hetero_graph()
     sampler = DataSampler(data, [2, 2], subgraph_type="induced")
     out, found = sample(sampler, "author", torch.tensor([1, 2, 3]))
     for (source, name, target), edges in found.items():
@@ -259,21 +259,21 @@ def test_induced_subgraphs_have_every_edge_between_their_nodes():
 
 
 def test_threads_and_keys():
-    sampler, inputs = DataSampler(typed_graph(), [3, 3]), NodeSamplerInput(None, torch.arange(20), None, "paper")
+    sampler, inputs = DataSampler(hetero_graph(), [3, 3]), NodeSamplerInput(None, torch.arange(20), None, "paper")
 
-    def drawn(key):
+    def sampled(key):
         with sampler.keyed(key):
             return torch.cat(list(sampler.sample_from_nodes(inputs).edge.values()))
 
-    alone = [drawn(key) for key in range(32)]
+    alone = [sampled(key) for key in range(32)]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(drawn, range(32)))
+        together = list(pool.map(sampled, range(32)))
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
     assert not torch.equal(alone[0], alone[1])
 
 
 def test_pygs_own_loader_takes_it():
-    data = typed_graph()
+    data = hetero_graph()
     loader = NodeLoader(data, DataSampler(data, [2, 2], time_attr="time"), input_nodes="paper", batch_size=16)
     batch = next(iter(loader))
     assert torch.equal(batch["author"].x[:, 0].long(), batch["author"].n_id)
@@ -292,7 +292,7 @@ def test_pygs_own_loader_takes_it():
     ],
 )  # fmt: skip
 def test_what_is_refused(options, message):
-    data = typed_graph()
+    data = hetero_graph()
     for edge_type in data.edge_types:
         data[edge_type].bad = torch.full((data[edge_type].num_edges,), -1.0)
     with pytest.raises(ValueError, match=said(message)):
@@ -300,7 +300,7 @@ def test_what_is_refused(options, message):
 
 
 def test_seeds_are_refused():
-    data = typed_graph()
+    data = hetero_graph()
     with pytest.raises(ValueError, match="seeds must be distinct"):
         DataSampler(data, [2]).sample_from_nodes(NodeSamplerInput(None, torch.tensor([1, 1]), None, "paper"))
     with pytest.raises(ValueError, match=said("times seeds")):
@@ -322,19 +322,19 @@ def test_seeds_are_refused():
     assert sampler.sample_from_nodes(inputs).node["paper"].tolist()[:2] == [1, 2]
 
 
-@pytest.mark.parametrize("kind", ["paper", "author"])
+@pytest.mark.parametrize("node_type", ["paper", "author"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "when"},
      {"time_attr": "time", "temporal_strategy": "last"}, {"time_attr": "when", "temporal_strategy": "last"}],
 )  # fmt: skip
-def test_it_equals_pyg_with_its_compiled_sampler(options, kind):
+def test_it_equals_pyg_with_its_compiled_sampler(options, node_type):
     pytest.importorskip("pyg_lib", reason="pyg-lib has no wheel for this torch: build it to compare")
     from torch_geometric.sampler import NeighborSampler
 
-    data, fanouts = typed_graph(3), [3, 2] if "temporal_strategy" in options else [-1, -1, -1]
+    data, fanouts = hetero_graph(3), [3, 2] if "temporal_strategy" in options else [-1, -1, -1]
     times = torch.tensor([20, 40, 33, 7]) if "time_attr" in options else None
-    inputs = NodeSamplerInput(None, torch.tensor([5, 3, 39, 20]), times, kind)
+    inputs = NodeSamplerInput(None, torch.tensor([5, 3, 39, 20]), times, node_type)
     ours, theirs = (one(data, fanouts, **options).sample_from_nodes(inputs) for one in (DataSampler, NeighborSampler))
     for name in ("node", "row", "col", "edge", "batch"):
         for key, found in (getattr(theirs, name) or {}).items():
@@ -343,19 +343,19 @@ def test_it_equals_pyg_with_its_compiled_sampler(options, kind):
     assert ours.num_sampled_edges == theirs.num_sampled_edges
 
 
-def test_stores_with_kinds_are_read_as_the_data():
-    data = typed_graph()
+def test_stores_with_node_types_are_read_as_the_data():
+    data = hetero_graph()
     inputs = NodeSamplerInput(None, torch.tensor([5, 3]), None, "paper")
     ours, other = (DataSampler(one, [-1, -1]).sample_from_nodes(inputs) for one in (data, (data, data)))
-    for kind in COUNTS:
-        assert set(ours.node[kind].tolist()) == set(other.node[kind].tolist())
+    for node_type in COUNTS:
+        assert set(ours.node[node_type].tolist()) == set(other.node[node_type].tolist())
     for edge_type in EDGES:
         assert len(ours.edge[edge_type]) == len(other.edge[edge_type])
 
 
-@pytest.mark.parametrize("kinds", [False, True])
-def test_edges_that_are_not_sorted_are_refused(kinds):
-    data = typed_graph()
-    data = data if kinds else Data(edge_index=data["paper", "cites", "paper"].edge_index, num_nodes=60)
+@pytest.mark.parametrize("node_types", [False, True])
+def test_edges_that_are_not_sorted_are_refused(node_types):
+    data = hetero_graph()
+    data = data if node_types else Data(edge_index=data["paper", "cites", "paper"].edge_index, num_nodes=60)
     with pytest.raises(ValueError, match=said("is_sorted=True")):
         DataSampler(data, [2], is_sorted=True)

@@ -22,13 +22,13 @@ PART = WORLD.load_part(1)
 TARGETS = WORLD.targets(1) - PART.core_start
 
 
-def draw_all(sampler, part=PART, targets=TARGETS, order=7, state=None):
-    """Draw one pass in batches of 16, with one workspace that all share."""
+def sample_all(sampler, part=PART, targets=TARGETS, order=7, state=None):
+    """Sample one pass in batches of 16, with one workspace that all share."""
     state = state or sampler.prepare(part, targets, seed=3)
     items = sampler.items(state, 16, False, order)
     assert len(items) == sampler.num_batches(len(targets), 16, False)
     space = Workspace(part.num_local, part.csc.indices.dtype)
-    return [sampler.draw(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
+    return [sampler.sample(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
 
 
 def placed(rows):
@@ -40,10 +40,10 @@ def equal(one, other):
 
 
 def test_batches_of_a_pass():
-    drawn = draw_all(gs.LayerwiseSampler([30, 20]))
-    seeds = np.concatenate([batch.n_id[: batch.num_seeds] for batch in drawn])
+    sampled = sample_all(gs.LayerwiseSampler([30, 20]))
+    seeds = np.concatenate([batch.n_id[: batch.num_seeds] for batch in sampled])
     assert sorted(seeds.tolist()) == TARGETS.tolist() and seeds.tolist() != TARGETS.tolist()
-    for batch in drawn:
+    for batch in sampled:
         source, target = batch.edge_index
         np.testing.assert_array_equal(target, np.repeat(np.arange(len(batch.indptr) - 1), np.diff(batch.indptr)))
         np.testing.assert_array_equal(PART.csc.indices[batch.e_id], batch.n_id[source])
@@ -54,22 +54,22 @@ def test_batches_of_a_pass():
         assert batch.num_sampled_nodes[:2] == [batch.num_seeds, min(30, len(candidates))]
         assert len(batch.indptr) - 1 == sum(batch.num_sampled_nodes[:2])
         assert len(batch.n_id) == sum(batch.num_sampled_nodes)
-        # A weight is 1 / degree over a probability: at least 1 / degree, and there exactly where a draw was certain.
+        # A weight is 1 / degree over a probability: at least 1 / degree, and there exactly where a sample was certain.
         assert (batch.edge_weight * PART.csc.in_degree[row] >= 1 - 1e-6).all()
 
 
 def test_the_number_of_nodes_does_not_grow_with_hops():
-    world = small_world(num_nodes=2000, num_arcs=30_000, num_parts=1)
+    world = small_world(num_nodes=2000, num_edges=30_000, num_parts=1)
     part, targets = world.load_part(0), world.targets(0)
-    for batch in draw_all(gs.LayerwiseSampler(40, 4), part, targets)[:-1]:
+    for batch in sample_all(gs.LayerwiseSampler(40, 4), part, targets)[:-1]:
         assert batch.num_sampled_nodes[:4] == [16, 40, 40, 40] and len(batch.n_id) <= 16 + 4 * 40
 
 
 def test_both_directions():
     world = small_world(both_ways=False, seed=4)
     part, targets = world.load_part(0), world.targets(0)
-    both = draw_all(gs.LayerwiseSampler(500, 1, direction="both"), part.symmetrised(), targets)
-    one = draw_all(gs.LayerwiseSampler(500, 1), part, targets)
+    both = sample_all(gs.LayerwiseSampler(500, 1, direction="both"), part.symmetrised(), targets)
+    one = sample_all(gs.LayerwiseSampler(500, 1), part, targets)
     assert sum(b.edge_index.shape[1] for b in both) > sum(b.edge_index.shape[1] for b in one)
 
 
@@ -85,7 +85,7 @@ class TestLocality:
         assert set(PART.nodes[masks[1]]) == set(self.ROWS) & set(PART.nodes)
         state = sampler.prepare(PART, TARGETS, 3)
         for number, (batch, items) in enumerate(
-            zip(draw_all(sampler), sampler.items(state, 16, False, 7), strict=True)
+            zip(sample_all(sampler), sampler.items(state, 16, False, 7), strict=True)
         ):
             plain = sample_layers(PART.csc, items, [30, 20], batch_key(3, 0, 1, number), preferred=masks, scale=4.0)
             np.testing.assert_array_equal(batch.n_id, plain.n_id)
@@ -95,15 +95,15 @@ class TestLocality:
         near, reads = np.isin(PART.nodes, self.ROWS), []
         for scale in (1.0, 3.0, 8.0):
             bias = gs.LocalityBias(placed(self.ROWS), scale, neighbor_set_size=25)
-            drawn = draw_all(gs.LayerwiseSampler([30, 30], locality=bias))
-            reads.append(sum((~near[np.unique(batch.n_id)]).sum() for batch in drawn))
+            sampled = sample_all(gs.LayerwiseSampler([30, 30], locality=bias))
+            reads.append(sum((~near[np.unique(batch.n_id)]).sum() for batch in sampled))
         assert reads[0] > reads[1] > reads[2]
         assert reads[2] < 0.9 * reads[0]
 
-    def test_scale_one_draws_as_without(self):
+    def test_scale_one_samples_as_without(self):
         bias = gs.LocalityBias(placed(self.ROWS))
         for one, other in zip(
-            draw_all(gs.LayerwiseSampler(30, locality=bias)), draw_all(gs.LayerwiseSampler(30)), strict=True
+            sample_all(gs.LayerwiseSampler(30, locality=bias)), sample_all(gs.LayerwiseSampler(30)), strict=True
         ):
             assert equal(one, other)
 
@@ -111,9 +111,9 @@ class TestLocality:
         sampler = gs.LayerwiseSampler([30, 30], locality=gs.LocalityBias(placed(self.ROWS)))
         state = sampler.prepare(PART, TARGETS, 3)
         louder = replace(sampler, locality=replace(sampler.locality, scale=8.0))
-        changed = draw_all(louder, state=state)
-        assert all(equal(a, b) for a, b in zip(changed, draw_all(louder), strict=True))
-        assert not all(equal(a, b) for a, b in zip(changed, draw_all(sampler, state=state), strict=True))
+        changed = sample_all(louder, state=state)
+        assert all(equal(a, b) for a, b in zip(changed, sample_all(louder), strict=True))
+        assert not all(equal(a, b) for a, b in zip(changed, sample_all(sampler, state=state), strict=True))
 
 
 def loader_of(sampler, csc=None, seeds=None, batch_size=16, **options):
@@ -136,7 +136,7 @@ def test_threads_change_nothing():
 
 
 def without_self_loops():
-    """GAT replaces the self-loops of a graph; an arc between two entries of a node is not seen as one."""
+    """GAT replaces the self-loops of a graph; an edge between two entries of a node is not seen as one."""
     target = np.repeat(np.arange(WORLD.csc.num_rows), WORLD.csc.in_degree)
     kept = target != WORLD.csc.indices
     return build_csc(WORLD.csc.indices[kept], target[kept], WORLD.csc.num_rows)
@@ -144,7 +144,7 @@ def without_self_loops():
 
 @pytest.mark.parametrize("name", ["GraphSAGE", "GCN", "GAT", "SGC"])
 def test_layers_wide_enough_give_the_full_graph(name):
-    """With all candidates drawn every weight is 1 / degree: the outputs of seeds are those of the whole graph."""
+    """With all candidates sampled every weight is 1 / degree: the outputs of seeds are those of the whole graph."""
     csc = without_self_loops()
     torch.manual_seed(0)
     model = gs.NodeClassifier(getattr(gs.model, name)(16, 8, 5, num_layers=3)).eval()
@@ -161,7 +161,7 @@ def test_layers_wide_enough_give_the_full_graph(name):
 def test_outputs_of_a_linear_model_are_unbiased(scale):
     """SGC has no nonlinearity: 21 seeds, 5 classes and one bias less, |z| < 5 over 1,500 keys: error rate 6e-5.
 
-    With one entry a node (a row drawn once for all layers) |z| reaches 24 on graphs as dense: `sample_layers`.
+    With one entry a node (a row sampled once for all layers) |z| reaches 24 on graphs as dense: `sample_layers`.
     """
     csc, seeds = without_self_loops(), np.arange(21)
     torch.manual_seed(0)
@@ -222,7 +222,7 @@ def test_it_is_a_plain_value():
 
 
 def test_stored_weights_are_divided_by_the_probability():
-    stored = np.random.default_rng(1).random(WORLD.csc.num_arcs, np.float32) + 0.5
+    stored = np.random.default_rng(1).random(WORLD.csc.num_edges, np.float32) + 0.5
     sampler = gs.LayerwiseSampler([20, 30])
     plain = loader_of(sampler, return_e_id=True)
     for batch, other in zip(loader_of(sampler, return_e_id=True, edge_weight=stored), plain, strict=True):

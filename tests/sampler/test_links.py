@@ -10,7 +10,7 @@ from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.graph import CSC, GraphSchema, build_csc
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.part_graph import GraphKinds
+from lightning_gnnscale.partition_store.part_graph import GraphTypes
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
     AliasTable,
@@ -18,8 +18,8 @@ from lightning_gnnscale.sampler import (
     LayerwiseSampler,
     LinkSampler,
     NeighborSampler,
-    draw_negatives,
-    draw_positives,
+    sample_negatives,
+    sample_positives,
 )
 from lightning_gnnscale.sampler.link_sampler import LinkState
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
@@ -41,7 +41,7 @@ def rows_of(csc) -> list[list[int]]:
 def test_positives_equal_the_oracles(key, walk_length, choose):
     seeds = np.random.default_rng(0).integers(0, PART.num_local, 200)
     expected = oracle.positives(rows_of(PART.csc), seeds.tolist(), key, walk_length, choose)
-    assert draw_positives(PART.csc, seeds, key, walk_length, choose).tolist() == expected
+    assert sample_positives(PART.csc, seeds, key, walk_length, choose).tolist() == expected
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -50,33 +50,33 @@ def test_negatives_equal_the_oracles(key, weighted):
     weights = np.random.default_rng(1).random(77) ** 4 * (np.arange(77) % 5 > 0)
     table = AliasTable.of(weights) if weighted else None
     expected = oracle.negatives(77, 500, key, oracle.alias_table(weights.tolist()) if weighted else None)
-    assert draw_negatives(77, 500, key, table).tolist() == expected
+    assert sample_negatives(77, 500, key, table).tolist() == expected
 
 
-def chi_square(found, chances) -> float:
+def chi_square(found, probabilities) -> float:
     """Distance of counts from their expectation, in standard deviations of the chi-square distribution."""
-    chances = np.asarray(chances) / np.sum(chances)
-    counts = np.bincount(found, minlength=len(chances))
-    assert not counts[chances == 0].any()
-    known = chances > 0
-    expected = chances[known] * len(found)
+    probabilities = np.asarray(probabilities) / np.sum(probabilities)
+    counts = np.bincount(found, minlength=len(probabilities))
+    assert not counts[probabilities == 0].any()
+    known = probabilities > 0
+    expected = probabilities[known] * len(found)
     assert expected.min() > 10
     freedom = known.sum() - 1
     return (((counts[known] - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
-# A correct draw exceeds 6 standard deviations in less than one of 10**5 keys (the upper tail of a chi-square with 39
+# A correct sample exceeds 6 standard deviations in less than one of 10**5 keys (the upper tail of a chi-square with 39
 # degrees of freedom beyond 39 + 6 * sqrt(78) = 92 is 4e-6); a wrong power or a missing node is hundreds away.
 def test_negatives_come_in_proportion_to_degree_to_the_three_quarters():
     degree = np.arange(40)
     table = AliasTable.of(degree**0.75)
-    found = np.concatenate([draw_negatives(40, 5000, key, table) for key in range(40)])
+    found = np.concatenate([sample_negatives(40, 5000, key, table) for key in range(40)])
     assert abs(chi_square(found, degree**0.75)) < 6
     assert abs(chi_square(found, degree)) > 100
-    assert abs(chi_square(draw_negatives(40, 100_000, 3), np.ones(40))) < 6
+    assert abs(chi_square(sample_negatives(40, 100_000, 3), np.ones(40))) < 6
 
 
-def test_a_walk_visits_nodes_with_the_chances_of_its_chain():
+def test_a_walk_visits_nodes_with_the_probabilities_of_its_chain():
     """Against powers of the transition matrix; 6 standard deviations, as above."""
     csc = build_csc(np.array([1, 2, 2, 0, 3, 3, 4, 0]), np.array([0, 0, 1, 2, 2, 1, 3, 4]), 5)
     step = np.zeros((5, 5))
@@ -85,22 +85,22 @@ def test_a_walk_visits_nodes_with_the_chances_of_its_chain():
             step[node, neighbor] += 1 / len(row)
     seeds = np.zeros(100_000, np.int64)
     powers = [np.linalg.matrix_power(step, length)[0] for length in (1, 2, 3)]
-    assert abs(chi_square(draw_positives(csc, seeds, 5, 3), powers[2])) < 6
-    assert abs(chi_square(draw_positives(csc, seeds, 6, 3, "any"), sum(powers))) < 6
-    assert abs(chi_square(draw_positives(csc, seeds, 6, 3, "any"), powers[2] + 1e-3)) > 30
+    assert abs(chi_square(sample_positives(csc, seeds, 5, 3), powers[2])) < 6
+    assert abs(chi_square(sample_positives(csc, seeds, 6, 3, "any"), sum(powers))) < 6
+    assert abs(chi_square(sample_positives(csc, seeds, 6, 3, "any"), powers[2] + 1e-3)) > 30
 
 
 def test_a_seed_without_neighbours_gets_itself():
     csc = CSC(np.array([0, 0, 1]), np.array([0], np.int32))
-    assert draw_positives(csc, np.array([0, 1, 1]), 7, 5).tolist() == [0, 0, 0]
+    assert sample_positives(csc, np.array([0, 1, 1]), 7, 5).tolist() == [0, 0, 0]
 
 
-def draw_all(sampler, part=PART, targets=CORE, batch_size=16, order=7):
+def sample_all(sampler, part=PART, targets=CORE, batch_size=16, order=7):
     state = sampler.prepare(part, targets, seed=3)
     items = sampler.items(state, batch_size, False, order)
     assert len(items) == sampler.num_batches(len(targets), batch_size, False)
     space = Workspace(part.num_local, part.csc.indices.dtype)
-    return [sampler.draw(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
+    return [sampler.sample(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
 
 
 @all_pairs
@@ -111,8 +111,8 @@ def test_batches_hold_links_of_the_part_and_negatives_of_its_core(positives, inn
     sampler = LinkSampler(inner, positives, walk_length=2, num_negatives=3, share_negatives=share)
     rows = rows_of(PART.csc)
     near = [set(row).union(*(rows[u] for u in row)) if positives == "walk" else set(row) for row in rows]
-    drawn = draw_all(sampler)
-    for batch in drawn:
+    sampled = sample_all(sampler)
+    for batch in sampled:
         seeds = batch.n_id[: batch.num_seeds]
         assert len(set(seeds.tolist())) == len(seeds)
         if batch.num_sampled_nodes is not None:
@@ -124,46 +124,46 @@ def test_batches_hold_links_of_the_part_and_negatives_of_its_core(positives, inn
         used = {*batch.pairs.ravel().tolist(), *batch.negatives.ravel().tolist()}
         if positives == "edge" and share:
             assert used == set(range(batch.num_seeds))
-    firsts = np.concatenate([batch.n_id[batch.pairs[0]] for batch in drawn])
+    firsts = np.concatenate([batch.n_id[batch.pairs[0]] for batch in sampled])
     if positives == "neighbor":
         linked = [v for v in CORE if rows[v] and rows[v] != [v]]
         assert set(firsts) <= set(linked)
-        assert len(firsts) > 0.9 * len(linked)  # but for the self-loops drawn
-    assert sum(len(b.n_id) for b in drawn) > 0
+        assert len(firsts) > 0.9 * len(linked)  # but for the self-loops sampled
+    assert sum(len(b.n_id) for b in sampled) > 0
 
 
-def test_edges_are_drawn_alike_and_none_twice_before_all_were_seen():
+def test_edges_are_sampled_alike_and_none_twice_before_all_were_seen():
     rows = rows_of(PART.csc)
     edges = sorted((v, u) for v in CORE for u in rows[v] if u != v)
     per_node = -(-sum(len(rows[v]) for v in CORE) // len(CORE))
     sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=per_node)
     found = []
-    for batch in draw_all(sampler, batch_size=64):
+    for batch in sample_all(sampler, batch_size=64):
         found += list(zip(*batch.n_id[batch.pairs].tolist(), strict=True))
     assert set(found) == set(edges)
-    once = draw_all(LinkSampler(NeighborSampler([2]), "edge"), batch_size=64)
+    once = sample_all(LinkSampler(NeighborSampler([2]), "edge"), batch_size=64)
     firsts = [pair for batch in once for pair in zip(*batch.n_id[batch.pairs].tolist(), strict=True)]
     assert len(set(firsts)) == len(firsts)
 
 
 def test_edges_of_a_pass_take_no_memory_of_all_edges():
-    """Of 2**40 edges, as many as there are targets are drawn, wherever they lie."""
+    """Of 2**40 edges, as many as there are targets are sampled, wherever they lie."""
     sampler = LinkSampler(NeighborSampler([4]), "edge")
     state = LinkState(None, np.arange(1000), 1000, None, np.linspace(0, 2**40, 1001).astype(np.int64))
-    drawn = np.concatenate(sampler.items(state, 64, drop_last=False, order_key=5))
-    assert len(np.unique(drawn)) == 1000
-    assert np.histogram(drawn, 10, (0, 2**40))[0].min() > 50
+    sampled = np.concatenate(sampler.items(state, 64, drop_last=False, order_key=5))
+    assert len(np.unique(sampled)) == 1000
+    assert np.histogram(sampled, 10, (0, 2**40))[0].min() > 50
 
 
-def test_excluded_pairs_leave_their_arcs_and_no_others():
-    plain = draw_all(LinkSampler(NeighborSampler([-1, 3]), "edge"))
-    without = draw_all(LinkSampler(NeighborSampler([-1, 3]), "edge", exclude_pairs=True))
+def test_excluded_pairs_leave_their_edges_and_no_others():
+    plain = sample_all(LinkSampler(NeighborSampler([-1, 3]), "edge"))
+    without = sample_all(LinkSampler(NeighborSampler([-1, 3]), "edge", exclude_pairs=True))
     removed = 0
     for full, less in zip(plain, without, strict=True):
         np.testing.assert_array_equal(full.n_id, less.n_id)
         ends = {frozenset(pair) for pair in zip(*full.pairs.tolist(), strict=True)}
-        arcs = list(zip(*full.edge_index.tolist(), full.e_id.tolist(), strict=True))
-        kept = [arc for arc in arcs if frozenset(arc[:2]) not in ends]
+        edges = list(zip(*full.edge_index.tolist(), full.e_id.tolist(), strict=True))
+        kept = [edge for edge in edges if frozenset(edge[:2]) not in ends]
         assert kept == list(zip(*less.edge_index.tolist(), less.e_id.tolist(), strict=True))
         np.testing.assert_array_equal(
             np.repeat(np.arange(len(less.indptr) - 1), np.diff(less.indptr)), less.edge_index[1]
@@ -171,7 +171,7 @@ def test_excluded_pairs_leave_their_arcs_and_no_others():
         assert sum(less.num_sampled_edges) == len(kept)
         first = (less.edge_index[1] < less.num_sampled_nodes[0]).sum()
         assert less.num_sampled_edges[0] == first
-        removed += len(arcs) - len(kept)
+        removed += len(edges) - len(kept)
     assert removed > 0
 
 
@@ -205,18 +205,18 @@ def test_a_batch_has_pygs_names_and_moves():
 def test_negatives_of_the_whole_graph_come_from_all_nodes():
     whole = WholeGraph.of(WORLD.csc, 0)
     sampler = LinkSampler(NeighborSampler([1]), negatives="uniform", num_negatives=20)
-    drawn = draw_all(sampler, whole, np.arange(0, 300, 3), batch_size=50)
-    seen = np.concatenate([batch.n_id[batch.negatives].ravel() for batch in drawn])
+    sampled = sample_all(sampler, whole, np.arange(0, 300, 3), batch_size=50)
+    seen = np.concatenate([batch.n_id[batch.negatives].ravel() for batch in sampled])
     assert len(np.unique(seen)) > 290  # 300 (1 - e**-6.6) = 299.6 of 300
 
 
 @pytest.mark.parametrize("positives", ["neighbor", "walk", "edge"])
 def test_parts_without_edges_or_targets(positives):
     lonely = WholeGraph.of(CSC(np.zeros(6, np.int64), np.zeros(0, np.int32)), 0)
-    for batch in draw_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(5), batch_size=2):
+    for batch in sample_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(5), batch_size=2):
         assert batch.pairs.shape == (2, 0)
         assert batch.negatives.shape == (0, 5)
-    assert draw_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(0)) == []
+    assert sample_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -235,36 +235,36 @@ def test_bad_arguments(options, message):
         LinkSampler(**options)
 
 
-def test_bad_draws():
+def test_bad_samples():
     with pytest.raises(ValueError, match=said("walk_length 1 0")):
-        draw_positives(PART.csc, CORE, 1, 0)
+        sample_positives(PART.csc, CORE, 1, 0)
     with pytest.raises(ValueError, match=said("choose 'start'")):
-        draw_positives(PART.csc, CORE, 1, 2, "start")
+        sample_positives(PART.csc, CORE, 1, 2, "start")
     with pytest.raises(ValueError, match=said("num_nodes negative [1, 2147483648] 0")):
-        draw_negatives(0, 1, 1)
+        sample_negatives(0, 1, 1)
     with pytest.raises(ValueError, match=said("3 nodes 2")):
-        draw_negatives(3, 1, 1, AliasTable.of([1, 2]))
+        sample_negatives(3, 1, 1, AliasTable.of([1, 2]))
     with pytest.raises(ValueError, match=said(">= 0 0")):
         AliasTable.of([1, -2])
 
 
-# A graph with relations 0 to 2, and 3 to 5 for the reverses that were added; parallel edges and edges of one node too.
+# A graph with edge types 0 to 2, and 3 to 5 for the reverses that were added; parallel edges and edges of one node too.
 def typed(reverses: bool):
     rng = np.random.default_rng(5)
     triples = np.unique(np.stack([rng.integers(0, 12, 70), rng.integers(0, 3, 70), rng.integers(0, 12, 70)]), axis=1)
-    arcs = triples
+    edges = triples
     if reverses:
-        arcs = np.concatenate([triples, np.stack([triples[2], triples[1] + 3, triples[0]])], axis=1)
-    arcs = arcs[:, np.lexsort((arcs[1], arcs[0], arcs[2]))]
+        edges = np.concatenate([triples, np.stack([triples[2], triples[1] + 3, triples[0]])], axis=1)
+    edges = edges[:, np.lexsort((edges[1], edges[0], edges[2]))]
     schema = GraphSchema(
         ("node",),
         tuple(("node", str(number), "node") for number in range(6 if reverses else 3)),
         (3, 4, 5, 0, 1, 2) if reverses else (),
     )
-    csc = build_csc(arcs[0], arcs[2], 12)
-    assert csc.indices.tolist() == arcs[0].tolist()
-    kinds = GraphKinds(schema, None, arcs[1].astype(np.uint8))
-    part = replace(WholeGraph.of(csc, 0), kinds=kinds)
+    csc = build_csc(edges[0], edges[2], 12)
+    assert csc.indices.tolist() == edges[0].tolist()
+    node_types = GraphTypes(schema, None, edges[1].astype(np.uint8))
+    part = replace(WholeGraph.of(csc, 0), node_types=node_types)
     return part, {tuple(triple) for triple in triples.T.tolist()}
 
 
@@ -275,35 +275,35 @@ def triples_of(batch) -> list[tuple]:
 
 @pytest.mark.parametrize("reverses", [False, True])
 @pytest.mark.parametrize("neighborhoods", [False, True])
-def test_a_pass_draws_each_listed_triple_once_and_no_added_reverse(reverses, neighborhoods):
+def test_a_pass_samples_each_listed_triple_once_and_no_added_reverse(reverses, neighborhoods):
     part, listed = typed(reverses)
     assert any(h == t for h, _, t in listed)
     sampler = LinkSampler(
         NeighborSampler([2]), "edge", edges_per_node=-(-len(listed) // 12), neighborhoods=neighborhoods
     )
-    found = [triple for batch in draw_all(sampler, part, np.arange(12), batch_size=5) for triple in triples_of(batch)]
+    found = [triple for batch in sample_all(sampler, part, np.arange(12), batch_size=5) for triple in triples_of(batch)]
     assert set(found) == listed
     assert len(found) < len(listed) + 12
 
 
 @pytest.mark.parametrize("reverses", [False, True])
-def test_relations_that_are_asked_for_are_drawn_alone(reverses):
+def test_relations_that_are_asked_for_are_sampled_alone(reverses):
     part, listed = typed(reverses)
     sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=6, relations=[2, 0])
-    found = [triple for batch in draw_all(sampler, part, np.arange(12), batch_size=9) for triple in triples_of(batch)]
+    found = [triple for batch in sample_all(sampler, part, np.arange(12), batch_size=9) for triple in triples_of(batch)]
     assert set(found) == {triple for triple in listed if triple[1] in (0, 2)}
     if reverses:
         sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=6, relations=[4])
-        found = [t for batch in draw_all(sampler, part, np.arange(12), batch_size=9) for t in triples_of(batch)]
+        found = [t for batch in sample_all(sampler, part, np.arange(12), batch_size=9) for t in triples_of(batch)]
         assert set(found) == {(t, r + 3, h) for h, r, t in listed if r == 1}
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_false_heads_are_drawn_beside_false_tails(share):
+def test_false_heads_are_sampled_beside_false_tails(share):
     options = {"share_negatives": share, "num_negatives": 4, "negatives": "uniform"}
     part, _ = typed(False)
     one, both = (LinkSampler(NeighborSampler([2]), "edge", corrupt=corrupt, **options) for corrupt in ("other", "both"))
-    for first, second in zip(*(draw_all(s, part, np.arange(12), batch_size=6) for s in (one, both)), strict=True):
+    for first, second in zip(*(sample_all(s, part, np.arange(12), batch_size=6) for s in (one, both)), strict=True):
         assert first.source_negatives is None
         tails, heads = (second.n_id[ends] for ends in (second.negatives, second.source_negatives))
         assert tails.tolist() == first.n_id[first.negatives].tolist()
@@ -315,18 +315,18 @@ def test_false_heads_are_drawn_beside_false_tails(share):
 def test_all_nodes_are_negatives_once():
     part, _ = typed(True)
     sampler = LinkSampler(NeighborSampler([2]), "edge", negatives="all", corrupt="both")
-    for batch in draw_all(sampler, part, np.arange(12), batch_size=6):
+    for batch in sample_all(sampler, part, np.arange(12), batch_size=6):
         assert sorted(batch.n_id[batch.negatives[0]].tolist()) == list(range(12))
         assert batch.negatives.shape == (1, 12)
         assert batch.source_negatives.tolist() == batch.negatives.tolist()
 
 
 def test_batches_without_neighbourhoods_are_the_links_alone():
-    with_arcs, without = (
-        draw_all(LinkSampler(NeighborSampler([3]), "edge", share_negatives=True, neighborhoods=drawn))
-        for drawn in (True, False)
+    with_edges, without = (
+        sample_all(LinkSampler(NeighborSampler([3]), "edge", share_negatives=True, neighborhoods=sampled))
+        for sampled in (True, False)
     )
-    for one, two in zip(with_arcs, without, strict=True):
+    for one, two in zip(with_edges, without, strict=True):
         assert two.n_id.tolist() == one.n_id[: one.num_seeds].tolist()
         assert two.pairs.tolist() == one.pairs.tolist()
         assert two.negatives.tolist() == one.negatives.tolist()
@@ -337,7 +337,7 @@ def test_batches_without_neighbourhoods_are_the_links_alone():
 
 
 def test_links_of_a_graph_without_relations_have_none():
-    for batch in draw_all(LinkSampler(NeighborSampler([3]), "edge")):
+    for batch in sample_all(LinkSampler(NeighborSampler([3]), "edge")):
         assert batch.pair_type is None
 
 
@@ -345,9 +345,9 @@ def test_links_of_a_graph_without_relations_have_none():
     ("options", "message"),
     [
         ({"corrupt": "heads"}, "corrupt 'heads'"),
-        ({"relations": [1]}, "relations positives=\"edge\" positives='neighbor'"),
-        ({"relations": [], "positives": "edge"}, "relations >= 0 None"),
-        ({"relations": [-1], "positives": "edge"}, "relations >= 0 None"),
+        ({"relations": [1]}, "edge types positives=\"edge\" positives='neighbor'"),
+        ({"relations": [], "positives": "edge"}, "edge types >= 0 None"),
+        ({"relations": [-1], "positives": "edge"}, "edge types >= 0 None"),
     ],
 )
 def test_bad_arguments_of_triples(options, message):
@@ -358,6 +358,6 @@ def test_bad_arguments_of_triples(options, message):
 def test_relations_that_a_graph_has_not():
     sampler = LinkSampler(NeighborSampler([2]), "edge", relations=[7])
     with pytest.raises(ValueError, match=said("relations 6 [7]")):
-        draw_all(sampler, typed(True)[0], np.arange(12))
-    with pytest.raises(ValueError, match=said("relations=[7] graph relations")):
-        draw_all(sampler)
+        sample_all(sampler, typed(True)[0], np.arange(12))
+    with pytest.raises(ValueError, match=said("relations=[7] graph edge types")):
+        sample_all(sampler)

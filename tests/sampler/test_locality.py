@@ -69,14 +69,14 @@ def test_self_loops_of_the_graph_count_once():
 
 @given(
     num_nodes=st.integers(1, 40),
-    num_arcs=st.integers(0, 200),
+    num_edges=st.integers(0, 200),
     seed=st.integers(0, 10**6),
     size=st.integers(1, 45),
     num_sets=st.integers(1, 4),
 )
-def test_equals_plain_python(num_nodes, num_arcs, seed, size, num_sets):
+def test_equals_plain_python(num_nodes, num_edges, seed, size, num_sets):
     rng = np.random.default_rng(seed)
-    csc = build_csc(rng.integers(0, num_nodes, num_arcs), rng.integers(0, num_nodes, num_arcs), num_nodes)
+    csc = build_csc(rng.integers(0, num_nodes, num_edges), rng.integers(0, num_nodes, num_edges), num_nodes)
     rows = rng.permutation(num_nodes)[: rng.integers(0, num_nodes + 1)]
     mine = neighbor_sets(csc, rows, num_sets, size)
     assert [ids.tolist() for ids in mine] == plain_sets(csc, rows.tolist(), num_sets, size)[0]

@@ -17,9 +17,9 @@ from lightning_gnnscale.triton_kernels.sample_neighbors import split_rows
 from tests.says import said
 
 
-def random_csc(num_nodes=200, num_arcs=5000, seed=0) -> CSC:
+def random_csc(num_nodes=200, num_edges=5000, seed=0) -> CSC:
     rng = np.random.default_rng(seed)
-    return build_csc(rng.integers(0, num_nodes, num_arcs) // 2, rng.integers(0, num_nodes, num_arcs), num_nodes)
+    return build_csc(rng.integers(0, num_nodes, num_edges) // 2, rng.integers(0, num_nodes, num_edges), num_nodes)
 
 
 CSC_200 = random_csc()
@@ -33,9 +33,9 @@ def assert_right(split, csc=CSC_200, nodes=NODES):
         np.testing.assert_array_equal(mine, plain)
 
 
-@pytest.mark.parametrize("block_arcs", [1, 7, 100, 1 << 22])
-def test_files_hold_what_memory_would(tmp_path, monkeypatch, block_arcs):
-    monkeypatch.setattr(locality_index, "_BLOCK_ARCS", block_arcs)
+@pytest.mark.parametrize("block_edges", [1, 7, 100, 1 << 22])
+def test_files_hold_what_memory_would(tmp_path, monkeypatch, block_edges):
+    monkeypatch.setattr(locality_index, "_BLOCK_EDGES", block_edges)
     split = stored_split_rows(CSC_200, NODES, tmp_path, "abc", with_position=True)
     assert_right(split)
     assert not split.indices.flags.writeable  # a read-only map
@@ -74,7 +74,7 @@ def test_files_that_stand_are_not_written_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["short", "header", "gone", "partial"])
-def test_what_is_not_whole_is_written_anew(tmp_path, damage):
+def test_what_is_not_whole_is_written_again(tmp_path, damage):
     stored_split_rows(CSC_200, NODES, tmp_path, "abc")
     path = next(tmp_path.glob("*.indices.npy"))
     if damage == "short":
@@ -98,7 +98,7 @@ def write_slowly(folder, pause_s, started):
         started.set()
         time.sleep(pause_s)
 
-    locality_index.split_range, locality_index._BLOCK_ARCS = paused, 100
+    locality_index.split_range, locality_index._BLOCK_EDGES = paused, 100
     assert_right(stored_split_rows(CSC_200, NODES, folder, "abc"))
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(locality_index.ArrayFile, "append", full)
-    with pytest.raises(PartitionStoreError, match=said("space device room")):
+    with pytest.raises(PartitionStoreError, match=said("space device space")):
         stored_split_rows(CSC_200, NODES, tmp_path, "abc")
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
 

@@ -1,4 +1,4 @@
-"""What models make of batches drawn with locality: linear models stay unbiased, attention gets 1 / chance."""
+"""What models make of batches sampled with locality: linear models stay unbiased, attention gets 1 / probability."""
 
 from math import sqrt
 from statistics import NormalDist
@@ -69,8 +69,11 @@ def test_linear_models_are_unbiased(linear, kind, num_layers, stored):
     assert_mean(results, exact)
 
 
-def test_attention_gets_one_over_the_chance():
-    """GAT: exp(score) of an arc is multiplied by 1 / chance, so numerator and denominator are both unbiased sums."""
+def test_attention_gets_one_over_the_probability():
+    """GAT:
+
+    exp(score) of an edge is multiplied by 1 / probability, so numerator and denominator are both unbiased sums.
+    """
     torch.manual_seed(0)
     model = gs.NodeClassifier(GAT(16, 4, 3, num_layers=1, heads=1, dropout=0.0)).eval()
     layer = model.backbone.convs[0]
@@ -79,14 +82,14 @@ def test_attention_gets_one_over_the_chance():
 
     def sums(batch):
         """Denominators, and numerators, of the attention of the seeds, by plain torch."""
-        chance = 1 / model._edge_weight(batch)
-        drawn = torch.from_numpy(degree)[batch.n_id[batch.edge_index[1]]] * batch.edge_weight
-        torch.testing.assert_close(drawn, 1 / chance)
+        probability = 1 / model._edge_weight(batch)
+        sampled = torch.from_numpy(degree)[batch.n_id[batch.edge_index[1]]] * batch.edge_weight
+        torch.testing.assert_close(sampled, 1 / probability)
         h = layer.lin(batch.x)
         src, dst = batch.edge_index
         loops = src == dst  # the layer puts one self-loop of weight 1 in their place
         score = (h * layer.att_src[0, 0]).sum(-1)[src] + (h * layer.att_dst[0, 0]).sum(-1)[dst]
-        share = torch.where(loops, 0, torch.nn.functional.leaky_relu(score, 0.2).exp() / chance)
+        share = torch.where(loops, 0, torch.nn.functional.leaky_relu(score, 0.2).exp() / probability)
         own = torch.nn.functional.leaky_relu((h * (layer.att_src + layer.att_dst)[0, 0]).sum(-1), 0.2).exp()
         total = own.index_add(0, dst, share)
         values = (own.unsqueeze(-1) * h).index_add(0, dst, share.unsqueeze(-1) * h[src])
@@ -100,7 +103,7 @@ def test_attention_gets_one_over_the_chance():
     assert_mean(keyed_outputs(batches(biased([3], scale=3.0), **options), sums, NUM_KEYS), exact)
 
 
-def test_arcs_followed_both_ways_keep_gcn_unbiased(linear):
+def test_edges_followed_both_ways_keep_gcn_unbiased(linear):
     """In a directed graph rows of both directions are longer than in-degrees; weights and degrees speak of the same."""
     world = small_world(both_ways=False, seed=4)
     part = world.load_part(1).symmetrised()

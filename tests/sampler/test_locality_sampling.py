@@ -1,4 +1,4 @@
-"""`NeighborSampler` with locality: what a part and a whole graph draw, index files, weights of batches."""
+"""`NeighborSampler` with locality: what a part and a whole graph sample, index files, weights of batches."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ PART = WORLD.load_part(1)
 TARGETS = WORLD.targets(1) - PART.core_start
 
 
-def draw(sampler, graph, items, key, return_e_id=True):
+def sample(sampler, graph, items, key, return_e_id=True):
     state = sampler.prepare(graph, items, 0)
     space = Workspace(graph.num_local, graph.csc.indices.dtype)
-    return sampler.draw(state, items, key, space, np.empty, return_e_id)
+    return sampler.sample(state, items, key, space, np.empty, return_e_id)
 
 
 def masks(graph, sampler):
@@ -32,29 +32,31 @@ def masks(graph, sampler):
     return made
 
 
-def assert_is_reference(drawn, sampler, graph, items, key):
+def assert_is_reference(sampled, sampler, graph, items, key):
     scale = sampler.locality.scale
     plain = sample_neighbors_reference(
         graph.csc, items, sampler.fanouts, key, preferred=masks(graph, sampler), scale=scale
     )
     for name in ("n_id", "edge_index", "indptr", "edge_weight", "e_id"):
-        np.testing.assert_array_equal(getattr(drawn, name), getattr(plain, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(sampled, name), getattr(plain, name), err_msg=name)
 
 
 @pytest.mark.parametrize("direction", ["in", "both"])
-def test_a_part_draws_as_the_reference(direction):
+def test_a_part_samples_as_the_reference(direction):
     world = small_world(both_ways=False, seed=3)
     part = world.load_part(1)
     part = part.symmetrised() if direction == "both" else part
     sampler, items = biased(direction=direction), np.arange(0, part.num_core, 3)
-    drawn = draw(sampler, part, items, 5)
-    assert drawn.averaging_weights and drawn.edge_weight.dtype == np.float32
-    assert_is_reference(drawn, sampler, part, items, 5)
+    sampled = sample(sampler, part, items, 5)
+    assert sampled.averaging_weights and sampled.edge_weight.dtype == np.float32
+    assert_is_reference(sampled, sampler, part, items, 5)
 
 
 def test_scale_1_is_no_locality():
     for graph in (PART, WholeGraph.of(WORLD.csc, 0)):
-        mine, plain = (draw(sampler, graph, TARGETS, 3) for sampler in (biased(scale=1.0), gs.NeighborSampler([4, 3])))
+        mine, plain = (
+            sample(sampler, graph, TARGETS, 3) for sampler in (biased(scale=1.0), gs.NeighborSampler([4, 3]))
+        )
         for one, other in zip(mine, plain, strict=True):
             np.testing.assert_array_equal(one, other)
         assert mine.edge_weight is None and not mine.averaging_weights
@@ -63,30 +65,30 @@ def test_scale_1_is_no_locality():
 def test_the_scale_may_rise_after_a_part_was_prepared():
     state, space = biased(scale=1.0).prepare(PART, TARGETS, 0), Workspace(PART.num_local, np.int32)
     later = biased(scale=8.0)
-    drawn = later.draw(state, TARGETS, 7, space, np.empty, True)
-    assert_is_reference(drawn, later, PART, TARGETS, 7)
+    sampled = later.sample(state, TARGETS, 7, space, np.empty, True)
+    assert_is_reference(sampled, later, PART, TARGETS, 7)
 
 
 def test_a_whole_graph_reads_files_beside_its_store(tmp_path):
     sampler, items = biased(), np.arange(40)
     graph = replace(WholeGraph.of(WORLD.csc, 0), root=tmp_path, fingerprint="abc")
-    drawn = draw(sampler, graph, items, 9, return_e_id=False)
+    sampled = sample(sampler, graph, items, 9, return_e_id=False)
     found = sorted((tmp_path / "locality").iterdir())
     assert len([path for path in found if path.suffix == ".npy"]) == 4  # two sets, rows and counts
-    with_arcs = draw(sampler, graph, items, 9)
-    assert_is_reference(with_arcs, sampler, graph, items, 9)
-    np.testing.assert_array_equal(drawn.n_id, with_arcs.n_id)
-    assert drawn.e_id is None
+    with_edges = sample(sampler, graph, items, 9)
+    assert_is_reference(with_edges, sampler, graph, items, 9)
+    np.testing.assert_array_equal(sampled.n_id, with_edges.n_id)
+    assert sampled.e_id is None
     assert len(list((tmp_path / "locality").glob("*.position.npy"))) == 2
     assert not list((tmp_path / "locality").glob("*.partial"))
-    in_memory = draw(sampler, WholeGraph.of(WORLD.csc, 0), items, 9)
-    np.testing.assert_array_equal(in_memory.n_id, drawn.n_id)
+    in_memory = sample(sampler, WholeGraph.of(WORLD.csc, 0), items, 9)
+    np.testing.assert_array_equal(in_memory.n_id, sampled.n_id)
 
 
 def test_a_graph_in_no_store_may_be_given_a_folder(tmp_path):
     sampler, items = biased(folder=str(tmp_path / "here")), np.arange(40)
     assert_is_reference(
-        draw(sampler, WholeGraph.of(WORLD.csc, 0), items, 2), sampler, WholeGraph.of(WORLD.csc, 0), items, 2
+        sample(sampler, WholeGraph.of(WORLD.csc, 0), items, 2), sampler, WholeGraph.of(WORLD.csc, 0), items, 2
     )
     assert len(list((tmp_path / "here").glob("*.npy"))) == 6
 
@@ -97,7 +99,7 @@ def test_a_placement_of_another_store_is_refused(tmp_path):
     with pytest.raises(PlacementError, match=said("store xyz abc")):
         sampler.prepare(graph, np.arange(4), 0)
     sampler = gs.NeighborSampler([3], locality=gs.LocalityBias(placement(num_nodes=NUM_NODES + 1), 2.0))
-    with pytest.raises(PlacementError, match="place its rows anew"):
+    with pytest.raises(PlacementError, match="place its rows again"):
         sampler.prepare(graph, np.arange(4), 0)
 
 
@@ -108,22 +110,25 @@ def test_locality_with_replacement_is_refused():
 
 @pytest.mark.parametrize("graph", ["part", "graph"])
 def test_threads_and_batches_change_nothing(graph):
-    """Invariant 3, and draws keyed by node alone: a node's row does not depend on the others of its hop."""
+    """Invariant 3, and samples keyed by node alone: a node's row does not depend on the others of its hop."""
     one, two = (list(batches(biased(), threads, graph=graph)) for threads in (0, 2))
     for a, b in zip(one, two, strict=True):
         assert torch.equal(a.n_id, b.n_id) and torch.equal(a.edge_index, b.edge_index)
         assert torch.equal(a.edge_weight, b.edge_weight) and a.averaging_weights and b.averaging_weights
     sampler, items = biased([4]), np.arange(20)
     whole = WholeGraph.of(WORLD.csc, 0)
-    many, few = draw(sampler, whole, items, 6), draw(sampler, whole, items[7:9], 6)
+    many, few = sample(sampler, whole, items, 6), sample(sampler, whole, items[7:9], 6)
     rows = slice(many.indptr[7], many.indptr[9])
     np.testing.assert_array_equal(many.e_id[rows], few.e_id)
     np.testing.assert_array_equal(many.edge_weight[rows], few.edge_weight)
 
 
 @pytest.mark.parametrize("graph", ["part", "graph"])
-def test_stored_weights_are_divided_by_the_chance(graph):
-    """Weight of an arc: stored weight times (1 / chance), which is 1 / chance = edge_weight * length of the row."""
+def test_stored_weights_are_divided_by_the_probability(graph):
+    """Weight of an edge:
+
+    stored weight times (1 / probability), which is 1 / probability = edge_weight * length of the row.
+    """
     plain = list(batches(biased(), graph=graph, return_e_id=True))
     weighted = list(batches(biased(), graph=graph, return_e_id=True, edge_weight=WEIGHT))
     for a, b in zip(plain, weighted, strict=True):

@@ -16,7 +16,7 @@ from lightning_gnnscale.sampler import BatchSampler, protocol
 from lightning_gnnscale.sampler.protocol import as_batch_sampler
 
 WORLD = small_world()
-METHODS = ("num_batches", "prepare", "items", "draw")
+METHODS = ("num_batches", "prepare", "items", "sample")
 
 
 def documented_sampler(base: type = BatchSampler) -> type:
@@ -37,7 +37,7 @@ def batches(sampler) -> list[tuple]:
 def test_a_sampler_from_the_docstring_alone_makes_batches():
     found = batches(documented_sampler()())
     assert found and all(len(set(nodes)) == len(nodes) for nodes, _ in found)
-    assert any(arcs[0] for _, arcs in found)
+    assert any(edges[0] for _, edges in found)
 
 
 def test_one_that_does_not_derive_from_the_base_makes_the_same():
@@ -77,7 +77,7 @@ def test_own_names_that_are_like_none_are_left_alone():
 
 def test_what_is_no_sampler_says_what_it_lacks():
     half = type("Half", (), {"num_batches": len, "items": len})()
-    with pytest.raises(ValueError, match=r"got .*Half.*, without draw, prepare"):
+    with pytest.raises(ValueError, match=r"got .*Half.*, without sample, prepare"):
         as_batch_sampler(half)
 
 
@@ -98,7 +98,7 @@ def test_what_is_required_is_compared_with_what_is_there():
     check_requires(requires, {"edge_weight": True})  # a part does not know of the rest
 
 
-def test_samplers_require_what_they_draw_by():
+def test_samplers_require_what_they_sample_by():
     assert gs.NeighborSampler([2]).requires == {}
     assert set(gs.NeighborSampler([2], weighted=True).requires) == {"edge_weight"}
     times = {"temporal_strategy": "uniform", "strictly_before": True}

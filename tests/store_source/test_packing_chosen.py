@@ -47,12 +47,12 @@ def test_features_beyond_memory_are_packed_and_it_is_said(tmp_path, monkeypatch,
     store.verify()
 
 
-def test_features_of_kinds_are_packed_too(tmp_path, monkeypatch):
-    kinds = {"even": {"features": FEATURES[:200]}, "odd": {"features": FEATURES[200:, :3]}}
+def test_features_of_node_types_are_packed_too(tmp_path, monkeypatch):
+    node_types = {"even": {"features": FEATURES[:200]}, "odd": {"features": FEATURES[200:, :3]}}
     ring = np.stack([NODES[:200], NODES[:200]])
     edges = {("even", "to", "odd"): ring, ("odd", "to", "even"): np.stack([ring[0], (ring[0] + 1) % 200])}
     monkeypatch.setattr(source, "free_memory_bytes", lambda: 1000)
-    dataset = gs.TypedGraph(kinds, edges, name="rings").dataset()
+    dataset = gs.HeteroGraph(node_types, edges, name="rings").dataset()
     store = StoreSource(dataset, tmp_path / "store", partitioner="range", num_parts=4).prepare(4)
     assert packs(store) and store.part_features.is_packed
     store.verify()

@@ -16,13 +16,13 @@ STEPS = np.arange(1, REACH + 1)
 # A band: parts of neighbouring ids have small halos, random ones read nearly the whole graph.
 BAND = np.stack([np.repeat(np.arange(NUM_NODES), REACH), (np.arange(NUM_NODES)[:, None] + STEPS).ravel() % NUM_NODES])
 FEATURES = np.ones((NUM_NODES, 100), np.float32)
-ROOM = 300_000  # bytes for a part; the features are 800,000
+SPACE = 300_000  # bytes for a part; the features are 800,000
 BATCHES = {"batch_size": 8, "fanouts": (2, 2)}
 
 
-def make_source(folder, room: int = ROOM, memory_bytes: int = 200 << 20, **options) -> StoreSource:
+def make_source(folder, space: int = SPACE, memory_bytes: int = 200 << 20, **options) -> StoreSource:
     stream = gs.open_edge_stream(BAND, num_nodes=NUM_NODES, layout="once")
-    given = {"device_memory_bytes": memory_bytes, "compute_bytes": memory_bytes - room, "host_memory_bytes": None}
+    given = {"device_memory_bytes": memory_bytes, "compute_bytes": memory_bytes - space, "host_memory_bytes": None}
     dataset = gs.GraphDataset("band", stream, FEATURES)
     return StoreSource(dataset, folder / "store", planner=partial(gs.plan, **given), **options)
 
@@ -44,7 +44,7 @@ def count_partitionings(monkeypatch) -> list:
 
 def test_nothing_is_measured_where_memory_is_ample(tmp_path, monkeypatch):
     asked = count_partitionings(monkeypatch)
-    made = make_source(tmp_path, room=10 << 20, partitioner="random")
+    made = make_source(tmp_path, space=10 << 20, partitioner="random")
     assert settled(made).num_parts == made.num_parts == 1
     assert asked == []
     assert list(tmp_path.iterdir()) == []
@@ -56,7 +56,7 @@ def test_parts_grow_until_the_largest_fits_with_its_halo(tmp_path, monkeypatch):
     plan = settled(made)
     assert plan.fits
     assert plan.chosen_by == "halo"
-    assert 800_000 / plan.num_parts < plan.part_bytes <= ROOM
+    assert 800_000 / plan.num_parts < plan.part_bytes <= SPACE
     assert "the fewest tried that fit" in plan.explain()
     made.prepare(plan.num_parts)
     assert len(asked) <= 3, "the partitioning that was measured is stored"
@@ -93,14 +93,14 @@ def test_a_partitioner_that_does_not_fit_is_refused_before_work_and_a_lighter_on
 @pytest.mark.parametrize("num_parts", ["auto", 4])
 def test_what_fits_at_no_number_of_parts_ends_before_work(tmp_path, monkeypatch, num_parts):
     asked = count_partitionings(monkeypatch)
-    made = make_source(tmp_path, room=1, memory_bytes=1 << 20, partitioner="random", num_parts=num_parts)
+    made = make_source(tmp_path, space=1, memory_bytes=1 << 20, partitioner="random", num_parts=num_parts)
     with pytest.raises(PlanError, match=said("1.00 MiB num_parts= planner.device_memory_bytes=")):
         settled(made)
     assert asked == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_record_of_measurements_is_measured_anew(tmp_path):
+def test_a_damaged_record_of_measurements_is_measured_again(tmp_path):
     first = settled(make_source(tmp_path, partitioner="range"))
     record = tmp_path / "store.halos.json"
     for damage in ("", "[1]", '{"a": {"x": {}}}', record.read_text()[:-9]):
@@ -109,14 +109,14 @@ def test_a_damaged_record_of_measurements_is_measured_anew(tmp_path):
 
 
 def test_a_datamodule_settles_what_it_prepares(tmp_path):
-    made = make_source(tmp_path, room=2 * ROOM)
+    made = make_source(tmp_path, space=2 * SPACE)
     given = {"partitioner": "range", "planner": made.planner, "batch_size": 8, "sampler": gs.NeighborSampler([2, 2])}
     dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=made.dataset, **given)
     dm.prepare_data()
-    again = make_source(tmp_path, room=2 * ROOM, partitioner="range")
+    again = make_source(tmp_path, space=2 * SPACE, partitioner="range")
     plan = again.settle(partial(again.make_plan, 1, mixed_parts=4, **BATCHES))
     assert dm.store.num_parts == plan.num_parts > 5
-    assert plan.part_bytes * 5 <= 2 * ROOM
+    assert plan.part_bytes * 5 <= 2 * SPACE
 
 
 def test_a_cap_of_a_cgroup_is_found_and_said(monkeypatch):

@@ -1,4 +1,4 @@
-"""Blocks of rows for tests, from the arcs or from what each process reads."""
+"""Blocks of rows for tests, from the edges or from what each process reads."""
 
 from types import SimpleNamespace
 

@@ -72,8 +72,8 @@ def test_gradients_equal_finite_differences(kind, name, monkeypatch):
                     own.load_state_dict(changed.state_dict())
                 runs[rank].begin_step(epoch)
                 own.zero_grad()
-                arcs = own.row_arcs(rows.block, rows.node_ids, {}, own.local_only)
-                out = own.forward_rows(x[arcs.node_ids], arcs)
+                edges = own.row_edges(rows.block, rows.node_ids, {}, own.local_only)
+                out = own.forward_rows(x[edges.node_ids], edges)
                 loss = (out * weight[rows.node_ids[: rows.num_local]]).sum()
                 if backward or epoch < EPOCH:
                     loss.backward()

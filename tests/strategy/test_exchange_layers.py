@@ -196,22 +196,26 @@ def test_receivers_hold_what_was_last_due(bound, exchange, by_row, monkeypatch):
             ledger.clear()
 
 
-CODED = [
+QUANTISED = [
     Quantized(bits=bits, delta=delta, exchange=exchange)
     for bits in (16, 4, 2)
     for delta in (True, False)
     for exchange in (HaloExchange(), BroadcastExchange())
 ]
 COMPOSED = [
-    SkipBroadcast(bound, coding, rows=rows, stale=stale)
+    SkipBroadcast(bound, quantisation, rows=rows, stale=stale)
     for bound in (EpochFixed(1), EpochAdaptive(1), VariationGap(0.1))
-    for coding in (HaloExchange(), Quantized(bits=4), Quantized(bits=2, delta=False, exchange=BroadcastExchange()))
+    for quantisation in (
+        HaloExchange(),
+        Quantized(bits=4),
+        Quantized(bits=2, delta=False, exchange=BroadcastExchange()),
+    )
     for rows in ("block", "row")
     for stale in ("hold", "extrapolate")
 ]
 
 
-@pytest.mark.parametrize("policy", CODED + COMPOSED, ids=repr)
+@pytest.mark.parametrize("policy", QUANTISED + COMPOSED, ids=repr)
 def test_both_sides_hold_the_same_bits_and_every_byte_is_counted(policy, monkeypatch):
     ranks, runs = ThreadRanks(3, monkeypatch), make_runs(policy)
     for epoch, rows in enumerate(sequence(torch.float32)):
@@ -275,7 +279,7 @@ def test_zero_gradient_rows_are_not_sent(pulls, monkeypatch):
 
     results = ranks.run(step)
     if pulls:
-        # 3 is row 1 of the halo of rank 1, and row 0 of that of rank 2; ones are coded without loss
+        # 3 is row 1 of the halo of rank 1, and row 0 of that of rank 2; ones are quantised without loss
         assert [result.sum(1).nonzero().flatten().tolist() for result in results] == [[], [1], [0]]
     else:
         assert [result.sum(1).nonzero().flatten().tolist() for result in results] == [[], [0], []]
@@ -313,12 +317,12 @@ def test_the_first_step_after_a_resume_is_exact(monkeypatch):
     assert [run.ledger.sent_rows[1] for run in runs] == [0, 2, 0]
 
 
-CODED_BOTH_WAYS = Quantized(bits=2, backward_bits=2, backward_threshold=4.0)
+QUANTISED_BOTH_WAYS = Quantized(bits=2, backward_bits=2, backward_threshold=4.0)
 EXACT_STEPS = {
-    "warm-up": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS, warmup_epochs=3), 0),
-    "end of the warm-up": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS, warmup_epochs=3), 2),
-    "first under a bound": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS), 0),
-    "resume": (CODED_BOTH_WAYS, 5),
+    "warm-up": (SkipBroadcast(EpochFixed(1), QUANTISED_BOTH_WAYS, warmup_epochs=3), 0),
+    "end of the warm-up": (SkipBroadcast(EpochFixed(1), QUANTISED_BOTH_WAYS, warmup_epochs=3), 2),
+    "first under a bound": (SkipBroadcast(EpochFixed(1), QUANTISED_BOTH_WAYS), 0),
+    "resume": (QUANTISED_BOTH_WAYS, 5),
 }
 
 
@@ -343,9 +347,9 @@ def test_gradients_of_an_exact_step_are_exact(name, pulls, monkeypatch):
 
         return ranks.run(step)
 
-    exact, coded = gradients(HaloExchange(), 0), gradients(Quantized(2, delta=False, backward_bits=2), 0)
+    exact, quantised = gradients(HaloExchange(), 0), gradients(Quantized(2, delta=False, backward_bits=2), 0)
     assert all(torch.equal(got, wanted) for got, wanted in zip(gradients(policy, epoch), exact, strict=True))
-    assert not all(torch.equal(got, wanted) for got, wanted in zip(coded, exact, strict=True))
+    assert not all(torch.equal(got, wanted) for got, wanted in zip(quantised, exact, strict=True))
 
 
 OVERLAPPING = [

@@ -32,7 +32,7 @@ def boundaries(draw):
 
 
 def received(packed, codes, leaving, unpack):
-    """Read what one receiver gets that is sent all the pieces: place -> row; None: all in order."""
+    """Read what one receiver gets that is sent all the chunks: place -> row; None: all in order."""
     return unpack(packed.payload, packed.sizes, [len(positions) for positions in leaving], codes.shape[1])
 
 
@@ -72,8 +72,8 @@ def test_whole_blocks_may_be_missing(boundary, data):
     """Some senders pack everything, others nothing: rows of the others take their places."""
     codes, leaving, _ = boundary
     sent = [(positions, data.draw(st.booleans())) for positions in leaving]
-    pieces = [pack_all(codes, [positions]) if sends else pack_nothing(codes, 1) for positions, sends in sent]
-    payload, sizes = torch.cat([piece.payload for piece in pieces]), [piece.sizes[0] for piece in pieces]
+    chunks = [pack_all(codes, [positions]) if sends else pack_nothing(codes, 1) for positions, sends in sent]
+    payload, sizes = torch.cat([chunk.payload for chunk in chunks]), [chunk.sizes[0] for chunk in chunks]
     counts = [len(positions) for positions in leaving]
     rows, places = unpack_all(payload, sizes, counts, codes.shape[1])
     places = list(range(sum(counts))) if places is None else places.tolist()

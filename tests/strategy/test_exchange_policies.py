@@ -18,7 +18,7 @@ from lightning_gnnscale.strategy.exchange import (
     SkipBroadcast,
     VariationGap,
 )
-from lightning_gnnscale.strategy.exchange.policies import ExchangePlan, ExchangePolicy, RowCoding
+from lightning_gnnscale.strategy.exchange.policies import ExchangePlan, ExchangePolicy, RowQuantisation
 from tests.says import said
 
 BOUND = EpochFixed(1)
@@ -28,7 +28,7 @@ def skipped(**fields):
     return ExchangePlan(backward="push", bound=BOUND, **fields)
 
 
-FOUR_BITS = {"coding": RowCoding(4, True), "backward_bits": 4}
+FOUR_BITS = {"quantisation": RowQuantisation(4, True), "backward_bits": 4}
 PLANS = [
     (HaloExchange(), ExchangePlan(backward="push")),
     (HaloExchange(backward="auto"), ExchangePlan(backward="auto")),
@@ -37,13 +37,15 @@ PLANS = [
     (Quantized(), ExchangePlan(backward="auto", **FOUR_BITS)),
     (
         Quantized(bits=2, delta=False, backward_threshold=0.25, backward="push", seed=9),
-        ExchangePlan(coding=RowCoding(2), backward="push", backward_bits=4, backward_threshold=0.25, seed=9),
+        ExchangePlan(
+            quantisation=RowQuantisation(2), backward="push", backward_bits=4, backward_threshold=0.25, seed=9
+        ),
     ),
     (
         Quantized(bits=16, backward_bits=2),
-        ExchangePlan(coding=RowCoding(16, True), backward="auto", backward_bits=2),
+        ExchangePlan(quantisation=RowQuantisation(16, True), backward="auto", backward_bits=2),
     ),
-    (Quantized(bits=8), ExchangePlan(coding=RowCoding(8, True), backward="auto", backward_bits=8)),
+    (Quantized(bits=8), ExchangePlan(quantisation=RowQuantisation(8, True), backward="auto", backward_bits=8)),
     # whole blocks are always pushed
     (
         Quantized(exchange=BroadcastExchange()),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.strategy.exchange.message import CodedRows, RawRows
+from lightning_gnnscale.strategy.exchange.message import QuantisedRows, RawRows
 from lightning_gnnscale.strategy.exchange.transport import ReceivedRows
 from tests.tiers import all_pairs
 
@@ -77,8 +77,8 @@ def test_bytes_are_those_of_the_tensors(extrapolate):
 
 CODECS = {
     "raw": RawRows(),
-    **{f"{bits} bits": CodedRows(bits) for bits in (16, 8, 4, 2)},
-    **{f"{bits} bits of change": CodedRows(bits, delta=True) for bits in (16, 4, 2)},
+    **{f"{bits} bits": QuantisedRows(bits) for bits in (16, 8, 4, 2)},
+    **{f"{bits} bits of change": QuantisedRows(bits, delta=True) for bits in (16, 4, 2)},
 }
 
 
@@ -112,7 +112,7 @@ def test_sender_and_receiver_hold_the_same_bits(name, extrapolate, dtype):
 def test_differences_close_in_on_rows_that_rest(delta):
     """With error feedback what one message loses stands in the next one's difference."""
     torch.manual_seed(1)
-    rows, codec = torch.randn(20, 16, dtype=torch.float64), CodedRows(4, delta)
+    rows, codec = torch.randn(20, 16, dtype=torch.float64), QuantisedRows(4, delta)
     held, errors = torch.zeros_like(rows), []
     for key in range(12):
         codec.encode(rows, key, torch.arange(20), held=held)

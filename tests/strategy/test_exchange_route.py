@@ -18,9 +18,9 @@ def carry(routes, rows):
         arriving = []
         for sender, other in enumerate(routes):
             boundary = [rows[sender][row] for row in other.boundary.tolist()]
-            piece = [boundary[position] for position in other.leaving[receiver].tolist()]
-            assert len(piece) == route.arriving[sender] == other.returned[receiver]
-            arriving += piece
+            chunk = [boundary[position] for position in other.leaving[receiver].tolist()]
+            assert len(chunk) == route.arriving[sender] == other.returned[receiver]
+            arriving += chunk
         assert len(arriving) == route.num_arriving
         halos.append(arriving if route.pick is None else [arriving[place] for place in route.pick.tolist()])
     return halos

@@ -18,7 +18,7 @@ class ThreadRanks:
     def __init__(self, world_size: int, monkeypatch):
         self.world_size, self.handed_over = world_size, [0] * world_size
         self._rank, self._calls = ContextVar("rank"), [0] * world_size
-        self._arrived, self._pieces = threading.Condition(), {}
+        self._arrived, self._chunks = threading.Condition(), {}
         monkeypatch.setattr(averaging, "rank", self._rank.get)
         monkeypatch.setattr(averaging, "world_size", lambda: world_size)
         monkeypatch.setattr(
@@ -44,7 +44,7 @@ class ThreadRanks:
         if errors:
             raise errors[0]
         assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
-        assert not self._pieces, f"sent, and never read: {list(self._pieces)}"
+        assert not self._chunks, f"sent, and never read: {list(self._chunks)}"
         return results
 
     def _all_to_all(self, incoming, outgoing, arriving, sizes, async_op):
@@ -53,9 +53,9 @@ class ThreadRanks:
         self._calls[rank] += 1
         assert sum(sizes) == len(outgoing) and sum(arriving) == len(incoming) and async_op
         with self._arrived:
-            for other, piece in enumerate(outgoing.split(sizes)):
-                self._pieces[number, rank, other] = piece
-                self.handed_over[rank] += len(piece) if other != rank else 0
+            for other, chunk in enumerate(outgoing.split(sizes)):
+                self._chunks[number, rank, other] = chunk
+                self.handed_over[rank] += len(chunk) if other != rank else 0
             self._arrived.notify_all()
         return SimpleNamespace(wait=lambda: self._deliver(rank, number, incoming, arriving))
 
@@ -70,7 +70,7 @@ class ThreadRanks:
         with self._arrived:
             for other in range(self.world_size):
                 if other != rank:
-                    self._pieces[number, rank, other] = tensor
+                    self._chunks[number, rank, other] = tensor
                     self.handed_over[rank] += len(tensor)
             self._arrived.notify_all()
         return SimpleNamespace(wait=lambda: None)
@@ -81,7 +81,7 @@ class ThreadRanks:
                 continue
             address = number, other, rank
             with self._arrived:
-                assert self._arrived.wait_for(lambda a=address: a in self._pieces, timeout=10), f"never sent: {address}"
-                piece = self._pieces.pop(address)
-            assert len(piece) == len(place), "the receiver reckons with another number of bytes than were sent"
-            place.copy_(piece)
+                assert self._arrived.wait_for(lambda a=address: a in self._chunks, timeout=10), f"never sent: {address}"
+                chunk = self._chunks.pop(address)
+            assert len(chunk) == len(place), "the receiver reckons with another number of bytes than were sent"
+            place.copy_(chunk)

@@ -5,9 +5,9 @@ import numpy as np
 from lightning_gnnscale.graph import CSC, build_csc
 
 
-def random_csc(num_nodes, num_arcs, seed=0, hub=False, dtype=np.int32) -> CSC:
+def random_csc(num_nodes, num_edges, seed=0, hub=False, dtype=np.int32) -> CSC:
     rng = np.random.default_rng(seed)
-    src, dst = rng.integers(0, num_nodes, num_arcs), rng.integers(0, num_nodes, num_arcs)
+    src, dst = rng.integers(0, num_nodes, num_edges), rng.integers(0, num_nodes, num_edges)
     if hub:
         src = np.concatenate([src, rng.integers(0, num_nodes, 300)])
         dst = np.concatenate([dst, np.zeros(300, np.int64)])

@@ -1,4 +1,4 @@
-"""Sums over arcs: compiled against plain torch, gradients against finite differences, threads against none."""
+"""Sums over edges: compiled against plain torch, gradients against finite differences, threads against none."""
 
 import multiprocessing
 import threading
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.triton_kernels.aggregate import (
-    add_arcs,
+    add_edges,
     aggregate,
     cpu,
     edge_add,
@@ -22,13 +22,13 @@ from tests.says import said
 from tests.tiers import all_pairs
 
 
-def random_rows(num_dst, num_src, num_arcs, seed, index_dtype=torch.int64):
-    """Arcs thrown at random rows: some rows stay empty, some hold many, sources repeat."""
+def random_rows(num_dst, num_src, num_edges, seed, index_dtype=torch.int64):
+    """Edges thrown at random rows: some rows stay empty, some hold many, sources repeat."""
     generator = torch.Generator().manual_seed(seed)
-    row = torch.randint(num_dst, (num_arcs,), generator=generator) if num_arcs else torch.zeros(0, dtype=torch.int64)
+    row = torch.randint(num_dst, (num_edges,), generator=generator) if num_edges else torch.zeros(0, dtype=torch.int64)
     counts = torch.bincount(row, minlength=num_dst)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    indices = torch.randint(max(1, num_src), (num_arcs,), generator=generator).to(index_dtype)
+    indices = torch.randint(max(1, num_src), (num_edges,), generator=generator).to(index_dtype)
     return indptr, indices, generator
 
 
@@ -61,19 +61,19 @@ def test_equals_plain_torch_forward_and_backward(reduce, weighted, heads, channe
 
 @settings(max_examples=settings.default.max_examples // 6)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 12), st.integers(1, 3), st.booleans(), st.integers(0, 99))
-def test_gradients_against_finite_differences(num_dst, num_src, num_arcs, heads, mean, seed):
-    indptr, indices, generator = random_rows(num_dst, num_src, num_arcs, seed)
+def test_gradients_against_finite_differences(num_dst, num_src, num_edges, heads, mean, seed):
+    indptr, indices, generator = random_rows(num_dst, num_src, num_edges, seed)
     x = torch.randn(num_src, heads, 3, dtype=torch.float64, generator=generator, requires_grad=True)
-    weight = torch.randn(num_arcs, heads, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(num_edges, heads, dtype=torch.float64, generator=generator, requires_grad=True)
     reduce = "mean" if mean else "sum"
     assert torch.autograd.gradcheck(lambda x, w: aggregate(x, indptr, indices, w, reduce), (x, weight))
-    if num_arcs:
+    if num_edges:
         assert torch.autograd.gradcheck(lambda w: edge_softmax(w, indptr), (weight,))
     dst = torch.randn(num_dst, heads, dtype=torch.float64, generator=generator, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s, d: edge_add(s, d, indptr, indices), (x[:, :, 0], dst))
 
 
-def test_rows_and_arcs_that_are_not_there():
+def test_rows_and_edges_that_are_not_there():
     x = torch.randn(4, 6, requires_grad=True)
     empty = torch.zeros(0, dtype=torch.int64)
     out = aggregate(x, torch.zeros(4, dtype=torch.int64), empty, reduce="mean")
@@ -193,7 +193,7 @@ def test_softmax_equals_plain_torch():
     [
         ({"indices": torch.tensor([0, 5])}, "indices [0, 5) 0 5"),
         ({"indices": torch.tensor([-1, 0])}, "-1 0"),
-        ({"indices": torch.tensor([0, 1, 2])}, "0 num_arcs 3 0 2"),
+        ({"indices": torch.tensor([0, 1, 2])}, "0 num_edges 3 0 2"),
         ({"indices": torch.tensor([0.0, 1.0])}, "int32 int64"),
         ({"indptr": torch.tensor([0, 3, 2])}, "rise 0"),
         ({"indptr": torch.tensor([0, 2], dtype=torch.int32)}, "1-D int64"),
@@ -215,7 +215,7 @@ def test_refuses_targets_that_do_not_fit():
         edge_add(torch.zeros(5, 3), torch.zeros(1, 3), torch.tensor([0, 1, 2]), torch.tensor([0, 4]))
 
 
-def test_transposed_arcs_keep_the_order_of_rows():
+def test_transposed_edges_keep_the_order_of_rows():
     indptr, indices = np.array([0, 2, 3, 5]), np.array([1, 0, 1, 1, 3])
     offsets, rows, weights = cpu.transpose(indptr, indices, np.arange(5.0)[:, None], True, True, 4)
     assert offsets.tolist() == [0, 1, 4, 4, 5]
@@ -235,7 +235,7 @@ def test_the_path_of_a_device_equals_the_cpu():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("step", [1, 7, 53])
-def test_sums_of_sources_that_come_in_pieces_are_equal_to_the_bit(weighted, dtype, step):
+def test_sums_of_sources_that_come_in_chunks_are_equal_to_the_bit(weighted, dtype, step):
     indptr, indices, generator = random_rows(37, 53, 211, 0, torch.int32)
     for start, stop in zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
         indices[start:stop] = indices[start:stop].sort().values
@@ -243,19 +243,19 @@ def test_sums_of_sources_that_come_in_pieces_are_equal_to_the_bit(weighted, dtyp
     weight = torch.rand(211, dtype=dtype, generator=generator) if weighted else None
     out, cursor = torch.zeros(37, 6, dtype=dtype), indptr[:-1].clone()
     for first in range(0, 53, step):
-        add_arcs(out, x[first : first + step], first, indptr, indices, cursor, weight)
+        add_edges(out, x[first : first + step], first, indptr, indices, cursor, weight)
     assert equal_bits(out, aggregate(x, indptr, indices, weight)[:, :6])
     assert torch.equal(cursor, indptr[1:])
     with pytest.raises(ValueError, match=said("x (num, 6) (53, 5)")):
-        add_arcs(out, x[:, :5].contiguous(), 0, indptr, indices, cursor)
+        add_edges(out, x[:, :5].contiguous(), 0, indptr, indices, cursor)
 
 
-@pytest.mark.parametrize(("num_dst", "num_src", "num_arcs", "heads"), [(37, 53, 211, 3), (5, 4, 0, 1), (1, 1, 1, 2)])
-def test_products_of_ends_are_those_of_plain_torch(num_dst, num_src, num_arcs, heads):
-    indptr, indices, generator = random_rows(num_dst, num_src, num_arcs, 0)
+@pytest.mark.parametrize(("num_dst", "num_src", "num_edges", "heads"), [(37, 53, 211, 3), (5, 4, 0, 1), (1, 1, 1, 2)])
+def test_products_of_ends_are_those_of_plain_torch(num_dst, num_src, num_edges, heads):
+    indptr, indices, generator = random_rows(num_dst, num_src, num_edges, 0)
     left = torch.randn(num_dst, heads, 7, dtype=torch.float64, generator=generator)
     right = torch.randn(num_src, heads, 7, dtype=torch.float64, generator=generator)
-    grad = torch.randn(num_arcs, heads, dtype=torch.float64, generator=generator)
+    grad = torch.randn(num_edges, heads, dtype=torch.float64, generator=generator)
     found = []
     for product in (edge_dot, reference.edge_dot):
         ends = [left.clone().requires_grad_(), right.clone().requires_grad_()]

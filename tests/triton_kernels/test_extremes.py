@@ -1,4 +1,7 @@
-"""Least and largest values over arcs: torch-scatter where it is installed, plain torch, and a loop agree to the bit."""
+"""Least and largest values over edges:
+
+torch-scatter where it is installed, plain torch, and a loop agree to the bit.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(params=["plain", "torch-scatter"])
 def form(request, monkeypatch):
-    """The two ways to find the arcs; the second needs the package."""
+    """The two ways to find the edges; the second needs the package."""
     if request.param == "plain":
         monkeypatch.setattr(extremes, "torch_scatter", lambda: None)
     else:
@@ -22,13 +25,13 @@ def form(request, monkeypatch):
 
 
 def plain_loop(x, indptr, indices, grad, reduce):
-    """The extremes, and the gradient of x, arc after arc."""
+    """The extremes, and the gradient of x, edge after edge."""
     out, x_grad = np.zeros(grad.shape), np.zeros(x.shape)
     for v, column in np.ndindex(grad.shape):
-        arcs = indices[indptr[v] : indptr[v + 1]]
-        if len(arcs):
-            values = x[arcs, column]
-            first = arcs[values.argmax() if reduce == "max" else values.argmin()]
+        edges = indices[indptr[v] : indptr[v + 1]]
+        if len(edges):
+            values = x[edges, column]
+            first = edges[values.argmax() if reduce == "max" else values.argmin()]
             out[v, column] = x[first, column]
             x_grad[first, column] += grad[v, column]
     return out, x_grad
@@ -45,7 +48,7 @@ def found(x, indptr, indices, grad, reduce, device="cpu"):
 @pytest.mark.parametrize("reduce", ["min", "max"])
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 def test_equals_a_loop_forward_and_backward(form, device, reduce, index_dtype):
-    """No two values are equal, and a third of the rows has no arc."""
+    """No two values are equal, and a third of the rows has no edge."""
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 9, 60) * (np.arange(60) % 3 > 0)
     indptr, indices = np.append(0, counts.cumsum()), rng.integers(0, 40, counts.sum()).astype(index_dtype)
@@ -56,7 +59,7 @@ def test_equals_a_loop_forward_and_backward(form, device, reduce, index_dtype):
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 4), max_size=6), st.booleans(), st.integers(0, 99))
-def test_ties_go_to_the_first_arc(num_src, counts, largest, seed):
+def test_ties_go_to_the_first_edge(num_src, counts, largest, seed):
     rng = np.random.default_rng(seed)
     indptr = np.append(0, np.cumsum(counts, dtype=np.int64))
     indices = rng.integers(0, num_src, indptr[-1])

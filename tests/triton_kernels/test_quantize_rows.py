@@ -66,7 +66,7 @@ def test_wide_codes_are_little_endian_int16():
     decoded = decode_rows(torch.from_numpy(codes), 7, 16, dtype=torch.float64)
     assert decoded.tolist() == (q * (1.0 / 32767)).tolist()
     again = encode_rows(decoded, 16, KEY, torch.tensor([0]))
-    # Draws lie in [2**-17, 1 - 2**-17]: a product one rounding beside a whole number always becomes that number.
+    # Samples lie in [2**-17, 1 - 2**-17]: a product one rounding beside a whole number always becomes that number.
     assert again.tolist() == codes.tolist()
 
 
@@ -96,20 +96,20 @@ def test_errors_stay_below_a_step(width, bits, dtype, exponent, seed):
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("over", ["keys", "row_ids"])
 def test_the_mean_is_the_value(bits, dtype, over):
-    num_draws, width = 4000, 37
+    num_samples, width = 4000, 37
     row = torch.from_numpy(np.random.default_rng(bits).standard_normal((1, width))).to(dtype)
     if over == "keys":
-        codes = torch.cat([encode_rows(row, bits, rng.fold(key), torch.tensor([7])) for key in range(num_draws)])
+        codes = torch.cat([encode_rows(row, bits, rng.fold(key), torch.tensor([7])) for key in range(num_samples)])
     else:
-        codes = encode_rows(row.expand(num_draws, width), bits, KEY, torch.arange(num_draws))
+        codes = encode_rows(row.expand(num_samples, width), bits, KEY, torch.arange(num_samples))
     decoded = decode_rows(codes, width, bits, dtype).double()
     step = float(scale_of(codes)[0, 0]) / levels_of(bits)
     fraction = (row.double() / step) % 1
-    variance = fraction * (1 - fraction) * step**2 / num_draws
+    variance = fraction * (1 - fraction) * step**2 / num_samples
     bias = step * 2.0**-17 + 4 * torch.finfo(dtype).eps * row.abs().double()
     error = decoded.mean(0) - row.double()
     assert (error.abs() <= 5 * variance.sqrt() + bias).all()
-    # The columns' draws are independent: the error of their sum has the sum of their variances.
+    # The columns' samples are independent: the error of their sum has the sum of their variances.
     assert error.sum().abs() <= 5 * variance.sum().sqrt() + bias.sum()
 
 

@@ -17,11 +17,11 @@ from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from tests.says import said
 
 
-def random_graph(num_nodes, num_arcs, seed, skew=2.0) -> CSC:
-    """Arcs with a few hubs among the sources, some empty rows, self-loops and repeats."""
+def random_graph(num_nodes, num_edges, seed, skew=2.0) -> CSC:
+    """Edges with a few hubs among the sources, some empty rows, self-loops and repeats."""
     random = np.random.default_rng(seed)
-    src = (random.random(num_arcs) ** skew * num_nodes).astype(np.int64)
-    return build_csc(src, (random.random(num_arcs) ** 1.3 * num_nodes).astype(np.int64), num_nodes)
+    src = (random.random(num_edges) ** skew * num_nodes).astype(np.int64)
+    return build_csc(src, (random.random(num_edges) ** 1.3 * num_nodes).astype(np.int64), num_nodes)
 
 
 def same(one, other):
@@ -53,56 +53,56 @@ def test_equals_plain_python_bit_for_bit(csc, sizes, key, data):
 
 def test_a_workspace_serves_batch_after_batch():
     csc, space = random_graph(300, 3000, 1), Workspace(300, np.int32)
-    space.base = np.iinfo(np.int32).max - 500  # the labels start anew in one of these batches
+    space.base = np.iinfo(np.int32).max - 500  # the labels start again in one of these batches
     for batch in range(20):
         seeds = np.random.default_rng(batch).choice(300, 10 + batch, replace=False)
-        drawn = sample_layers(csc, seeds, [40, 5, 60], batch, return_e_id=True, workspace=space)
-        same(drawn, sample_layers_reference(csc, seeds, [40, 5, 60], batch))
+        sampled = sample_layers(csc, seeds, [40, 5, 60], batch, return_e_id=True, workspace=space)
+        same(sampled, sample_layers_reference(csc, seeds, [40, 5, 60], batch))
     assert space.base < 2**30
 
 
 def test_shape_of_a_batch():
     csc = random_graph(500, 6000, 2)
     seeds, sizes = np.arange(30, 50), [50, 60, 70]
-    drawn = sample_layers(csc, seeds, sizes, 5, return_e_id=True)
-    assert drawn.num_sampled_nodes[:3] == [20, 50, 60]
-    assert drawn.num_sampled_nodes[3] <= 70
-    hops = np.cumsum([0, *drawn.num_sampled_nodes])
-    arcs = np.cumsum([0, *drawn.num_sampled_edges])
-    source, target = drawn.edge_index
-    np.testing.assert_array_equal(drawn.n_id[:20], seeds)
-    np.testing.assert_array_equal(target, np.repeat(np.arange(hops[3]), np.diff(drawn.indptr)))
-    np.testing.assert_array_equal(csc.indices[drawn.e_id], drawn.n_id[source])
-    row = drawn.n_id[target]
-    assert ((csc.indptr[row] <= drawn.e_id) & (drawn.e_id < csc.indptr[row + 1])).all()
+    sampled = sample_layers(csc, seeds, sizes, 5, return_e_id=True)
+    assert sampled.num_sampled_nodes[:3] == [20, 50, 60]
+    assert sampled.num_sampled_nodes[3] <= 70
+    hops = np.cumsum([0, *sampled.num_sampled_nodes])
+    edges = np.cumsum([0, *sampled.num_sampled_edges])
+    source, target = sampled.edge_index
+    np.testing.assert_array_equal(sampled.n_id[:20], seeds)
+    np.testing.assert_array_equal(target, np.repeat(np.arange(hops[3]), np.diff(sampled.indptr)))
+    np.testing.assert_array_equal(csc.indices[sampled.e_id], sampled.n_id[source])
+    row = sampled.n_id[target]
+    assert ((csc.indptr[row] <= sampled.e_id) & (sampled.e_id < csc.indptr[row + 1])).all()
     for hop in range(3):
-        span = slice(arcs[hop], arcs[hop + 1])
+        span = slice(edges[hop], edges[hop + 1])
         assert ((hops[hop] <= target[span]) & (target[span] < hops[hop + 1])).all()
-        own = drawn.n_id[hops[hop] : hops[hop + 1]]
+        own = sampled.n_id[hops[hop] : hops[hop + 1]]
         assert len(np.unique(own)) == len(own)
-        if hop < 2:  # arcs of a hop come from the entries of that hop
+        if hop < 2:  # edges of a hop come from the entries of that hop
             assert ((hops[hop + 1] <= source[span]) & (source[span] < hops[hop + 2])).all()
-    assert len(np.unique(drawn.n_id[source[arcs[2] :]])) == 70
-    assert not set(drawn.n_id[hops[3] :]) & set(drawn.n_id[: hops[3]])  # the last hop holds no node a second time
+    assert len(np.unique(sampled.n_id[source[edges[2] :]])) == 70
+    assert not set(sampled.n_id[hops[3] :]) & set(sampled.n_id[: hops[3]])  # the last hop holds no node a second time
 
 
 def test_few_candidates_are_taken_whole():
     csc = CSC(np.array([0, 3, 3, 4, 6]), np.array([1, 2, 3, 0, 1, 1], np.int32))
-    drawn = sample_layers(csc, np.array([0, 1, 3]), [5], 9, return_e_id=True)
-    assert drawn.n_id.tolist() == [0, 1, 3, 2]
-    assert drawn.edge_index.tolist() == [[1, 3, 2, 1, 1], [0, 0, 0, 2, 2]]
-    assert drawn.indptr.tolist() == [0, 3, 3, 5]
-    np.testing.assert_array_equal(drawn.edge_weight, np.float32([1 / 3, 1 / 3, 1 / 3, 0.5, 0.5]))
+    sampled = sample_layers(csc, np.array([0, 1, 3]), [5], 9, return_e_id=True)
+    assert sampled.n_id.tolist() == [0, 1, 3, 2]
+    assert sampled.edge_index.tolist() == [[1, 3, 2, 1, 1], [0, 0, 0, 2, 2]]
+    assert sampled.indptr.tolist() == [0, 3, 3, 5]
+    np.testing.assert_array_equal(sampled.edge_weight, np.float32([1 / 3, 1 / 3, 1 / 3, 0.5, 0.5]))
 
 
 def test_importance_by_hand():
     """Rows 0 = {2, 3} and 1 = {2, 4, 5, 6}: q_2 = 1/4 + 1/16, q_3 = 1/4, others 1/16; of 3 nodes, 2 and 3 are sure."""
     csc = CSC(np.array([0, 2, 6, 6, 6, 6, 6, 6]), np.array([2, 3, 2, 4, 5, 6], np.int32))
     for key in range(20):
-        drawn = sample_layers(csc, np.array([0, 1]), [3], key)
-        third = int(drawn.n_id[-1])
-        assert drawn.n_id[:4].tolist() == [0, 1, 2, 3] and third in (4, 5, 6)
-        np.testing.assert_allclose(drawn.edge_weight, [0.5, 0.5, 0.25, 0.75], rtol=1e-6)  # pi of the third is 1 / 3
+        sampled = sample_layers(csc, np.array([0, 1]), [3], key)
+        third = int(sampled.n_id[-1])
+        assert sampled.n_id[:4].tolist() == [0, 1, 2, 3] and third in (4, 5, 6)
+        np.testing.assert_allclose(sampled.edge_weight, [0.5, 0.5, 0.25, 0.75], rtol=1e-6)  # pi of the third is 1 / 3
 
 
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60), st.integers(1, 60))
@@ -136,10 +136,10 @@ def test_every_candidate_comes_with_its_probability(scale):
     assert 60 < len(probability) <= 250 and 0 < sum(p == 1 for p in probability.values()) < 60
     counts, space = np.zeros(300), Workspace(300, np.int32)
     for key in range(KEYS):
-        drawn = sample_layers(
+        sampled = sample_layers(
             csc, seeds, [size], batch_key(0, 0, 0, key), preferred=preferred, scale=scale, workspace=space
         )
-        nodes = np.unique(drawn.n_id[drawn.edge_index[0]])
+        nodes = np.unique(sampled.n_id[sampled.edge_index[0]])
         assert len(nodes) == size
         counts[nodes] += 1
     for j, p in probability.items():
@@ -148,14 +148,14 @@ def test_every_candidate_comes_with_its_probability(scale):
     assert counts.sum() == KEYS * size
 
 
-def propagate(drawn, x, num_layers):
+def propagate(sampled, x, num_layers):
     """Apply the sampled averaging matrix num_layers times, trimmed by hops, and return the seeds' rows."""
-    source, target = drawn.edge_index
-    h = x[drawn.n_id]
+    source, target = sampled.edge_index
+    h = x[sampled.n_id]
     for layer in range(num_layers):
-        num_rows = sum(drawn.num_sampled_nodes[: num_layers - layer])
-        num_arcs = int(drawn.indptr[num_rows])
-        h = np.bincount(target[:num_arcs], drawn.edge_weight[:num_arcs] * h[source[:num_arcs]], num_rows)
+        num_rows = sum(sampled.num_sampled_nodes[: num_layers - layer])
+        num_edges = int(sampled.indptr[num_rows])
+        h = np.bincount(target[:num_edges], sampled.edge_weight[:num_edges] * h[source[:num_edges]], num_rows)
     return h
 
 
@@ -164,7 +164,7 @@ def propagate(drawn, x, num_layers):
 def test_a_stack_of_linear_layers_is_unbiased(num_layers, scale):
     """Seeds that are each other's neighbours, on a dense graph. 6 cases of 20 seeds, |z| < 5: error rate 7e-5.
 
-    Means of 4,000 batches are normal enough: single values are bounded sums of about 40 drawn rows a layer.
+    Means of 4,000 batches are normal enough: single values are bounded sums of about 40 sampled rows a layer.
     """
     csc, seeds = random_graph(60, 900, 4, skew=1.5), np.arange(20)
     x = np.random.default_rng(5).normal(size=60) + 1
@@ -175,10 +175,10 @@ def test_a_stack_of_linear_layers_is_unbiased(num_layers, scale):
     preferred, space = [np.arange(60) % 5 == hop for hop in range(num_layers)], Workspace(60, np.int32)
     values = np.empty((KEYS, 20))
     for key in range(KEYS):
-        drawn = sample_layers(
+        sampled = sample_layers(
             csc, seeds, [25] * num_layers, batch_key(1, 0, 0, key), preferred=preferred, scale=scale, workspace=space
         )
-        values[key] = propagate(drawn, x, num_layers)
+        values[key] = propagate(sampled, x, num_layers)
     z = (values.mean(axis=0) - expected[:20]) / (values.std(axis=0) / np.sqrt(KEYS) + 1e-12)
     assert np.abs(z).max() < 5, z
     assert (values.std(axis=0) > 0).sum() >= 15
@@ -194,7 +194,7 @@ def test_preferred_nodes_come_more_often():
     assert shares[0] < 0.35 and shares[2] > 0.6
 
 
-def test_scale_one_draws_as_without_preference():
+def test_scale_one_samples_as_without_preference():
     csc, seeds = random_graph(200, 2000, 7), np.arange(20)
     preferred = [np.arange(200) % 3 == 0] * 2
     same(

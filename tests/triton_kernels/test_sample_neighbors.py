@@ -36,23 +36,23 @@ def assert_same(mine, other):
 
 @given(
     num_nodes=st.integers(1, 120),
-    num_arcs=st.integers(0, 900),
+    num_edges=st.integers(0, 900),
     fanouts=st.lists(st.sampled_from([-1, 1, 2, 3, 7, 15, 70]), min_size=1, max_size=3),
     key=st.integers(0, 2**64 - 1),
     replace=st.booleans(),
     hub=st.booleans(),
     dtype=st.sampled_from([np.int32, np.int64]),
 )
-def test_equals_the_keyed_oracle(num_nodes, num_arcs, fanouts, key, replace, hub, dtype):
-    csc = random_csc(num_nodes, num_arcs, seed=key % 97, hub=hub, dtype=dtype)
+def test_equals_the_keyed_oracle(num_nodes, num_edges, fanouts, key, replace, hub, dtype):
+    csc = random_csc(num_nodes, num_edges, seed=key % 97, hub=hub, dtype=dtype)
     seeds = np.random.default_rng(key).permutation(num_nodes)[: max(1, num_nodes // 3)]
     mine = sample_neighbors(csc, seeds, fanouts, key, replace=replace, return_e_id=True)
     assert_same(mine, sample_neighbors_reference(csc, seeds, fanouts, key, replace=replace))
 
 
-@given(num_nodes=st.integers(1, 80), num_arcs=st.integers(0, 500), key=st.integers(0, 2**64 - 1), whole=st.booleans())
-def test_with_all_neighbours_it_is_pygs_sampler(num_nodes, num_arcs, key, whole):
-    csc = random_csc(num_nodes, num_arcs, seed=key % 89)
+@given(num_nodes=st.integers(1, 80), num_edges=st.integers(0, 500), key=st.integers(0, 2**64 - 1), whole=st.booleans())
+def test_with_all_neighbours_it_is_pygs_sampler(num_nodes, num_edges, key, whole):
+    csc = random_csc(num_nodes, num_edges, seed=key % 89)
     seeds = np.random.default_rng(key).permutation(num_nodes)[:5]
     fanouts = [-1, -1, -1] if whole else [int(csc.in_degree.max()) or 1] * 2
     mine = sample_neighbors(csc, seeds, fanouts, key, return_e_id=True)
@@ -85,7 +85,7 @@ def test_equals_pyg_itself_where_its_sampler_is_installed():
         np.testing.assert_array_equal(mine.e_id, batch.e_id.numpy())
 
 
-def test_arcs_exist_and_stand_by_target():
+def test_edges_exist_and_stand_by_target():
     csc = random_csc(200, 3000, hub=True)
     mine = sample_neighbors(csc, np.array([0, 7, 11]), [10, 5], 1, return_e_id=True)
     source, target = mine.edge_index
@@ -137,7 +137,7 @@ def test_running_out_of_memory_within_a_batch_leaves_the_workspace_usable(calls_
     left, reserve = [calls_before], Workspace.reserve
 
     def scarce(self, name, size, keep=0):
-        if name in ("arc", "neighbor", "node") and size > 5:
+        if name in ("edge", "neighbor", "node") and size > 5:
             left[0] -= 1
             if left[0] < 0:
                 raise MemoryError(name)
@@ -181,7 +181,7 @@ def test_memory_maps_are_read_like_arrays(tmp_path):
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 5])
-def test_graphs_without_arcs(num_nodes):
+def test_graphs_without_edges(num_nodes):
     csc = random_csc(num_nodes, 0) if num_nodes else CSC(np.zeros(1, np.int64), np.zeros(0, np.int32))
     for replace in (False, True):
         mine = sample_neighbors(csc, np.arange(num_nodes), [3, -1], 0, replace=replace, return_e_id=True)
@@ -191,7 +191,7 @@ def test_graphs_without_arcs(num_nodes):
         assert mine.indptr.tolist() == [0] * (num_nodes + 1)
 
 
-def test_self_loops_and_repeated_arcs_are_kept():
+def test_self_loops_and_repeated_edges_are_kept():
     csc = build_csc(np.array([0, 1, 1, 1]), np.array([0, 0, 0, 1]), 2)
     mine = sample_neighbors(csc, np.array([0]), [-1, -1], 0)
     assert mine.n_id.tolist() == [0, 1]
@@ -213,17 +213,19 @@ def test_inclusion_is_uniform_for_nodes_and_for_pairs(degree, fanout, replace):
     hits = np.zeros((num_keys, degree), np.int64)
     csc, space = star(degree), Workspace(degree + 1, np.int32)
     for key in range(num_keys):
-        drawn = sample_neighbors(csc, np.array([0]), [fanout], key, replace=replace, return_e_id=True, workspace=space)
-        np.add.at(hits[key], drawn.e_id, 1)
+        sampled = sample_neighbors(
+            csc, np.array([0]), [fanout], key, replace=replace, return_e_id=True, workspace=space
+        )
+        np.add.at(hits[key], sampled.e_id, 1)
     assert (hits.sum(1) == fanout).all()
-    chance = fanout / degree
-    variance = chance * (1 - 1 / degree) if replace else chance * (1 - chance)
-    assert_normal(hits.sum(0), num_keys * chance, sqrt(num_keys * variance))
+    probability = fanout / degree
+    variance = probability * (1 - 1 / degree) if replace else probability * (1 - probability)
+    assert_normal(hits.sum(0), num_keys * probability, sqrt(num_keys * variance))
     if not replace:
         assert hits.max() == 1
         pairs = (hits.T @ hits)[np.triu_indices(degree, 1)]
-        chance *= (fanout - 1) / (degree - 1)
-        assert_normal(pairs, num_keys * chance, sqrt(num_keys * chance * (1 - chance)))
+        probability *= (fanout - 1) / (degree - 1)
+        assert_normal(pairs, num_keys * probability, sqrt(num_keys * probability * (1 - probability)))
 
 
 def assert_normal(counts, mean, deviation):
@@ -244,13 +246,13 @@ def test_sampled_aggregation_is_unbiased(replace):
     exact = np.array([full[csc.indices[csc.indptr[v] : csc.indptr[v + 1]]].mean() for v in seeds])
     space, results = Workspace(150, np.int32), []
     for key in range(4000):
-        drawn = sample_neighbors(csc, seeds, [4, 3], key, replace=replace, workspace=space)
-        count = np.maximum(np.diff(drawn.indptr), 1)
-        hidden = value[drawn.n_id]
-        # A node's row is drawn once, so the inner mean of a seed is shared; expectation is linear all the same.
-        inner = np.bincount(drawn.edge_index[1], hidden[drawn.edge_index[0]], len(count)) / count
-        first = slice(0, drawn.num_sampled_edges[0])
-        source, target = drawn.edge_index[:, first]
+        sampled = sample_neighbors(csc, seeds, [4, 3], key, replace=replace, workspace=space)
+        count = np.maximum(np.diff(sampled.indptr), 1)
+        hidden = value[sampled.n_id]
+        # A node's row is sampled once, so the inner mean of a seed is shared; expectation is linear all the same.
+        inner = np.bincount(sampled.edge_index[1], hidden[sampled.edge_index[0]], len(count)) / count
+        first = slice(0, sampled.num_sampled_edges[0])
+        source, target = sampled.edge_index[:, first]
         results.append(np.bincount(target, inner[source], len(seeds)) / count[: len(seeds)])
     results = np.array(results)
     error = results.std(0, ddof=1) / sqrt(len(results))
@@ -310,8 +312,9 @@ degree = np.array([0, 3, 64, 90, 12])
 csc = CSC(np.concatenate([[0], np.cumsum(degree)]), np.random.default_rng(0).integers(0, 5, degree.sum(), np.int32))
 table = np.arange(5 * 32, dtype=np.float32).reshape(5, 32)
 for replace in (False, True):
-    drawn = sample_neighbors(csc, np.array([3, 2]), [8, 60], 5, replace=replace, return_e_id=True)
-    print(drawn.n_id.tolist(), drawn.edge_index.tolist(), drawn.e_id.tolist(), gather_rows(table, drawn.n_id).sum())
+    sampled = sample_neighbors(csc, np.array([3, 2]), [8, 60], 5, replace=replace, return_e_id=True)
+    print(sampled.n_id.tolist(), sampled.edge_index.tolist(), sampled.e_id.tolist())
+    print(gather_rows(table, sampled.n_id).sum())
 """
 
 

@@ -43,7 +43,7 @@ def assert_same(mine, other):
 @each_value
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("fanouts", [[1], [6], [7, 2], [60], [64, 1], [-1], [3, -1], [129]])
-def test_uniform_draws_are_the_references(fanouts, dtype):
+def test_uniform_samples_are_the_references(fanouts, dtype):
     pytest.importorskip("triton")
     csc, seeds, key = rows_of(DEGREES, dtype), np.array([10, 3, 0, 9, 8, 7, 2]), 2**64 - 5 * len(fanouts)
     mine = sample_with_triton(on_device(csc), torch.from_numpy(seeds).to(LAUNCH_DEVICE), fanouts, key, True)
@@ -54,7 +54,7 @@ def test_uniform_draws_are_the_references(fanouts, dtype):
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("scale", [1.0625, 8.0])
 @pytest.mark.parametrize("fanouts", [[1], [6, 3], [70], [-1, 5]])
-def test_preferring_draws_are_the_references(fanouts, scale, share):
+def test_preferring_samples_are_the_references(fanouts, scale, share):
     pytest.importorskip("triton")
     csc, seeds, key = rows_of(DEGREES, seed=3), np.array([10, 3, 0, 7]), int(scale * 1000) + len(fanouts)
     generator = np.random.default_rng(int(10 * share))
@@ -114,11 +114,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from lightning_gnnscale.triton_kernels.sample_neighbors import kernel
 
-for ids, split, arcs, block in [("*i32", True, True, 32), ("*i64", True, False, 128), ("*i32", False, True, 1024)]:
+for ids, split, edges, block in [("*i32", True, True, 32), ("*i64", True, False, 128), ("*i32", False, True, 1024)]:
     given = dict(indptr_ptr="*i64", indices_ptr=ids, inside_ptr="*i32" if split else "*i64",
-                 position_ptr="*i32" if split and arcs else "*i64", node_ptr="*i64", offset_ptr="*i64",
-                 neighbor_ptr="*i64", arc_ptr="*i64", weight_ptr="*fp32" if split else "*i64", hop_key="i64",
-                 scale_bits="i64", SPLIT=split, WITH_ARC=arcs, WITH_POSITION=split, BLOCK=block)
+                 position_ptr="*i32" if split and edges else "*i64", node_ptr="*i64", offset_ptr="*i64",
+                 neighbor_ptr="*i64", edge_ptr="*i64", weight_ptr="*fp32" if split else "*i64", hop_key="i64",
+                 scale_bits="i64", SPLIT=split, WITH_EDGE=edges, WITH_POSITION=split, BLOCK=block)
     types = {name: value if isinstance(value, str) else "constexpr" for name, value in given.items()}
     constants = {name: value for name, value in given.items() if not isinstance(value, str)}
     source = ASTSource(kernel.sample_rows_kernel, signature=types, constexprs=constants)
@@ -138,7 +138,7 @@ def test_the_kernel_compiles_for_hopper_with_exact_arithmetic(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_cuda_draws_what_the_cpu_draws(scale):
+def test_cuda_samples_what_the_cpu_samples(scale):
     rng = np.random.default_rng(0)
     csc = build_csc(
         (rng.random(2_000_000) ** 3 * 100_000).astype(np.int64), rng.integers(0, 100_000, 2_000_000), 100_000

@@ -1,4 +1,4 @@
-"""Sampling with a preference: the keyed oracle bit for bit, exact chances, unbiased sums, and what is refused."""
+"""Sampling with a preference: the keyed oracle bit for bit, exact probabilities, unbiased sums, and what is refused."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def assert_same(mine, other):
             assert value.dtype == (np.float32 if name == "edge_weight" else np.int64), name
 
 
-def chances(num_first, num_rest, fanout, scale) -> tuple[Fraction, Fraction]:
+def probabilities(num_first, num_rest, fanout, scale) -> tuple[Fraction, Fraction]:
     """Equation (8) with cap and redistribution, in rational numbers; fanout < num_first + num_rest."""
     first, rest = scale * Fraction(fanout) / (scale * num_first + num_rest), None
     if first > 1:
@@ -39,7 +39,7 @@ def chances(num_first, num_rest, fanout, scale) -> tuple[Fraction, Fraction]:
 
 @given(
     num_nodes=st.integers(1, 120),
-    num_arcs=st.integers(0, 1500),
+    num_edges=st.integers(0, 1500),
     fanouts=st.lists(st.sampled_from([-1, 1, 2, 3, 7, 15, 70]), min_size=1, max_size=3),
     key=st.integers(0, 2**64 - 1),
     scale=st.sampled_from([1.0, 1.0625, 1.5, 2.0, 3.7, 8.0, 1e6]),
@@ -47,9 +47,9 @@ def chances(num_first, num_rest, fanout, scale) -> tuple[Fraction, Fraction]:
     hub=st.booleans(),
     dtype=st.sampled_from([np.int32, np.int64]),
 )
-def test_equals_the_keyed_oracle(num_nodes, num_arcs, fanouts, key, scale, share, hub, dtype):
+def test_equals_the_keyed_oracle(num_nodes, num_edges, fanouts, key, scale, share, hub, dtype):
     rng = np.random.default_rng(key)
-    csc = random_csc(num_nodes, num_arcs, seed=key % 97, hub=hub, dtype=dtype)
+    csc = random_csc(num_nodes, num_edges, seed=key % 97, hub=hub, dtype=dtype)
     seeds = rng.permutation(num_nodes)[: max(1, num_nodes // 3)]
     preferred = [rng.random(num_nodes) < share for _ in fanouts]
     split = [split_rows(csc, inside, with_position=True) for inside in preferred]
@@ -62,9 +62,9 @@ def test_equals_the_keyed_oracle(num_nodes, num_arcs, fanouts, key, scale, share
     assert_same(unseen, mine._replace(e_id=None))
 
 
-@given(num_nodes=st.integers(1, 60), num_arcs=st.integers(0, 500), seed=st.integers(0, 10**6), position=st.booleans())
-def test_rows_are_split_in_order(num_nodes, num_arcs, seed, position):
-    csc = random_csc(num_nodes, num_arcs, seed)
+@given(num_nodes=st.integers(1, 60), num_edges=st.integers(0, 500), seed=st.integers(0, 10**6), position=st.booleans())
+def test_rows_are_split_in_order(num_nodes, num_edges, seed, position):
+    csc = random_csc(num_nodes, num_edges, seed)
     inside = np.random.default_rng(seed + 1).random(num_nodes) < 0.4
     split = split_rows(csc, inside, position)
     assert (split.position is not None) == position
@@ -78,7 +78,7 @@ def test_rows_are_split_in_order(num_nodes, num_arcs, seed, position):
             assert split.position[at].tolist() == order
 
 
-def test_scale_1_draws_the_bits_of_no_preference():
+def test_scale_1_samples_the_bits_of_no_preference():
     csc = random_csc(200, 4000, hub=True)
     split = [split_rows(csc, np.arange(200) < 30)] * 2
     for key in range(10):
@@ -114,8 +114,8 @@ CASES = [  # neighbours in Q, others, fan-out, scale
 
 
 @pytest.mark.parametrize(("num_first", "num_rest", "fanout", "scale"), CASES)
-def test_chances_are_exact_and_weights_undo_them(num_first, num_rest, fanout, scale):
-    """Over 4,000 keys: every neighbour as often as equation (8) says, every row of exactly `fanout` arcs.
+def test_probabilities_are_exact_and_weights_undo_them(num_first, num_rest, fanout, scale):
+    """Over 4,000 keys: every neighbour as often as equation (8) says, every row of exactly `fanout` edges.
 
     The bound is the two-sided normal one at ERROR_RATE, shared out over the neighbours.
     """
@@ -125,17 +125,17 @@ def test_chances_are_exact_and_weights_undo_them(num_first, num_rest, fanout, sc
     csc, space = star(degree), Workspace(degree + 1, np.int32)
     split = [split_rows(csc, inside, True)]
     hits, first_count = np.zeros(degree, np.int64), np.zeros(num_keys, np.int64)
-    chance_first, chance_rest = chances(num_first, num_rest, fanout, Fraction(scale))
-    expected = np.where(inside[1:], float(chance_first), float(chance_rest))
+    probability_first, probability_rest = probabilities(num_first, num_rest, fanout, Fraction(scale))
+    expected = np.where(inside[1:], float(probability_first), float(probability_rest))
     for key in range(num_keys):
-        drawn = sample_neighbors(
+        sampled = sample_neighbors(
             csc, np.array([0]), [fanout], key, return_e_id=True, workspace=space, split=split, scale=scale
         )
-        assert len(np.unique(drawn.e_id)) == len(drawn.e_id) == fanout
-        np.testing.assert_allclose(drawn.edge_weight, 1 / (degree * expected[drawn.e_id]), rtol=1e-6)
-        hits[drawn.e_id] += 1
-        first_count[key] = inside[1:][drawn.e_id].sum()
-    mean = num_first * chance_first
+        assert len(np.unique(sampled.e_id)) == len(sampled.e_id) == fanout
+        np.testing.assert_allclose(sampled.edge_weight, 1 / (degree * expected[sampled.e_id]), rtol=1e-6)
+        hits[sampled.e_id] += 1
+        first_count[key] = inside[1:][sampled.e_id].sum()
+    mean = num_first * probability_first
     assert set(first_count.tolist()) <= {floor(mean), ceil(mean)}
     uncertain = (expected > 0) & (expected < 1)
     assert (hits[expected == 1] == num_keys).all()
@@ -156,9 +156,9 @@ def test_a_hop_of_weighted_sums_is_unbiased(hop):
     split = [split_rows(csc, inside) for inside in preferred][hop:]
     space, results = Workspace(150, np.int32), []
     for key in range(4000):
-        drawn = sample_neighbors(csc, seeds, [4, 3][hop:], key, workspace=space, split=split, scale=8.0)
-        messages = drawn.edge_weight * value[drawn.n_id[drawn.edge_index[0]]]
-        results.append(np.bincount(drawn.edge_index[1], messages, len(drawn.indptr) - 1)[: len(seeds)])
+        sampled = sample_neighbors(csc, seeds, [4, 3][hop:], key, workspace=space, split=split, scale=8.0)
+        messages = sampled.edge_weight * value[sampled.n_id[sampled.edge_index[0]]]
+        results.append(np.bincount(sampled.edge_index[1], messages, len(sampled.indptr) - 1)[: len(seeds)])
     assert_mean(np.array(results), exact)
 
 
@@ -172,11 +172,11 @@ def test_two_hops_of_weighted_sums_are_unbiased():
     split = [split_rows(csc, np.arange(150) < 30), split_rows(csc, np.arange(150) % 4 == 0)]
     space, results = Workspace(150, np.int32), []
     for key in range(4000):
-        drawn = sample_neighbors(csc, seeds, [4, 3], key, workspace=space, split=split, scale=4.0)
-        source, target = drawn.edge_index
-        inner = np.bincount(target, drawn.edge_weight * value[drawn.n_id[source]], len(drawn.n_id))
-        first = slice(0, drawn.num_sampled_edges[0])
-        results.append(np.bincount(target[first], drawn.edge_weight[first] * inner[source[first]], len(seeds)))
+        sampled = sample_neighbors(csc, seeds, [4, 3], key, workspace=space, split=split, scale=4.0)
+        source, target = sampled.edge_index
+        inner = np.bincount(target, sampled.edge_weight * value[sampled.n_id[source]], len(sampled.n_id))
+        first = slice(0, sampled.num_sampled_edges[0])
+        results.append(np.bincount(target[first], sampled.edge_weight[first] * inner[source[first]], len(seeds)))
     assert_mean(np.array(results), exact)
 
 
@@ -192,8 +192,8 @@ def test_fewer_reads_outside_of_the_set():
     inside = np.random.default_rng(0).random(20_000) < 0.1
     split, outside = [split_rows(csc, inside)] * 2, []
     for scale in (1.0, 2.0, 8.0):
-        drawn = sample_neighbors(csc, np.arange(20), [10, 5], 3, split=split, scale=scale)
-        outside.append((~inside[drawn.n_id]).sum())
+        sampled = sample_neighbors(csc, np.arange(20), [10, 5], 3, split=split, scale=scale)
+        outside.append((~inside[sampled.n_id]).sum())
     assert outside[0] > 1.05 * outside[1] > 1.05**2 * outside[2]
 
 
@@ -202,7 +202,7 @@ def test_fewer_reads_outside_of_the_set():
     [
         ({"scale": 0.5}, "scale >= 1 0.5"),
         ({"scale": float("inf")}, "scale >= 1 inf"),
-        ({"replace": True}, "preference draws replacement"),
+        ({"replace": True}, "preference samples replacement"),
         ({"fanouts": [2, 2]}, "split 2 1"),
         ({"return_e_id": True}, "return_e_id positions split"),
         ({"split": [split_rows(random_csc(4, 10), np.ones(4, bool))]}, "split 4 10 int32"),
@@ -224,8 +224,8 @@ degree = np.array([0, 3, 64, 150, 12])
 csc = CSC(np.concatenate([[0], np.cumsum(degree)]), np.random.default_rng(0).integers(0, 5, degree.sum(), np.int32))
 split = [split_rows(csc, np.arange(5) % 2 == 1, True)] * 2
 for scale in (1.5, 8.0):
-    drawn = sample_neighbors(csc, np.array([3, 2]), [8, 60], 5, split=split, scale=scale, return_e_id=True)
-    print(*(array.tolist() for array in drawn if isinstance(array, np.ndarray)))
+    sampled = sample_neighbors(csc, np.array([3, 2]), [8, 60], 5, split=split, scale=scale, return_e_id=True)
+    print(*(array.tolist() for array in sampled if isinstance(array, np.ndarray)))
 """
 
 

@@ -15,13 +15,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def random_rows(num_dst, num_src, num_arcs, seed, index_dtype=torch.int64):
-    """Arcs thrown at random rows: some rows stay empty, one is long, sources repeat."""
+def random_rows(num_dst, num_src, num_edges, seed, index_dtype=torch.int64):
+    """Edges thrown at random rows: some rows stay empty, one is long, sources repeat."""
     generator = torch.Generator().manual_seed(seed)
-    row = torch.randint(num_dst, (num_arcs,), generator=generator) if num_arcs else torch.zeros(0, dtype=torch.int64)
-    row[: num_arcs // 4] = 0
+    row = torch.randint(num_dst, (num_edges,), generator=generator) if num_edges else torch.zeros(0, dtype=torch.int64)
+    row[: num_edges // 4] = 0
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=num_dst).cumsum(0)])
-    indices = torch.randint(num_src, (num_arcs,), generator=generator).to(index_dtype)
+    indices = torch.randint(num_src, (num_edges,), generator=generator).to(index_dtype)
     return indptr.to(DEVICE), indices.to(DEVICE), generator
 
 
@@ -83,12 +83,12 @@ def test_the_mean_without_weights_goes_back_too():
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 12), st.integers(1, 3), st.booleans(), st.integers(0, 99))
-def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_arcs, heads, mean, seed):
+def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_edges, heads, mean, seed):
     indptr, indices, generator = (
-        t.cpu() if isinstance(t, torch.Tensor) else t for t in random_rows(num_dst, num_src, num_arcs, seed)
+        t.cpu() if isinstance(t, torch.Tensor) else t for t in random_rows(num_dst, num_src, num_edges, seed)
     )
     x = torch.randn(num_src, heads, 3, dtype=torch.float64, generator=generator, requires_grad=True)
-    weight = torch.randn(num_arcs, heads, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(num_edges, heads, dtype=torch.float64, generator=generator, requires_grad=True)
     grad = torch.randn(num_dst, heads, 3, dtype=torch.float64, generator=generator)
     out = reference.aggregate(x, indptr, indices, weight, mean)
     x_grad, weight_grad = torch.autograd.grad(out, (x, weight), grad)
@@ -111,7 +111,7 @@ def test_the_mean_on_the_cpu(shape):
     close(x.grad[0], torch.full(shape[1:], 2 / 3), torch.float32)
 
 
-def test_rows_arcs_and_channels_that_are_not_there():
+def test_rows_edges_and_channels_that_are_not_there():
     pytest.importorskip("triton")
     pointers, none = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
     x = torch.ones((3, 1, 5), device=DEVICE, requires_grad=True)
@@ -164,7 +164,7 @@ for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i6
                         WEIGHTED=weighted, MEAN=not weighted, ARCS=1024 // block, BLOCK=block)
     dot = dict(grad_ptr="*" + floating) | rows | dict(out_ptr="*" + factor, heads="i32", channels="i32",
                                                       MEAN=weighted, ARCS=1024 // block, BLOCK=block)
-    for function, arguments in ((kernel.gather_sum_kernel, total), (kernel.arc_dot_kernel, dot)):
+    for function, arguments in ((kernel.gather_sum_kernel, total), (kernel.edge_dot_kernel, dot)):
         types = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
         constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
         source = ASTSource(function, signature=types, constexprs=constants)
@@ -196,6 +196,6 @@ def test_cuda_equals_the_cpu_and_itself(dtype, reduce):
         results.append([out.detach().cpu(), x.grad.cpu(), weight.grad.cpu()])
     for first, second, expected in zip(*results, strict=True):
         assert torch.equal(first, second)
-        # rows of up to 1,250 arcs: sums of that many terms of order 1 in float32, halves rounded once
+        # rows of up to 1,250 edges: sums of that many terms of order 1 in float32, halves rounded once
         limit = max(1e-4, TOLERANCE[dtype])
         torch.testing.assert_close(first.float(), expected.float(), rtol=limit, atol=limit)

@@ -16,7 +16,7 @@ def random_bits(num_rows, dim, dtype, seed):
 
 
 def spread(whole, num_tables, seed, unreachable=()):
-    """Deal the rows of a tensor out to tables at random; return (places, tables)."""
+    """Assign the rows of a tensor out to tables at random; return (places, tables)."""
     random = np.random.default_rng(seed)
     table = random.integers(0, num_tables, len(whole))
     row = np.zeros(len(whole), np.int64)

@@ -1,5 +1,5 @@
-"""Reductions over the in-arcs of each node: sums, means, extremes, softmax over a row, sums and products of ends."""
+"""Reductions over the in-edges of each node: sums, means, extremes, softmax over a row, sums and products of ends."""
 
-from .op import Transposed, add_arcs, aggregate, edge_add, edge_dot, edge_softmax, transpose
+from .op import Transposed, add_edges, aggregate, edge_add, edge_dot, edge_softmax, transpose
 
-__all__ = ["Transposed", "add_arcs", "aggregate", "edge_add", "edge_dot", "edge_softmax", "transpose"]
+__all__ = ["Transposed", "add_edges", "aggregate", "edge_add", "edge_dot", "edge_softmax", "transpose"]

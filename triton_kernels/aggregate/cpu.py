@@ -1,6 +1,6 @@
 """Compiled loops over CSC rows, and the threads that share the rows out.
 
-Each row is computed by one thread, in the order of its arcs: the number of threads changes no bit. The threads are
+Each row is computed by one thread, in the order of its edges: the number of threads changes no bit. The threads are
 Python's (`nogil` kernels), because numba's own parallel loops must not be entered from several Python threads.
 """
 
@@ -13,7 +13,7 @@ import torch
 from ...jit import kernel
 from ..intrinsics import LINE_BYTES, prefetch
 
-AHEAD = 8  # arcs whose source rows are asked for early; 4 to 16 measured alike, none costs 25% to 50%
+AHEAD = 8  # edges whose source rows are asked for early; 4 to 16 measured alike, none costs 25% to 50%
 MIN_WORK = 1 << 17  # values a thread must have to be worth waking (about 50 microseconds)
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -24,8 +24,8 @@ def run_rows(function, indptr: np.ndarray, width: int, *args) -> None:
 
     Args:
         function: a `nogil` kernel that writes only what belongs to rows [first_row, last_row).
-        indptr: (num_rows + 1,) int64; slices hold about equal numbers of arcs.
-        width: values that one arc touches, to judge whether threads pay.
+        indptr: (num_rows + 1,) int64; slices hold about equal numbers of edges.
+        width: values that one edge touches, to judge whether threads pay.
     """
     num_rows = len(indptr) - 1
     work = (int(indptr[-1]) + num_rows) * width
@@ -52,10 +52,10 @@ def _pool(num_workers: int) -> ThreadPoolExecutor:
 
 @kernel(error_model="numpy", fastmath={"contract"})
 def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_row):
-    """Write out[v, h] = sum of weight[e, h] * x[indices[e], h] over row v (mean: over its number of arcs).
+    """Write out[v, h] = sum of weight[e, h] * x[indices[e], h] over row v (mean: over its number of edges).
 
     Args:
-        x: (num_src, heads, channels) contiguous; weight: (num_arcs, heads), not read unless `weighted`.
+        x: (num_src, heads, channels) contiguous; weight: (num_edges, heads), not read unless `weighted`.
         out: (num_rows, heads, channels), rows [first_row, last_row) are overwritten.
     """
     heads, channels = x.shape[1], x.shape[2]
@@ -90,13 +90,13 @@ def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_
 
 
 @kernel(error_model="numpy", fastmath={"contract"})
-def add_arcs(x, first, indptr, indices, weight, weighted, cursor, out, first_row, last_row):
-    """Add weight[e] * x[indices[e] - first] to out[v] for the next arcs of row v whose source is among x.
+def add_edges(x, first, indptr, indices, weight, weighted, cursor, out, first_row, last_row):
+    """Add weight[e] * x[indices[e] - first] to out[v] for the next edges of row v whose source is among x.
 
     Args:
         x: (num, width) contiguous, sources first to first + num; their first out.shape[1] columns are read.
-        indices: ascending within a row. weight: (num_arcs,), not read unless `weighted`.
-        cursor: (num_rows,) int64, the next arc of each row; moved on.
+        indices: ascending within a row. weight: (num_edges,), not read unless `weighted`.
+        cursor: (num_rows,) int64, the next edge of each row; moved on.
         out: (num_rows, channels), added to in rows [first_row, last_row).
     """
     channels, width, last = out.shape[1], x.shape[1], first + len(x)
@@ -125,10 +125,10 @@ def add_arcs(x, first, indptr, indices, weight, weighted, cursor, out, first_row
 
 @kernel(error_model="numpy")
 def transpose(indptr, indices, weight, weighted, mean, num_src):
-    """Group the arcs by source, in the order of their rows, with the weight that a gradient takes back along each.
+    """Group the edges by source, in the order of their rows, with the weight that a gradient takes back along each.
 
     Returns:
-        (num_src + 1,) int64 offsets; (num_arcs,) rows; (num_arcs, heads) weights (no rows where all would be 1).
+        (num_src + 1,) int64 offsets; (num_edges,) rows; (num_edges, heads) weights (no rows where all would be 1).
     """
     offsets = np.zeros(num_src + 1, np.int64)
     for e in range(len(indices)):
@@ -159,8 +159,8 @@ def transpose(indptr, indices, weight, weighted, mean, num_src):
 
 
 @kernel(error_model="numpy", fastmath={"contract", "reassoc"})
-def arc_dot(grad, x, indptr, indices, mean, out, first_row, last_row):
-    """Write out[e, h] = dot(grad[v, h], x[indices[e], h]) for the arcs of row v: the gradient of the weights."""
+def edge_dot(grad, x, indptr, indices, mean, out, first_row, last_row):
+    """Write out[e, h] = dot(grad[v, h], x[indices[e], h]) for the edges of row v: the gradient of the weights."""
     heads, channels = x.shape[1], x.shape[2]
     width = heads * channels
     flat = x.reshape(-1)
@@ -225,7 +225,7 @@ def softmax_gradient(grad, probability, indptr, out, first_row, last_row):
 
 @kernel(error_model="numpy")
 def add_ends(src_value, dst_value, indptr, indices, out, first_row, last_row):
-    """Write out[e, h] = src_value[indices[e], h] + dst_value[v, h] for the arcs of row v."""
+    """Write out[e, h] = src_value[indices[e], h] + dst_value[v, h] for the edges of row v."""
     for v in range(first_row, last_row):
         for e in range(indptr[v], indptr[v + 1]):
             for h in range(out.shape[1]):
@@ -234,7 +234,7 @@ def add_ends(src_value, dst_value, indptr, indices, out, first_row, last_row):
 
 @kernel(error_model="numpy")
 def sum_to_ends(grad, indptr, indices, src_grad, dst_grad):
-    """Add grad[e] to src_grad[indices[e]] and to dst_grad[v], arc after arc (one thread: sources repeat)."""
+    """Add grad[e] to src_grad[indices[e]] and to dst_grad[v], edge after edge (one thread: sources repeat)."""
     for v in range(len(indptr) - 1):
         for e in range(indptr[v], indptr[v + 1]):
             source = np.uint64(indices[e])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from .reference import row_of_arc
+from .reference import row_of_edge
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TILE = 1024  # values that a program has under way
@@ -17,7 +17,7 @@ TILE = 1024  # values that a program has under way
 class SegmentSum(Function):
     """Weighted sums or means over rows by the kernels: `aggregate` on a CUDA device.
 
-    Arguments: x (num_src, heads, channels) of DTYPES; weight (num_arcs, heads), or (num_arcs, 1) for all heads alike,
+    Arguments: x (num_src, heads, channels) of DTYPES; weight (num_edges, heads), or (num_edges, 1) for all heads alike,
     floating, or None; indptr, indices; mean.
     """
 
@@ -37,11 +37,11 @@ class SegmentSum(Function):
         grad = grad.contiguous()
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            factors = _arc_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
+            factors = _edge_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
             x_grad = gather_sum(grad, *by_source(indptr, indices, factors, ctx.num_src), False)
         if ctx.needs_input_grad[1]:
             weight_grad = torch.empty_like(weight)
-            arc_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
+            edge_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
         return x_grad, weight_grad, None, None, None
 
 
@@ -56,17 +56,18 @@ def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor
         block = _block(width)
         _triton_kernels().gather_sum_kernel[(num_rows, -(-width // block))](
             x, indptr, indices, x if weight is None else weight, out, width, heads, width // heads,
-            WEIGHTED=weight is not None, MEAN=mean, ARCS=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
+            WEIGHTED=weight is not None, MEAN=mean, EDGES=TILE // block, BLOCK=block, num_warps=4,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
 
-def arc_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool, out: Tensor) -> None:
+def edge_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool, out: Tensor) -> None:
     """Launch the products of each row's gradient with its sources' values, a sum over channels (and heads).
 
     Args:
         grad: (num_rows, heads, channels). x: (num_src, heads, channels).
-        out: (num_arcs, heads) or (num_arcs, 1), filled.
+        out: (num_edges, heads) or (num_edges, 1), filled.
     """
     heads = out.shape[1]
     channels = x.shape[1] * x.shape[2] // max(1, heads)
@@ -74,24 +75,24 @@ def arc_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool
         out.zero_()
     elif out.numel():
         block = _block(channels)
-        _triton_kernels().arc_dot_kernel[(len(indptr) - 1, heads)](
+        _triton_kernels().edge_dot_kernel[(len(indptr) - 1, heads)](
             grad, x, indptr, indices, out, heads, channels,
-            MEAN=mean, ARCS=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
+            MEAN=mean, EDGES=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
 def by_source(
     indptr: Tensor, indices: Tensor, factors: Tensor | None, num_src: int
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Group arcs by source on their device, in the order of their rows.
+    """Group edges by source on their device, in the order of their rows.
 
     Returns:
-        (num_arcs, heads) factors or None, (num_src + 1,) int64 offsets, (num_arcs,) int64 rows.
+        (num_edges, heads) factors or None, (num_src + 1,) int64 offsets, (num_edges,) int64 rows.
     """
     ordered, order = torch.sort(indices, stable=True)
     bounds = torch.arange(num_src + 1, device=indices.device, dtype=indices.dtype)
     offsets = torch.searchsorted(ordered, bounds)
-    rows = row_of_arc(indptr, len(indices)).index_select(0, order)
+    rows = row_of_edge(indptr, len(indices)).index_select(0, order)
     return None if factors is None else factors.index_select(0, order), offsets, rows
 
 
@@ -110,12 +111,14 @@ def is_available(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype in DTYPES and _triton_kernels() is not None
 
 
-def _arc_factors(weight: Tensor | None, indptr: Tensor, num_arcs: int, mean: bool, dtype: torch.dtype) -> Tensor | None:
-    """Return (num_arcs, heads or 1) by which a row's gradient goes back along each arc, or None where all are 1."""
+def _edge_factors(
+    weight: Tensor | None, indptr: Tensor, num_edges: int, mean: bool, dtype: torch.dtype
+) -> Tensor | None:
+    """Return (num_edges, heads or 1) by which a row's gradient goes back along each edge, or None where all are 1."""
     if not mean:
         return weight
     share = indptr.diff().clamp(min=1).to(torch.float64 if dtype == torch.float64 else torch.float32).reciprocal()
-    share = share.index_select(0, row_of_arc(indptr, num_arcs)).unsqueeze(1)
+    share = share.index_select(0, row_of_edge(indptr, num_edges)).unsqueeze(1)
     return share if weight is None else weight * share
 
 

@@ -13,11 +13,11 @@ from .extremes import extreme
 
 
 class Transposed(NamedTuple):
-    """Arcs grouped by source: what the gradient of `aggregate` walks along.
+    """Edges grouped by source: what the gradient of `aggregate` walks along.
 
     Attributes:
-        indptr: (num_src + 1,) int64. indices: (num_arcs,) rows that read each source, of the dtype of the ids.
-        weight: (num_arcs, heads), or (0, heads) where all are 1.
+        indptr: (num_src + 1,) int64. indices: (num_edges,) rows that read each source, of the dtype of the ids.
+        weight: (num_edges, heads), or (0, heads) where all are 1.
     """
 
     indptr: Tensor
@@ -28,14 +28,14 @@ class Transposed(NamedTuple):
 def transpose(
     indptr: Tensor, indices: Tensor, weight: Tensor | None, num_src: int, reduce: str = "sum", dtype=torch.float32
 ) -> Transposed:
-    """Group arcs by their source, once for arcs and weights that many backward passes share.
+    """Group edges by their source, once for edges and weights that many backward passes share.
 
     Args:
         indptr, indices, weight, reduce: As in `aggregate`, on the CPU.
         num_src: Number of sources.
         dtype: Dtype of the values that are summed.
 
-    Cost: O(num_src + num_arcs), and as many ids and weights again.
+    Cost: O(num_src + num_edges), and as many ids and weights again.
     """
     _check_rows(indptr, indices, num_src)
     if weight is None:
@@ -56,19 +56,19 @@ def aggregate(
     reduce: str = "sum",
     transposed: Transposed | None = None,
 ) -> Tensor:
-    """Sum or average weighted source values over the in-arcs of each node; differentiable in x and weight.
+    """Sum or average weighted source values over the in-edges of each node; differentiable in x and weight.
 
-    out[v, h, :] = sum over arcs e of row v of weight[e, h] * x[indices[e], h, :], divided by the number of arcs of
+    out[v, h, :] = sum over edges e of row v of weight[e, h] * x[indices[e], h, :], divided by the number of edges of
     the row for "mean"; for "min" and "max" the least and the largest x[indices[e], h, c] of each channel, with a
-    gradient that goes to the first arc among equals. A row without arcs gives 0.
+    gradient that goes to the first edge among equals. A row without edges gives 0.
 
     Args:
         x: (num_src, heads, channels) or (num_src, channels), floating; float16 and bfloat16 are summed in float32.
-        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
-        indices: (num_arcs,) int32 or int64 in [0, num_src).
-        weight: (num_arcs, heads) or (num_arcs,) for all heads alike, floating; None = 1. Not for "min" and "max".
+        indptr: (num_dst + 1,) int64, from 0 to num_edges.
+        indices: (num_edges,) int32 or int64 in [0, num_src).
+        weight: (num_edges, heads) or (num_edges,) for all heads alike, floating; None = 1. Not for "min" and "max".
         reduce: "sum", "mean", "min" or "max".
-        transposed: `transpose` of the same arcs and weights, for one head; None: the backward makes it. Read on the
+        transposed: `transpose` of the same edges and weights, for one head; None: the backward makes it. Read on the
             CPU only.
 
     Returns:
@@ -77,10 +77,10 @@ def aggregate(
     Raises:
         ValueError: shapes, dtypes or ids that do not fit (ids are looked at on the CPU only).
 
-    Cost: reads num_arcs * heads * channels values. The gradient of x regroups the arcs by source (one int and one
-    weight an arc) and reads as much again, without races and in a fixed order; on the CPU the number of threads
+    Cost: reads num_edges * heads * channels values. The gradient of x regroups the edges by source (one int and one
+    weight an edge) and reads as much again, without races and in a fixed order; on the CPU the number of threads
     changes no bit of any result. On CUDA Triton kernels run: no message is held in memory. "min" and "max" have no
-    kernel: messages are held, and torch-scatter finds the arcs where it is installed, plain torch elsewhere.
+    kernel: messages are held, and torch-scatter finds the edges where it is installed, plain torch elsewhere.
     """
     _check_rows(indptr, indices, x.shape[0])
     if reduce not in ("sum", "mean", "min", "max"):
@@ -102,23 +102,23 @@ def aggregate(
     return out.view(len(indptr) - 1, *x.shape[1:])
 
 
-def add_arcs(
+def add_edges(
     out: Tensor, x: Tensor, first: int, indptr: Tensor, indices: Tensor, cursor: Tensor, weight: Tensor | None = None
 ) -> None:
-    """Add to the sums of `aggregate` the arcs from some sources, which come in ascending pieces; on the CPU.
+    """Add to the sums of `aggregate` the edges from some sources, which come in ascending chunks; on the CPU.
 
-    Once every source has come, out is what `aggregate` gives of all of them, to the bit: a row's arcs are added in
+    Once every source has come, out is what `aggregate` gives of all of them, to the bit: a row's edges are added in
     their order.
 
     Args:
         out: (num_dst, channels) float32 or float64, added to in place.
         x: (num, width) of the dtype of out, width >= channels: sources first to first + num. The first `channels`
             columns are read.
-        first: the first source of this piece; pieces come in ascending order.
-        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
-        indices: (num_arcs,) int32 or int64, ascending within a row.
-        cursor: (num_dst,) int64, the next arc of each row, indptr[:-1] before the first piece; moved on in place.
-        weight: (num_arcs,) of the dtype of out; None = 1.
+        first: the first source of this chunk; chunks come in ascending order.
+        indptr: (num_dst + 1,) int64, from 0 to num_edges.
+        indices: (num_edges,) int32 or int64, ascending within a row.
+        cursor: (num_dst,) int64, the next edge of each row, indptr[:-1] before the first chunk; moved on in place.
+        weight: (num_edges,) of the dtype of out; None = 1.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -131,13 +131,13 @@ def add_arcs(
     factors = (out.new_empty(0) if weight is None else weight).numpy()
     rows = indptr.numpy()
     cpu.run_rows(
-        cpu.add_arcs, rows, out.shape[1],
+        cpu.add_edges, rows, out.shape[1],
         x.numpy(), first, rows, indices.numpy(), factors, weight is not None, cursor.numpy(), out.numpy(),
     )  # fmt: skip
 
 
 def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
-    """Run the form of the device; (num_arcs, 1) weights are those of all heads."""
+    """Run the form of the device; (num_edges, 1) weights are those of all heads."""
     if is_available(values):
         with torch.cuda.device(values.device):
             return SegmentSum.apply(values, weight, indptr, indices, mean)
@@ -152,17 +152,17 @@ def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
 
 
 def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
-    """Softmax over the in-arcs of each node, head by head; differentiable.
+    """Softmax over the in-edges of each node, head by head; differentiable.
 
     Args:
-        logits: (num_arcs, heads) or (num_arcs,) floating, grouped by row; -inf gives an arc the share 0.
+        logits: (num_edges, heads) or (num_edges,) floating, grouped by row; -inf gives an edge the share 0.
         indptr: (num_dst + 1,) int64.
 
     Returns:
         The shape and dtype of logits; each row that has a finite logit sums to 1.
 
     Raises:
-        ValueError: indptr does not end at num_arcs.
+        ValueError: indptr does not end at num_edges.
     """
     _check_rows(indptr, logits, None)
     values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
@@ -172,7 +172,7 @@ def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
 
 
 def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
-    """Return src_value[indices[e]] + dst_value[v] for each arc e of each row v; differentiable in both.
+    """Return src_value[indices[e]] + dst_value[v] for each edge e of each row v; differentiable in both.
 
     Args:
         src_value: (num_src, heads) floating.
@@ -180,7 +180,7 @@ def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tens
         indptr, indices: CSC rows, as in `aggregate`.
 
     Returns:
-        (num_arcs, heads).
+        (num_edges, heads).
 
     Raises:
         ValueError: shapes or ids that do not fit.
@@ -196,7 +196,7 @@ def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tens
 
 
 def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
-    """Return the product of dst_value[v] and src_value[indices[e]] for each arc e of each row v; differentiable.
+    """Return the product of dst_value[v] and src_value[indices[e]] for each edge e of each row v; differentiable.
 
     Args:
         dst_value: (num_dst, heads, channels) floating.
@@ -204,12 +204,12 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
         indptr, indices: CSC rows, as in `aggregate`.
 
     Returns:
-        (num_arcs, heads) sums over the channels.
+        (num_edges, heads) sums over the channels.
 
     Raises:
         ValueError: shapes or ids that do not fit.
 
-    Cost: reads num_arcs * heads * channels values, and twice as many for the gradients; no row is held for an arc.
+    Cost: reads num_edges * heads * channels values, and twice as many for the gradients; no row is held for an edge.
     """
     _check_rows(indptr, indices, src_value.shape[0])
     if src_value.dim() != 3 or dst_value.shape != (len(indptr) - 1, *src_value.shape[1:]):
@@ -234,11 +234,11 @@ class _EdgeDot(Function):
         ctx.save_for_backward(dst_value, src_value, indptr, indices)
         out = src_value.new_empty((len(indices), src_value.shape[1]))
         if out.device.type != "cpu":
-            device.arc_dot(dst_value, src_value, indptr, indices.contiguous(), False, out)
+            device.edge_dot(dst_value, src_value, indptr, indices.contiguous(), False, out)
             return out
         rows = indptr.numpy()
         cpu.run_rows(
-            cpu.arc_dot, rows, src_value[:1].numel(),
+            cpu.edge_dot, rows, src_value[:1].numel(),
             dst_value.detach().numpy(), src_value.detach().numpy(), rows, indices.numpy(), False, out.numpy(),
         )  # fmt: skip
         return out
@@ -263,10 +263,10 @@ class _Aggregate(Function):
         ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
         ctx.mean, ctx.num_src, ctx.transposed = mean, x.shape[0], transposed
         out = x.new_empty((len(indptr) - 1, *x.shape[1:]))
-        rows, arc_weight = indptr.numpy(), _numpy_weight(weight, x)
+        rows, edge_weight = indptr.numpy(), _numpy_weight(weight, x)
         cpu.run_rows(
             cpu.gather_sum, rows, out[:1].numel(),
-            x.detach().numpy(), rows, indices.numpy(), arc_weight, weight is not None, mean, out.numpy(),
+            x.detach().numpy(), rows, indices.numpy(), edge_weight, weight is not None, mean, out.numpy(),
         )  # fmt: skip
         return out
 
@@ -292,7 +292,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[1]:
             weight_grad = torch.empty_like(weight)
             cpu.run_rows(
-                cpu.arc_dot, rows, grad[:1].numel(),
+                cpu.edge_dot, rows, grad[:1].numel(),
                 grad.numpy(), x.numpy(), rows, sources, ctx.mean, weight_grad.numpy(),
             )  # fmt: skip
         return x_grad, weight_grad, None, None, None, None
@@ -347,19 +347,19 @@ def _numpy_weight(weight: Tensor | None, like: Tensor):
     return (like.new_empty((0, like.shape[1])) if weight is None else weight.detach()).numpy()
 
 
-def _check_rows(indptr: Tensor, arcs: Tensor, num_src: int | None) -> None:
+def _check_rows(indptr: Tensor, edges: Tensor, num_src: int | None) -> None:
     """Refuse pointers or ids that would read outside their arrays; on the CPU only, elsewhere it would wait."""
     if indptr.dim() != 1 or len(indptr) == 0 or indptr.dtype != torch.int64:
         raise ValueError(f"indptr must be 1-D int64 with at least one entry, got {tuple(indptr.shape)} {indptr.dtype}")
     if indptr.device.type != "cpu":
         return
-    num_arcs = arcs.shape[0]
-    if int(indptr[0]) != 0 or int(indptr[-1]) != num_arcs or bool((indptr.diff() < 0).any()):
-        raise ValueError(f"indptr must rise from 0 to num_arcs {num_arcs}, got {int(indptr[0])} to {int(indptr[-1])}")
-    if num_src is None or num_arcs == 0:
+    num_edges = edges.shape[0]
+    if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges or bool((indptr.diff() < 0).any()):
+        raise ValueError(f"indptr must rise from 0 to num_edges {num_edges}, got {int(indptr[0])} to {int(indptr[-1])}")
+    if num_src is None or num_edges == 0:
         return
-    if arcs.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"indices must be int32 or int64, got {arcs.dtype}")
-    least, most = (int(value) for value in torch.aminmax(arcs))
+    if edges.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices must be int32 or int64, got {edges.dtype}")
+    least, most = (int(value) for value in torch.aminmax(edges))
     if least < 0 or most >= num_src:
         raise ValueError(f"indices must be in [0, {num_src}), got {least} to {most}")

@@ -39,7 +39,7 @@ def decode(codes: np.ndarray, bits: int, out: np.ndarray, add: bool) -> None:
 
 @kernel(error_model="numpy")
 def encode_all(
-    x, held, key, row_ids, levels, bits, float_bits, value, value_bits, words, draws, codes, packed, out
+    x, held, key, row_ids, levels, bits, float_bits, value, value_bits, words, samples, codes, packed, out
 ):  # fmt: skip
     """Encode row after row.
 
@@ -48,7 +48,7 @@ def encode_all(
         levels: 2**(bits - 1) - 1.
         float_bits: the entry of `FLOAT_BITS`.
         value, value_bits: (width,) scratch of the dtype of x, and the same memory as integers.
-        words, draws: (ceil(width / 4),) uint64 scratch, and the same memory as uint16.
+        words, samples: (ceil(width / 4),) uint64 scratch, and the same memory as uint16.
         codes, packed: zeros for a row of codes, and the same memory as items of one byte's codes.
     """
     width = x.shape[1]
@@ -66,7 +66,7 @@ def encode_all(
             codes[:width] = offset
         else:
             fill_words(combine(key, np.uint64(row_ids[i])), words)
-            round_row(value, x.dtype.type(levels) / to_float(scale, x), draws, levels, offset, codes)
+            round_row(value, x.dtype.type(levels) / to_float(scale, x), samples, levels, offset, codes)
         pack(packed, bits, out[i, 2:])
         if len(held) > 0:
             add_row(codes, offset, to_float(scale, x) / x.dtype.type(levels), held[i])
@@ -116,21 +116,21 @@ def to_float(scale, like):
 
 @kernel
 def fill_words(row_key, words):
-    """Fill words with the random bits of a row: four draws of 16 bits a word, the lowest first."""
+    """Fill words with the random bits of a row: four samples of 16 bits a word, the lowest first."""
     for w in range(len(words)):
         words[w] = mix64(row_key + np.uint64(w + 1) * GOLDEN)
 
 
 @kernel(error_model="numpy")
-def round_row(value, factor, draws, levels, offset, codes):
-    """Write floor(value * factor) + offset, plus 1 where the draw in (0, 1) is below the fraction."""
+def round_row(value, factor, samples, levels, offset, codes):
+    """Write floor(value * factor) + offset, plus 1 where the sample in (0, 1) is below the fraction."""
     floating = value.dtype.type
     most, one, unit, half = floating(levels), floating(1), floating(2.0**-16), floating(2.0**-17)
     shift = floating(offset)
     for c in range(len(value)):
         scaled = min(max(value[c] * factor, -most), most)  # the rounding of the factor may lead past the levels
         lower = np.floor(scaled)
-        lower += one if scaled - lower > floating(draws[c]) * unit + half else floating(0)
+        lower += one if scaled - lower > floating(samples[c]) * unit + half else floating(0)
         codes[c] = np.int32(lower + shift)
 
 

@@ -10,8 +10,8 @@ from ..random_bits import GOLDEN, combine, mix64
 
 _SCALE_INF = tl.constexpr(0x7F80)  # bits of bfloat16
 _SCALE_NAN = tl.constexpr(0x7FC0)
-_DRAW_UNIT = tl.constexpr(2.0**-16)
-_DRAW_HALF = tl.constexpr(2.0**-17)
+_SAMPLE_UNIT = tl.constexpr(2.0**-16)
+_SAMPLE_HALF = tl.constexpr(2.0**-17)
 
 
 @triton.jit
@@ -87,8 +87,8 @@ def encode_kernel(
             scaled = tl.minimum(tl.maximum(scaled, -most), most)
             # This floor takes subnormals for 0; one below 0 then keeps the code 0 that -1 + 1 would give.
             lower = tl.floor(scaled)
-            draw = ((word >> (16 * lane)) & 0xFFFF).to(tl.int32).to(floating) * _DRAW_UNIT + _DRAW_HALF
-            code = lower.to(tl.int32) + (scaled - lower > draw).to(tl.int32)
+            sample = ((word >> (16 * lane)) & 0xFFFF).to(tl.int32).to(floating) * _SAMPLE_UNIT + _SAMPLE_HALF
+            code = lower.to(tl.int32) + (scaled - lower > sample).to(tl.int32)
             if HAS_HELD:
                 tl.store(held_ptr + columns, before + code.to(floating) * step, mask=inside)
             if BITS == 16:

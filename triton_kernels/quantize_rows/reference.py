@@ -25,8 +25,8 @@ def encode(x: Tensor, held: Tensor | None, key: int, row_ids: Tensor, bits: int,
     most = torch.full_like(number, levels)
     scaled = torch.where(regular, value * (most / number), torch.zeros_like(value)).clamp(-levels, levels)
     lower = scaled.floor()
-    draw = _draws(key, row_ids, x.shape[1]).to(x.dtype) * 2.0**-16 + 2.0**-17
-    codes = lower.to(torch.int64) + (scaled - lower > draw)
+    sample = _samples(key, row_ids, x.shape[1]).to(x.dtype) * 2.0**-16 + 2.0**-17
+    codes = lower.to(torch.int64) + (scaled - lower > sample)
     out[:, 0], out[:, 1] = (scale & 0xFF).to(torch.uint8), (scale >> 8).to(torch.uint8)
     out[:, 2:] = _pack(codes, levels, bits)
     if held is not None:
@@ -62,7 +62,7 @@ def _to_float(scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (scale << 16).to(torch.int32).view(torch.float32).to(dtype).unsqueeze(1)
 
 
-def _draws(key: int, row_ids: Tensor, width: int) -> Tensor:
+def _samples(key: int, row_ids: Tensor, width: int) -> Tensor:
     """Return (num_rows, width) int64 in [0, 2**16): the random bits of each value."""
     row_key = combine(key, row_ids).unsqueeze(1)
     column = torch.arange(width, device=row_ids.device)

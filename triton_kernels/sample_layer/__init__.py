@@ -1,4 +1,4 @@
-"""Layer-wise importance sampling: a fixed number of nodes drawn for a whole layer at a time."""
+"""Layer-wise importance sampling: a fixed number of nodes sampled for a whole layer at a time."""
 
 from .op import SampledLayers, check_layer_sizes, sample_layers
 from .reference import sample_layers_reference

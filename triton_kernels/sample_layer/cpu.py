@@ -11,7 +11,7 @@ AHEAD = 32  # items between a prefetch and its use
 
 @kernel
 def find_rows(indptr, node, begin, end, row_start, row_degree):
-    """Look up the rows of node[begin:end]; return how many arcs they hold."""
+    """Look up the rows of node[begin:end]; return how many edges they hold."""
     total = 0
     for i in range(begin, end):
         if i + AHEAD < end:
@@ -37,30 +37,30 @@ def read_rows(indices, row_start, row_degree, num_rows, neighbor):
 
 
 @kernel
-def collect_candidates(neighbor, row_degree, num_rows, num_arcs, base, label, candidate, importance, local):
+def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, candidate, importance, local):
     """Number the distinct neighbours in order of appearance and add up their importance.
 
     Args:
-        neighbor: (num_arcs,) node ids, row after row.
+        neighbor: (num_edges,) node ids, row after row.
         base: labels below it are of earlier hops and batches.
         label: (num_nodes,) int32; candidate c of this hop gets base + c.
         candidate, importance: filled: node id, sum of (1 / degree)^2 over the rows that hold it.
-        local: (num_arcs,) int32, filled with the candidate of each arc.
+        local: (num_edges,) int32, filled with the candidate of each edge.
 
     Returns:
         The number of candidates.
     """
     count = 0
-    arc = 0
+    edge = 0
     for row in range(num_rows):
         if row_degree[row] == 0:
             continue
         share = 1.0 / row_degree[row]
         square = share * share
         for _ in range(row_degree[row]):
-            if arc + AHEAD < num_arcs:
-                prefetch(label, np.int64(neighbor[arc + AHEAD]))
-            name = neighbor[arc]
+            if edge + AHEAD < num_edges:
+                prefetch(label, np.int64(neighbor[edge + AHEAD]))
+            name = neighbor[edge]
             known = np.int64(label[name]) - base
             if known < 0:
                 known = count
@@ -69,8 +69,8 @@ def collect_candidates(neighbor, row_degree, num_rows, num_arcs, base, label, ca
                 importance[count] = 0.0
                 count += 1
             importance[known] += square
-            local[arc] = known
-            arc += 1
+            local[edge] = known
+            edge += 1
     return count
 
 
@@ -83,16 +83,18 @@ def prefer(candidate, count, preferred, scale, importance):
 
 
 @kernel
-def include(importance, count, num_draws, probability):
-    """Write min(1, c * importance) with c such that the sum is num_draws; 1 for all where there are no more than that.
+def include(importance, count, num_samples, probability):
+    """Write min(1, c * importance) with c such that the sum is num_samples;
+
+    1 for all where there are no more than that.
 
     Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
     as importance has powers of two at most.
     """
-    probability[:count] = 1.0 if count <= num_draws else 0.0
-    if count <= num_draws:
+    probability[:count] = 1.0 if count <= num_samples else 0.0
+    if count <= num_samples:
         return
-    left, capped = num_draws, 1
+    left, capped = num_samples, 1
     factor = 0.0
     while capped:
         left_importance = 0.0
@@ -112,7 +114,7 @@ def include(importance, count, num_draws, probability):
 
 
 @kernel
-def draw(probability, count, key, position):
+def sample(probability, count, key, position):
     """Take a candidate with its probability: position 0 where it is taken, -1 where not.
 
     Systematic: the probabilities below 1 lie end to end on a line, and those are taken that hold one of the points
@@ -152,15 +154,15 @@ def append_nodes(candidate, count, num_placed, node, position):
 
 
 @kernel
-def keep_arcs(local, position, probability, row_start, row_degree, begin, end, first, indptr, source, weight, arc):
-    """Write the arcs from candidates that were taken: source position, (1 / degree) / probability, place in the CSC.
+def keep_edges(local, position, probability, row_start, row_degree, begin, end, first, indptr, source, weight, edge):
+    """Write the edges from candidates that were taken: source position, (1 / degree) / probability, place in the CSC.
 
     Args:
-        begin, end: the rows' positions; first: arcs of earlier hops.
+        begin, end: the rows' positions; first: edges of earlier hops.
         indptr: filled from begin + 1 to end.
 
     Returns:
-        The number of arcs after it.
+        The number of edges after it.
     """
     read = 0
     for i in range(begin, end):
@@ -173,15 +175,15 @@ def keep_arcs(local, position, probability, row_start, row_degree, begin, end, f
                 if position[c] >= 0:
                     source[first] = position[c]
                     weight[first] = share / probability[c]
-                    arc[first] = start + offset
+                    edge[first] = start + offset
                     first += 1
         indptr[i + 1] = first
     return first
 
 
 @kernel
-def emit_arcs(source, weight, indptr, edge_index, edge_weight):
-    """Copy the arcs of a batch, with the target of each."""
+def emit_edges(source, weight, indptr, edge_index, edge_weight):
+    """Copy the edges of a batch, with the target of each."""
     for row in range(len(indptr) - 1):
         for i in range(indptr[row], indptr[row + 1]):
             edge_index[0, i] = source[i]

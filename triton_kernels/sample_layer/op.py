@@ -17,13 +17,13 @@ class SampledLayers(NamedTuple):
 
     Attributes:
         n_id: (num_nodes,) int64, the graph's ids; seeds first, then the nodes of each hop. A node that several hops
-            draw stands there once for each, see `sample_layers`.
-        edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target.
-        indptr: (num_targets + 1,) int64, the arcs of each target; targets are the nodes of all hops but the last.
-        e_id: (num_arcs,) int64 positions in `csc.indices`, or None.
-        edge_weight: (num_arcs,) float32, 1 / (length of the target's row * probability that the source was drawn).
+            sample stands there once for each, see `sample_layers`.
+        edge_index: (2, num_edges) int64, source and target as positions in n_id, grouped by target.
+        indptr: (num_targets + 1,) int64, the edges of each target; targets are the nodes of all hops but the last.
+        e_id: (num_edges,) int64 positions in `csc.indices`, or None.
+        edge_weight: (num_edges,) float32, 1 / (length of the target's row * probability that the source was sampled).
         num_sampled_nodes: seeds, then nodes of each hop.
-        num_sampled_edges: arcs of each hop.
+        num_sampled_edges: edges of each hop.
     """
 
     n_id: np.ndarray
@@ -36,7 +36,7 @@ class SampledLayers(NamedTuple):
 
 
 def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | None = None) -> tuple[int, ...]:
-    """Return the nodes to draw for each hop as a tuple of ints.
+    """Return the nodes to sample for each hop as a tuple of ints.
 
     Args:
         nodes_per_layer: one number for all hops, or one for each.
@@ -56,7 +56,7 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
     for hop, size in enumerate(sizes):
         if not _is_integer(size) or size < 1:
             where = "nodes_per_layer" if alike else f"nodes_per_layer[{hop}]"
-            raise ValueError(f"{where} must be an integer >= 1, got {size!r}: the nodes drawn for a layer")
+            raise ValueError(f"{where} must be an integer >= 1, got {size!r}: the nodes sampled for a layer")
     if num_layers is not None and len(sizes) != num_layers:
         raise ValueError(
             f"nodes_per_layer must name num_layers {num_layers} hops, got {len(sizes)}: leave num_layers out"
@@ -76,33 +76,33 @@ def sample_layers(
     workspace: Workspace | None = None,
     allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
 ) -> SampledLayers:
-    """Draw `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 drew, by importance.
+    """Sample `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 sampled, by importance.
 
     A candidate j has the importance q_j, the sum of (1 / degree)^2 over the rows that list it (the squared norm of its
-    column in the averaging matrix of these rows); times `scale` where it is preferred. It is drawn with the probability
-    pi_j = min(1, c q_j), c such that these add up to the nodes of the layer; where there are no more candidates, all
-    are drawn. All arcs from drawn candidates into the rows are kept, so a sum with `edge_weight` has the mean over the
-    whole row as its expectation.
+    column in the averaging matrix of these rows); times `scale` where it is preferred. It is sampled with the
+    probability pi_j = min(1, c q_j), c such that these add up to the nodes of the layer; where there are no more
+    candidates, all are sampled. All edges from sampled candidates into the rows are kept, so a sum with `edge_weight`
+    has the mean over the whole row as its expectation.
 
-    Draws are systematic, from one hash of (key, hop) and with the candidates in the order in which the rows list them:
-    each is drawn with exactly its pi, and exactly as many as asked for. Which ones come together is not independent
-    (neighbours in that order seldom do), but no sum over one row multiplies two draws of a hop: its mean is exact, and
-    the spread of the draws over the rows lowers its variance.
+    Samples are systematic, from one hash of (key, hop) and with the candidates in the order in which the rows list
+    them: each is sampled with exactly its pi, and exactly as many as asked for. Which ones come together is not
+    independent (neighbours in that order seldom do), but no sum over one row multiplies two samples of a hop: its mean
+    is exact, and the spread of the samples over the rows lowers its variance.
 
-    Rows and copies. Every entry of n_id has its row drawn once, at the hop after it was found. A node that two hops
-    draw has an entry for each, so that layers that multiply use draws of their own: a path of arcs seed, j, k then
-    crosses one draw a hop, and a stack of linear layers is unbiased as a whole. (With one entry it would be biased
+    Rows and copies. Every entry of n_id has its row sampled once, at the hop after it was found. A node that two hops
+    sample has an entry for each, so that layers that multiply use samples of their own: a path of edges seed, j, k then
+    crosses one sample a hop, and a stack of linear layers is unbiased as a whole. (With one entry it would be biased
     where seeds are neighbours.) The last hop's nodes have no rows: there a node takes the entry it has, if any. One CSC
     thus holds all layers, and PyG's trimming by hops applies as it stands.
 
     Args:
         csc: the graph; arrays or memory maps, indices int32 or int64.
         seeds: (num_seeds,) integers in [0, num_rows), distinct.
-        nodes_per_layer: nodes drawn for each hop, >= 1.
+        nodes_per_layer: nodes sampled for each hop, >= 1.
         key: uint64, the batch's key.
         preferred: for each hop (num_rows,) bool, or None: no node is.
         scale: how much more important preferred nodes are, finite and >= 1.
-        return_e_id: also return where each arc stands in the CSC.
+        return_e_id: also return where each edge stands in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
 
@@ -113,10 +113,10 @@ def sample_layers(
         ValueError: a number of nodes below 1, a scale below 1, a seed out of range or repeated, preferred of another
             shape, a workspace that does not fit.
 
-    Cost: O(arcs of the rows) time and memory; four bytes a node of the graph in the workspace.
+    Cost: O(edges of the rows) time and memory; four bytes a node of the graph in the workspace.
     Source: Zou et al., Layer-dependent importance sampling (LADIES), NeurIPS 2019, section 3.2; eq. (8) of Song and
-        Jiang, ICS 2022, for the scale. Differs: drawn without replacement with exact probabilities (LADIES normalises
-        the rows of what it drew, a biased ratio), and hop h has the rows of hop h - 1's nodes alone.
+        Jiang, ICS 2022, for the scale. Differs: sampled without replacement with exact probabilities (LADIES normalises
+        the rows of what it sampled, a biased ratio), and hop h has the rows of hop h - 1's nodes alone.
     """
     sizes = check_layer_sizes(nodes_per_layer)
     csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
@@ -129,45 +129,45 @@ def sample_layers(
         )
     count = place_seeds(space, seeds, csc.num_rows)
     space.finish(count)
-    nodes, arcs = [count], []
+    nodes, edges = [count], []
     begin, first = 0, 0
     for hop, size in enumerate(sizes):
         end, before, is_last = count, first, hop == len(sizes) - 1
         mask = None if preferred is None or scale == 1 else preferred[hop]
         candidates = _collect(space, csc, begin, end, mask, scale)
-        count = _draw(space, candidates, size, end, is_last, fold_hop(key, hop))
+        count = _sample(space, candidates, size, end, is_last, fold_hop(key, hop))
         first = _keep(space, begin, end, first)
         space.finish(candidates)
         nodes.append(count - end)
-        arcs.append(first - before)
+        edges.append(first - before)
         begin = end
-    return _emit(space, count, begin, first, nodes, arcs, return_e_id, allocate)
+    return _emit(space, count, begin, first, nodes, edges, return_e_id, allocate)
 
 
 def _collect(space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray | None, scale: float) -> int:
     """Find the candidates of the rows node[begin:end] and their importance; return how many there are."""
     start, degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
-    num_arcs = cpu.find_rows(csc.indptr, space.node, begin, end, start, degree)
-    neighbor, local = space.reserve("neighbor", num_arcs), space.reserve("local", num_arcs)
-    most = min(num_arcs, space.num_nodes)
+    num_edges = cpu.find_rows(csc.indptr, space.node, begin, end, start, degree)
+    neighbor, local = space.reserve("neighbor", num_edges), space.reserve("local", num_edges)
+    most = min(num_edges, space.num_nodes)
     candidate = _array(space, "candidate", space.id_dtype, most)
     importance = _array(space, "importance", np.float64, most)
     cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
     space.place(neighbor[:0])  # labels of this hop begin above those of the last
     count = cpu.collect_candidates(
-        neighbor, degree, end - begin, num_arcs, space.base, space.label, candidate, importance, local
+        neighbor, degree, end - begin, num_edges, space.base, space.label, candidate, importance, local
     )
     if mask is not None:
         cpu.prefer(candidate, count, mask, scale, importance)
     return count
 
 
-def _draw(space: Workspace, num_candidates: int, size: int, num_placed: int, is_last: bool, key: np.uint64) -> int:
-    """Draw candidates and append those that need an entry; return the number of entries."""
+def _sample(space: Workspace, num_candidates: int, size: int, num_placed: int, is_last: bool, key: np.uint64) -> int:
+    """Sample candidates and append those that need an entry; return the number of entries."""
     probability = _array(space, "probability", np.float64, num_candidates)
     position = _array(space, "position", np.int32, num_candidates)
     cpu.include(space.importance, num_candidates, size, probability)
-    cpu.draw(probability, num_candidates, key, position)
+    cpu.sample(probability, num_candidates, key, position)
     if is_last:
         cpu.share_nodes(space.node, num_placed, space.base, space.label, position)
     node = space.reserve("node", num_placed + min(num_candidates, size + 1) + 1, keep=num_placed)
@@ -175,31 +175,31 @@ def _draw(space: Workspace, num_candidates: int, size: int, num_placed: int, is_
 
 
 def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
-    """Keep the arcs from drawn candidates, after `first` of earlier hops; return how many there are then."""
+    """Keep the edges from sampled candidates, after `first` of earlier hops; return how many there are then."""
     most = first + int(space.row_degree[: end - begin].sum())
     indptr = space.reserve("indptr", end + 1, keep=begin + 1)
-    arc = space.reserve("arc", most, keep=first)
+    edge = space.reserve("edge", most, keep=first)
     source = _array(space, "source", np.int32, most, keep=first)
     weight = _array(space, "weight", np.float32, most, keep=first)
-    return cpu.keep_arcs(
+    return cpu.keep_edges(
         space.local, space.position, space.probability, space.row_start, space.row_degree,
-        begin, end, first, indptr, source, weight, arc,
+        begin, end, first, indptr, source, weight, edge,
     )  # fmt: skip
 
 
-def _emit(space, count, num_targets, num_arcs, nodes, arcs, return_e_id, allocate) -> SampledLayers:
+def _emit(space, count, num_targets, num_edges, nodes, edges, return_e_id, allocate) -> SampledLayers:
     """Copy the batch out of the workspace."""
     n_id = allocate((count,), np.int64)
     n_id[:] = space.node[:count]
     indptr = allocate((num_targets + 1,), np.int64)
     indptr[:] = space.indptr[: num_targets + 1]
-    edge_index, edge_weight = allocate((2, num_arcs), np.int64), allocate((num_arcs,), np.float32)
-    cpu.emit_arcs(space.source, space.weight, indptr, edge_index, edge_weight)
+    edge_index, edge_weight = allocate((2, num_edges), np.int64), allocate((num_edges,), np.float32)
+    cpu.emit_edges(space.source, space.weight, indptr, edge_index, edge_weight)
     e_id = None
     if return_e_id:
-        e_id = allocate((num_arcs,), np.int64)
-        e_id[:] = space.arc[:num_arcs]
-    return SampledLayers(n_id, edge_index, indptr, e_id, edge_weight, nodes, arcs)
+        e_id = allocate((num_edges,), np.int64)
+        e_id[:] = space.edge[:num_edges]
+    return SampledLayers(n_id, edge_index, indptr, e_id, edge_weight, nodes, edges)
 
 
 def _array(space: Workspace, name: str, dtype: np.dtype, size: int, keep: int = 0) -> np.ndarray:

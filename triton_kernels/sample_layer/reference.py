@@ -9,45 +9,45 @@ from .op import SampledLayers
 def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None, scale=1.0) -> SampledLayers:
     """Sample as `sample_layers` does, with dictionaries and lists; arguments and result are its own.
 
-    Source: Zou et al., LADIES, NeurIPS 2019, Algorithm 1, with Madow's systematic sampling (1949) for the draws.
+    Source: Zou et al., LADIES, NeurIPS 2019, Algorithm 1, with Madow's systematic sampling (1949) for the samples.
     """
     n_id = [int(seed) for seed in seeds]
     sources, targets, weights, e_id, indptr = [], [], [], [], [0]
-    nodes, arcs = [len(n_id)], []
+    nodes, edges = [len(n_id)], []
     begin = 0
     for hop, size in enumerate(nodes_per_layer):
         end, first = len(n_id), len(sources)
         rows = [range(int(csc.indptr[node]), int(csc.indptr[node + 1])) for node in n_id[begin:end]]
         importance = {}
         for row in rows:
-            for arc in row:
-                candidate = int(csc.indices[arc])
+            for edge in row:
+                candidate = int(csc.indices[edge])
                 importance[candidate] = importance.get(candidate, 0.0) + (1.0 / len(row)) * (1.0 / len(row))
         if preferred is not None:
             importance = {j: q * (scale if preferred[hop][j] else 1.0) for j, q in importance.items()}
         probability = inclusion_probabilities(importance, size)
         uniform = (int(combine_array(np.uint64(key), np.uint64(hop))) >> 11) * 2.0**-53
         entry = {}
-        for node in systematic_draw(probability, uniform):
+        for node in systematic_sample(probability, uniform):
             held = [i for i, other in enumerate(n_id[:end]) if other == node] if hop == len(nodes_per_layer) - 1 else []
             entry[node] = held[-1] if held else len(n_id)
             if not held:
                 n_id.append(node)
         for target, row in enumerate(rows, begin):
-            for arc in row:
-                candidate = int(csc.indices[arc])
+            for edge in row:
+                candidate = int(csc.indices[edge])
                 if candidate in entry:
                     sources.append(entry[candidate])
                     targets.append(target)
                     weights.append((1.0 / len(row)) / probability[candidate])
-                    e_id.append(arc)
+                    e_id.append(edge)
             indptr.append(len(sources))
         nodes.append(len(n_id) - end)
-        arcs.append(len(sources) - first)
+        edges.append(len(sources) - first)
         begin = end
     edge_index = np.array([sources, targets], np.int64).reshape(2, -1)
     arrays = np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64)
-    return SampledLayers(*arrays, np.array(weights, np.float32), nodes, arcs)
+    return SampledLayers(*arrays, np.array(weights, np.float32), nodes, edges)
 
 
 def inclusion_probabilities(importance: dict[int, float], size: int) -> dict[int, float]:
@@ -67,15 +67,15 @@ def inclusion_probabilities(importance: dict[int, float], size: int) -> dict[int
         certain |= more
 
 
-def systematic_draw(probability: dict[int, float], uniform: float) -> list[int]:
+def systematic_sample(probability: dict[int, float], uniform: float) -> list[int]:
     """Return the candidates that are certain, and those on whose stretch of the line uniform, uniform + 1, ... lie."""
-    drawn, line, point = [], 0.0, uniform
+    sampled, line, point = [], 0.0, uniform
     for candidate, p in probability.items():
         if p == 1:
-            drawn.append(candidate)
+            sampled.append(candidate)
             continue
         line += p
         if line > point:
-            drawn.append(candidate)
+            sampled.append(candidate)
             point += 1
-    return drawn
+    return sampled

@@ -7,7 +7,7 @@ from ...rng import GOLDEN, mix64, unit
 from ..intrinsics import prefetch, trailing_zeros
 
 AHEAD = 128  # items between a prefetch and its use; 32 costs an eighth of a batch where labels exceed the caches
-MASK_DEGREE = 64  # rows up to this degree are drawn in one register
+MASK_DEGREE = 64  # rows up to this degree are sampled in one register
 
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -34,7 +34,7 @@ class Workspace:
         self.node = np.empty(0, self.id_dtype)
         self.neighbor = np.empty(0, self.id_dtype)
         self.local = np.empty(0, np.int32)
-        self.arc = np.empty(0, np.int64)
+        self.edge = np.empty(0, np.int64)
         self.row_start = np.empty(0, np.int64)
         self.row_degree = np.empty(0, np.int64)
         self.indptr = np.empty(0, np.int64)
@@ -60,7 +60,7 @@ class Workspace:
         self.base += num_labels
 
     def reserve(self, name: str, size: int, keep: int = 0) -> np.ndarray:
-        """Return the named array with room for `size` items, its first `keep` items kept."""
+        """Return the named array with space for `size` items, its first `keep` items kept."""
         array = getattr(self, name)
         if len(array) < size:
             grown = np.empty(size + size // 4 + 64, array.dtype)
@@ -85,10 +85,10 @@ def place_nodes(nodes, base, label, node):
 
 @kernel
 def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, block_indptr):
-    """Look up the rows of the targets node[begin:end] and lay out their draws.
+    """Look up the rows of the targets node[begin:end] and lay out their samples.
 
     Args:
-        fanout: draws a row, -1 for all neighbours.
+        fanout: samples a row, -1 for all neighbours.
         row_start, row_degree: (end - begin,) int64, filled.
         block_indptr: filled from begin + 1 to end; block_indptr[begin] is given.
 
@@ -114,55 +114,57 @@ def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, 
 
 
 @kernel(inline="always")
-def _draw_32(row_key, draw, word):
-    """Return (32 random bits as uint64, the word they come from): two draws a word, the upper half first."""
-    if draw & 1 == 0:
-        word = mix64(row_key + np.uint64((draw >> 1) + 1) * GOLDEN)
+def _sample_32(row_key, sample, word):
+    """Return (32 random bits as uint64, the word they come from): two samples a word, the upper half first."""
+    if sample & 1 == 0:
+        word = mix64(row_key + np.uint64((sample >> 1) + 1) * GOLDEN)
         return word >> _32, word
     return word & _LOW_32, word
 
 
 @kernel(inline="always")
-def _pick_in_register(row_key, start, degree, take, arc, at):
+def _pick_in_register(row_key, start, degree, take, edge, at):
     """Floyd's method in a 64-bit mask, on the smaller of the set and its complement; ascending positions."""
     few = min(take, degree - take)
     mask = _ZERO
     word = _ZERO
-    for draw in range(few):
-        bits, word = _draw_32(row_key, draw, word)
-        last = np.uint64(degree - few + draw)
+    for sample in range(few):
+        bits, word = _sample_32(row_key, sample, word)
+        last = np.uint64(degree - few + sample)
         bit = _ONE << ((bits * (last + _ONE)) >> _32)
         mask |= (_ONE << last) if mask & bit else bit
     if few != take:
         mask = ~mask & (_ALL >> np.uint64(MASK_DEGREE - degree))
     for i in range(take):
-        arc[at + i] = start + np.int64(trailing_zeros(mask))
+        edge[at + i] = start + np.int64(trailing_zeros(mask))
         mask &= mask - _ONE
 
 
 @kernel(inline="always")
-def _pick_with_filter(row_key, start, degree, take, taken, arc, at):
-    """Floyd's method with one bit a position; positions in the order of the draws. `taken` is zero again after it."""
+def _pick_with_filter(row_key, start, degree, take, taken, edge, at):
+    """Floyd's method with one bit a position; positions in the order of the samples. `taken` is zero again after it."""
     word = _ZERO
-    for draw in range(take):
-        bits, word = _draw_32(row_key, draw, word)
-        last = degree - take + draw
+    for sample in range(take):
+        bits, word = _sample_32(row_key, sample, word)
+        last = degree - take + sample
         position = np.int64((bits * np.uint64(last + 1)) >> _32)
         if taken[position >> 6] & (_ONE << np.uint64(position & 63)):
             position = last
         taken[position >> 6] |= _ONE << np.uint64(position & 63)
-        arc[at + draw] = start + position
+        edge[at + sample] = start + position
     for i in range(take):
-        taken[(arc[at + i] - start) >> 6] = _ZERO
+        taken[(edge[at + i] - start) >> 6] = _ZERO
 
 
 @kernel
-def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, block_indptr, taken, arc):
-    """Draw positions in the CSC for the targets node[begin:end]: arc[block_indptr[i]:block_indptr[i + 1]] for target i.
+def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, block_indptr, taken, edge):
+    """Sample positions in the CSC for the targets node[begin:end]:
+
+    edge[block_indptr[i]:block_indptr[i + 1]] for target i.
 
     Args:
         hop_key: uint64, combine(key, hop).
-        taken: zeros, one bit for each position of the largest row drawn from.
+        taken: zeros, one bit for each position of the largest row sampled from.
     """
     for i in range(begin, end):
         start = row_start[i - begin]
@@ -171,66 +173,66 @@ def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, 
         take = block_indptr[i + 1] - at
         if take == degree and not (replace and fanout >= 0):
             for j in range(take):
-                arc[at + j] = start + j
+                edge[at + j] = start + j
             continue
         row_key = mix64(hop_key + np.uint64(node[i]) * GOLDEN)
         if replace:
             word = _ZERO
-            for draw in range(take):
-                bits, word = _draw_32(row_key, draw, word)
-                arc[at + draw] = start + np.int64((bits * np.uint64(degree)) >> _32)
+            for sample in range(take):
+                bits, word = _sample_32(row_key, sample, word)
+                edge[at + sample] = start + np.int64((bits * np.uint64(degree)) >> _32)
         elif degree <= MASK_DEGREE:
-            _pick_in_register(row_key, start, degree, take, arc, at)
+            _pick_in_register(row_key, start, degree, take, edge, at)
         else:
-            _pick_with_filter(row_key, start, degree, take, taken, arc, at)
+            _pick_with_filter(row_key, start, degree, take, taken, edge, at)
 
 
 @kernel(inline="always")
-def _share_draws(scale, fanout, degree, inside, word):
-    """Share the draws of one row out to its two groups: equation (8) in closed form.
+def _share_samples(scale, fanout, degree, inside, word):
+    """Share the samples of one row out to its two groups: equation (8) in closed form.
 
     Args:
-        scale: s, float64. fanout, degree, inside: draws, neighbours, and how many of them are in Q, fanout < degree.
+        scale: s, float64. fanout, degree, inside: samples, neighbours, and how many of them are in Q, fanout < degree.
         word: uint64 that rounds the first group's share.
 
     Returns:
-        Draws from Q, and the weights 1 / (degree * chance) of arcs from Q and of the others.
+        Samples from Q, and the weights 1 / (degree * probability) of edges from Q and of the others.
     """
     preferred, others = np.float64(inside), np.float64(degree - inside)
-    draws, length = np.float64(fanout), np.float64(degree)
+    samples, length = np.float64(fanout), np.float64(degree)
     total = scale * preferred + others
-    if scale * draws > total:  # a preferred neighbour would be drawn more than once: all of them are taken
-        return np.int64(inside), 1.0 / length, others / ((draws - preferred) * length)
-    mean = scale * preferred * draws / total
+    if scale * samples > total:  # a preferred neighbour would be sampled more than once: all of them are taken
+        return np.int64(inside), 1.0 / length, others / ((samples - preferred) * length)
+    mean = scale * preferred * samples / total
     count = np.int64(mean)
     count += unit(word) < mean - count
     count = max(min(count, np.int64(inside), fanout), fanout - (degree - inside))  # the last digit of mean is rounded
-    weight = total / (draws * length)
+    weight = total / (samples * length)
     return count, weight * (1.0 / scale), weight
 
 
 @kernel(inline="always")
-def _pick_group(key, start, degree, take, taken, arc, at):
-    """Draw `take` of the positions start .. start + degree - 1."""
+def _pick_group(key, start, degree, take, taken, edge, at):
+    """Sample `take` of the positions start .. start + degree - 1."""
     if take == degree:
         for j in range(take):
-            arc[at + j] = start + j
+            edge[at + j] = start + j
     elif degree <= MASK_DEGREE:
-        _pick_in_register(key, start, degree, take, arc, at)
+        _pick_in_register(key, start, degree, take, edge, at)
     else:
-        _pick_with_filter(key, start, degree, take, taken, arc, at)
+        _pick_with_filter(key, start, degree, take, taken, edge, at)
 
 
 @kernel
 def pick_split_hop(
-    hop_key, node, begin, end, scale, num_inside, row_start, row_degree, block_indptr, taken, arc, weight
+    hop_key, node, begin, end, scale, num_inside, row_start, row_degree, block_indptr, taken, edge, weight
 ):
-    """Draw positions in rows that have their preferred neighbours first, and weigh them; see `pick_hop`.
+    """Sample positions in rows that have their preferred neighbours first, and weigh them; see `pick_hop`.
 
     Args:
         scale: s > 1.
         num_inside: (num_rows,) int32, preferred neighbours of each row.
-        weight: as long as arc, float32; filled with 1 / (degree * chance to be drawn).
+        weight: as long as edge, float32; filled with 1 / (degree * probability to be sampled).
     """
     for i in range(begin, end):
         if i + AHEAD < end:
@@ -241,37 +243,37 @@ def pick_split_hop(
         take = block_indptr[i + 1] - at
         if take == degree:
             for j in range(take):
-                arc[at + j] = start + j
+                edge[at + j] = start + j
                 weight[at + j] = 1.0 / degree
             continue
         row_key = mix64(hop_key + np.uint64(node[i]) * GOLDEN)
         other_key = mix64(row_key)
         inside = np.int64(num_inside[node[i]])
-        count, preferred, other = _share_draws(scale, take, degree, inside, other_key)
-        _pick_group(row_key, start, inside, count, taken, arc, at)
-        _pick_group(other_key, start + inside, degree - inside, take - count, taken, arc, at + count)
+        count, preferred, other = _share_samples(scale, take, degree, inside, other_key)
+        _pick_group(row_key, start, inside, count, taken, edge, at)
+        _pick_group(other_key, start + inside, degree - inside, take - count, taken, edge, at + count)
         for j in range(take):
             weight[at + j] = preferred if j < count else other
 
 
 @kernel
-def unsplit_hop(position, row_start, block_indptr, begin, end, arc):
-    """Turn drawn positions in split rows into positions in the CSC; position: (num_arcs,) int32 within the row."""
+def unsplit_hop(position, row_start, block_indptr, begin, end, edge):
+    """Turn sampled positions in split rows into positions in the CSC; position: (num_edges,) int32 within the row."""
     last = block_indptr[end]
     for i in range(begin, end):
         for j in range(block_indptr[i], block_indptr[i + 1]):
             if j + AHEAD < last:
-                prefetch(position, arc[j + AHEAD])
-            arc[j] = row_start[i - begin] + position[arc[j]]
+                prefetch(position, edge[j + AHEAD])
+            edge[j] = row_start[i - begin] + position[edge[j]]
 
 
 @kernel
-def read_hop(indices, arc, first, last, neighbor):
-    """Read the neighbours at the drawn positions first..last-1 into neighbor[0:last - first]."""
+def read_hop(indices, edge, first, last, neighbor):
+    """Read the neighbours at the sampled positions first..last-1 into neighbor[0:last - first]."""
     for i in range(first, last):
         if i + AHEAD < last:
-            prefetch(indices, arc[i + AHEAD])
-        neighbor[i - first] = indices[np.uint64(arc[i])]
+            prefetch(indices, edge[i + AHEAD])
+        neighbor[i - first] = indices[np.uint64(edge[i])]
 
 
 @kernel
@@ -300,7 +302,7 @@ def relabel_hop(neighbor, first, last, base, label, node, count, local):
 
 @kernel
 def emit_edges(local, indptr, edge_index):
-    """Write (2, num_arcs) int64: sources from `local`, targets 0, 1, ... repeated by their rows."""
+    """Write (2, num_edges) int64: sources from `local`, targets 0, 1, ... repeated by their rows."""
     for target in range(len(indptr) - 1):
         for i in range(indptr[target], indptr[target + 1]):
             edge_index[0, i] = local[i]

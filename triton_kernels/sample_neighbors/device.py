@@ -1,4 +1,4 @@
-"""Fan-out sampling of tensors: Triton draws the rows of a hop, torch relabels them where they are."""
+"""Fan-out sampling of tensors: Triton samples the rows of a hop, torch relabels them where they are."""
 
 import struct
 from collections.abc import Sequence
@@ -44,24 +44,24 @@ def sample_tensors(
 ) -> SampledNeighbors:
     """Sample as `sample_neighbors` does where the graph is tensors; the result is tensors on its device.
 
-    The same neighbours in the same order for the same key: drawn by Triton on CUDA, else by the CPU form.
+    The same neighbours in the same order for the same key: sampled by Triton on CUDA, else by the CPU form.
 
     Raises:
         ValueError: as `sample_neighbors`; on CUDA also for replace=True.
     """
     if csc.indices.device.type == "cuda" and _triton_kernels() is not None:
         if replace:
-            raise ValueError("replace must be False on CUDA, got True: sample on the CPU to draw with replacement")
+            raise ValueError("replace must be False on CUDA, got True: sample on the CPU to sample with replacement")
         with torch.cuda.device(csc.indices.device):
             return sample_with_triton(csc, seeds, fanouts, key, return_e_id, workspace, split, scale)
     host = CSC(*(_numpy(array) for array in csc))
     host_split = None if split is None else [SplitRows(*(_numpy(array) for array in rows)) for rows in split]
-    drawn = sample_hops(
+    sampled = sample_hops(
         host, _numpy(seeds), fanouts, key, replace=replace, return_e_id=return_e_id, split=host_split, scale=scale,
         workspace=workspace if isinstance(workspace, Workspace) else None,
     )  # fmt: skip
     device = csc.indices.device
-    return SampledNeighbors(*(torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for v in drawn))
+    return SampledNeighbors(*(torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for v in sampled))
 
 
 def sample_with_triton(
@@ -82,22 +82,22 @@ def sample_with_triton(
         raise ValueError(f"workspace is for {len(label)} nodes, the graph has {csc.num_rows}")
     nodes = _checked_seeds(seeds.long().contiguous(), csc.num_rows)
     n_id, sources, indptr, e_id, weight = [nodes], [], [nodes.new_zeros(1)], [], []
-    count, num_arcs, arcs, counts = len(nodes), 0, [], [len(nodes)]
+    count, num_edges, edges, counts = len(nodes), 0, [], [len(nodes)]
     try:
         label[nodes] = torch.arange(count, device=label.device)
         for hop, fanout in enumerate(fanouts):
             hop_key = int(fold_hop(key, hop))
             offset = _lay_out(csc.indptr, nodes, fanout)
             rows = None if split is None else split[hop]
-            neighbor, arc, arc_weight = draw_rows(csc, nodes, offset, fanout, hop_key, return_e_id, rows, scale)
+            neighbor, edge, edge_weight = sample_rows(csc, nodes, offset, fanout, hop_key, return_e_id, rows, scale)
             nodes, local = _relabel(neighbor, label, count)
-            for kept, new in zip((n_id, sources, indptr, e_id, weight), (nodes, local, offset[1:] + num_arcs, arc,
-                                                                        arc_weight), strict=True):  # fmt: skip
+            for kept, new in zip((n_id, sources, indptr, e_id, weight), (nodes, local, offset[1:] + num_edges, edge,
+                                                                        edge_weight), strict=True):  # fmt: skip
                 kept.append(new)
             count += len(nodes)
-            num_arcs += len(local)
+            num_edges += len(local)
             counts.append(len(nodes))
-            arcs.append(len(local))
+            edges.append(len(local))
     except BaseException:
         label.fill_(_UNSEEN)
         raise
@@ -105,7 +105,7 @@ def sample_with_triton(
     label[n_id] = _UNSEEN
     pointers = torch.cat(indptr)
     targets = torch.repeat_interleave(
-        torch.arange(len(pointers) - 1, device=label.device), pointers.diff(), output_size=num_arcs
+        torch.arange(len(pointers) - 1, device=label.device), pointers.diff(), output_size=num_edges
     )
     return SampledNeighbors(
         n_id,
@@ -113,12 +113,12 @@ def sample_with_triton(
         pointers,
         torch.cat(e_id) if return_e_id else None,
         counts,
-        arcs,
+        edges,
         None if split is None else torch.cat(weight),
     )
 
 
-def draw_rows(
+def sample_rows(
     csc: CSC,
     nodes: Tensor,
     offset: Tensor,
@@ -128,24 +128,24 @@ def draw_rows(
     split: SplitRows | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Draw the rows of one hop: one program a row.
+    """Sample the rows of one hop: one program a row.
 
     Args:
         csc: the graph's tensors. nodes: (num_targets,) int64.
-        offset: (num_targets + 1,) int64, where each row's draws stand.
-        fanout: the most draws of a row, -1 for whole rows. hop_key: combine(key, hop).
+        offset: (num_targets + 1,) int64, where each row's samples stand.
+        fanout: the most samples of a row, -1 for whole rows. hop_key: combine(key, hop).
         return_e_id: also return positions in `csc.indices`.
         split, scale: as for `sample_neighbors`, of this hop.
 
     Returns:
-        (num_arcs,) int64 neighbours; positions or None; float32 weights, or None without `split`.
+        (num_edges,) int64 neighbours; positions or None; float32 weights, or None without `split`.
     """
-    num_arcs = int(offset[-1])
+    num_edges = int(offset[-1])
     device = csc.indices.device
-    neighbor = torch.empty(num_arcs, dtype=torch.int64, device=device)
-    arc = torch.empty_like(neighbor) if return_e_id else None
-    weight = None if split is None else torch.empty(num_arcs, dtype=torch.float32, device=device)
-    if num_arcs:
+    neighbor = torch.empty(num_edges, dtype=torch.int64, device=device)
+    edge = torch.empty_like(neighbor) if return_e_id else None
+    weight = None if split is None else torch.empty(num_edges, dtype=torch.float32, device=device)
+    if num_edges:
         block = 128 if fanout < 0 else max(32, 1 << (fanout - 1).bit_length())
         _triton_kernels().sample_rows_kernel[(len(nodes),)](
             csc.indptr,
@@ -153,17 +153,17 @@ def draw_rows(
             csc.indptr if split is None else split.num_inside,
             split.position if split is not None and return_e_id else csc.indptr,
             nodes, offset, neighbor,
-            neighbor if arc is None else arc,
+            neighbor if edge is None else edge,
             neighbor if weight is None else weight,
             _signed(hop_key), struct.unpack("<q", struct.pack("<d", scale))[0],
-            SPLIT=split is not None, WITH_ARC=return_e_id, WITH_POSITION=split is not None, BLOCK=block,
+            SPLIT=split is not None, WITH_EDGE=return_e_id, WITH_POSITION=split is not None, BLOCK=block,
             num_warps=min(4, max(1, block // 128)), enable_fp_fusion=False,
         )  # fmt: skip
-    return neighbor, arc, weight
+    return neighbor, edge, weight
 
 
 def _lay_out(indptr: Tensor, nodes: Tensor, fanout: int) -> Tensor:
-    """Return (num_targets + 1,) int64: where the draws of each row stand."""
+    """Return (num_targets + 1,) int64: where the samples of each row stand."""
     degree = indptr[nodes + 1] - indptr[nodes]
     take = degree if fanout < 0 else degree.clamp(max=fanout)
     return torch.cat([take.new_zeros(1), take.cumsum(0)])

@@ -17,9 +17,9 @@ class SplitRows(NamedTuple):
     """The rows of a CSC, the neighbours in a set Q before the others; both groups keep their order.
 
     Attributes:
-        indices: (num_arcs,) as `csc.indices`, row v at its old place.
+        indices: (num_edges,) as `csc.indices`, row v at its old place.
         num_inside: (num_rows,) int32, neighbours of each row that are in Q.
-        position: (num_arcs,) int32, where in its row each arc stood; None where nobody asks for arc positions.
+        position: (num_edges,) int32, where in its row each edge stood; None where nobody asks for edge positions.
     """
 
     indices: np.ndarray
@@ -33,12 +33,12 @@ def split_rows(csc: CSC, inside: np.ndarray, with_position: bool = False) -> Spl
     Args:
         csc: the graph.
         inside: (num_nodes,) bool, the set Q.
-        with_position: also keep where each arc stood.
+        with_position: also keep where each edge stood.
 
-    Cost: two passes over the arcs, about 5 ns each; 4 bytes an arc and a node, 4 bytes an arc more with positions.
+    Cost: two passes over the edges, about 5 ns each; 4 bytes an edge and a node, 4 bytes an edge more with positions.
     """
-    indices = np.empty(csc.num_arcs, csc.indices.dtype)
-    position = np.empty(csc.num_arcs if with_position else 0, np.int32)
+    indices = np.empty(csc.num_edges, csc.indices.dtype)
+    position = np.empty(csc.num_edges if with_position else 0, np.int32)
     num_inside = np.empty(csc.num_rows, np.int32)
     split_range(csc.indptr, csc.indices, inside, 0, csc.num_rows, 0, indices, position, num_inside)
     return SplitRows(indices, num_inside, position if with_position else None)
@@ -46,7 +46,7 @@ def split_rows(csc: CSC, inside: np.ndarray, with_position: bool = False) -> Spl
 
 @kernel
 def split_range(indptr, indices, inside, begin, end, base, out_indices, out_position, out_inside):
-    """Split the rows begin..end-1 of a CSC; arc e goes to e - base of the outputs, row v to v - begin.
+    """Split the rows begin..end-1 of a CSC; edge e goes to e - base of the outputs, row v to v - begin.
 
     Args:
         out_indices, out_position, out_inside: filled; one of length 0 is left out.
@@ -54,14 +54,14 @@ def split_range(indptr, indices, inside, begin, end, base, out_indices, out_posi
     for node in range(begin, end):
         first, last = indptr[node], indptr[node + 1]
         count = 0
-        for arc in range(first, last):
-            count += inside[indices[arc]]
+        for edge in range(first, last):
+            count += inside[indices[edge]]
         preferred = first - base
         other = preferred + count
         if len(out_inside):
             out_inside[node - begin] = count
-        for arc in range(first, last):
-            source = indices[arc]
+        for edge in range(first, last):
+            source = indices[edge]
             take = inside[source]
             to = preferred if take else other
             preferred += take
@@ -69,7 +69,7 @@ def split_range(indptr, indices, inside, begin, end, base, out_indices, out_posi
             if len(out_indices):
                 out_indices[to] = source
             if len(out_position):
-                out_position[to] = arc - first
+                out_position[to] = edge - first
 
 
 class SampledNeighbors(NamedTuple):
@@ -77,12 +77,13 @@ class SampledNeighbors(NamedTuple):
 
     Attributes:
         n_id: (num_nodes,) int64, the graph's ids; seeds first, then new nodes hop by hop in order of appearance.
-        edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target.
-        indptr: (num_targets + 1,) int64, the arcs of each target; targets are the nodes of all hops but the last.
-        e_id: (num_arcs,) int64 positions in `csc.indices`, or None.
+        edge_index: (2, num_edges) int64, source and target as positions in n_id, grouped by target.
+        indptr: (num_targets + 1,) int64, the edges of each target; targets are the nodes of all hops but the last.
+        e_id: (num_edges,) int64 positions in `csc.indices`, or None.
         num_sampled_nodes: seeds, then new nodes of each hop.
-        num_sampled_edges: arcs of each hop.
-        edge_weight: (num_arcs,) float32, 1 / (length of the row * chance of the arc), or None without a preference.
+        num_sampled_edges: edges of each hop.
+        edge_weight: (num_edges,) float32, 1 / (length of the row * probability of the edge), or None without a
+            preference.
     """
 
     n_id: np.ndarray
@@ -143,15 +144,16 @@ def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence
     if split is None or scale == 1:
         return None
     if replace:
-        raise ValueError("a preference needs draws without replacement: use replace=False, or scale=1")
+        raise ValueError("a preference needs samples without replacement: use replace=False, or scale=1")
     if len(split) != num_hops:
         raise ValueError(f"split must have rows for each of {num_hops} hops, got {len(split)}")
     for rows in split:
         shapes = (len(rows.indices), len(rows.num_inside), rows.indices.dtype)
-        if shapes != (csc.num_arcs, csc.num_rows, csc.indices.dtype):
+        if shapes != (csc.num_edges, csc.num_rows, csc.indices.dtype):
             raise ValueError(
-                f"split rows are of {shapes[1]} rows and {shapes[0]} arcs of {shapes[2]}, the graph has {csc.num_rows} "
-                f"and {csc.num_arcs} of {csc.indices.dtype}"
+                f"split rows are of {shapes[1]} rows and {shapes[0]} edges of {shapes[2]}, the graph has "
+                f"{csc.num_rows} "
+                f"and {csc.num_edges} of {csc.indices.dtype}"
             )
         if return_e_id and rows.position is None:
             raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
@@ -162,8 +164,8 @@ class HopSampling:
     """`sample_neighbors` in steps: `sample` once a hop, then `collect`; arguments and errors are its own.
 
     The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread;
-    one may be drawn by several threads side by side, by `draw` and `relabel` in place of `sample`. Between hops the
-    rows of the next one are looked up already, so that `num_neighbors` costs nothing.
+    one may be sampled by several threads side by side, by `sample_chunk` and `relabel` in place of `sample`. Between
+    hops the rows of the next one are looked up already, so that `num_neighbors` costs nothing.
     """
 
     def __init__(
@@ -190,18 +192,18 @@ class HopSampling:
                 f"of {self._csc.indices.dtype}"
             )
         self._count = place_seeds(workspace, seeds, csc.num_rows)
-        self._nodes, self._arcs = [self._count], []
-        self._begin, self._first = 0, 0  # targets and arcs of the hop to come
+        self._nodes, self._edges = [self._count], []
+        self._begin, self._first = 0, 0  # targets and edges of the hop to come
         self._or_freed(self._look_up)
 
     @property
     def hop(self) -> int:
         """Hops sampled so far."""
-        return len(self._arcs)
+        return len(self._edges)
 
     @property
     def num_neighbors(self) -> int:
-        """Neighbours that the targets of the next hop have in all, drawn or not; 0 after the last hop."""
+        """Neighbours that the targets of the next hop have in all, sampled or not; 0 after the last hop."""
         return 0 if self.hop == len(self.fanouts) else int(self._rows()[1].sum())
 
     @property
@@ -213,28 +215,28 @@ class HopSampling:
         """Sample the next hop; where that fails (no memory), the workspace is free again."""
         self._or_freed(self._sample)
 
-    def draw(self, piece: int, num_pieces: int) -> None:
-        """Draw the neighbours of some targets of the next hop. Draw each piece once, in any order or concurrently.
+    def sample_chunk(self, chunk: int, num_chunks: int) -> None:
+        """Sample the neighbours of some targets of the next hop. Sample each chunk once, in any order or concurrently.
 
         Args:
-            piece: Index of the piece, in [0, num_pieces).
-            num_pieces: Number of pieces that share the draws about evenly; a row is never split.
+            chunk: Index of the chunk, in [0, num_chunks).
+            num_chunks: Number of chunks that share the samples about evenly; a row is never split.
         """
         space, end = self._space, self._count
-        arcs = space.indptr[self._begin : end + 1]
-        cuts = [self._first + (int(arcs[-1]) - self._first) * number // num_pieces for number in (piece, piece + 1)]
-        begin, stop = (self._begin + int(place) for place in np.searchsorted(arcs, cuts))
+        edges = space.indptr[self._begin : end + 1]
+        cuts = [self._first + (int(edges[-1]) - self._first) * number // num_chunks for number in (chunk, chunk + 1)]
+        begin, stop = (self._begin + int(place) for place in np.searchsorted(edges, cuts))
         neighbor = space.neighbor[int(space.indptr[begin]) - self._first :]
-        taken = np.zeros_like(space.taken)  # the others' pieces have theirs
-        self._draw_rows(fold_hop(self._key, self.hop), begin, stop, neighbor, taken)
+        taken = np.zeros_like(space.taken)  # the others' chunks have theirs
+        self._sample_rows(fold_hop(self._key, self.hop), begin, stop, neighbor, taken)
 
     def relabel(self) -> None:
-        """Number the nodes that all pieces of `draw` found: the hop is sampled then; errors as of `sample`."""
+        """Number the nodes that all chunks of `sample_chunk` found: the hop is sampled then; errors as of `sample`."""
         self._or_freed(self._relabel)
 
     def _sample(self) -> None:
         end = self._count
-        self._draw(fold_hop(self._key, self.hop), end, int(self._space.indptr[end]), self._space.neighbor)
+        self._sample_hop(fold_hop(self._key, self.hop), end, int(self._space.indptr[end]), self._space.neighbor)
         self._relabel()
 
     def _relabel(self) -> None:
@@ -244,35 +246,38 @@ class HopSampling:
         node = space.reserve("node", min(end + last - first, space.num_nodes) + 1, keep=end)
         self._count = cpu.relabel_hop(space.neighbor, first, last, space.base, space.label, node, end, local)
         self._nodes.append(self._count - end)
-        self._arcs.append(last - first)
+        self._edges.append(last - first)
         self._begin, self._first = end, last
         if self.hop < len(self.fanouts):
             self._look_up()
 
-    def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        """Draw for the targets up to `end`: neighbours from the front of `neighbor` on, their arcs up to arc[last]."""
-        self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+    def _sample_hop(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
+        """Sample for the targets up to `end`:
 
-    def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Draw for the targets begin..end-1, which have `neighbor` from its front on."""
-        space, indptr, arc = self._space, self._space.indptr, self._space.arc
+        neighbours from the front of `neighbor` on, their edges up to edge[last].
+        """
+        self._sample_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+
+    def _sample_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Sample for the targets begin..end-1, which have `neighbor` from its front on."""
+        space, indptr, edge = self._space, self._space.indptr, self._space.edge
         row_start, row_degree = (rows[begin - self._begin :] for rows in self._rows())
         first, last = int(indptr[begin]), int(indptr[end])
         if self._split is None:
             cpu.pick_hop(
                 hop_key, space.node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree, indptr,
-                taken, arc,
+                taken, edge,
             )  # fmt: skip
-            cpu.read_hop(self._csc.indices, arc, first, last, neighbor)
+            cpu.read_hop(self._csc.indices, edge, first, last, neighbor)
             return
         split = self._split[self.hop]
         cpu.pick_split_hop(
-            hop_key, space.node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, taken, arc,
+            hop_key, space.node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, taken, edge,
             space.weight,
         )  # fmt: skip
-        cpu.read_hop(split.indices, arc, first, last, neighbor)
+        cpu.read_hop(split.indices, edge, first, last, neighbor)
         if self._return_e_id:
-            cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
+            cpu.unsplit_hop(split.position, row_start, indptr, begin, end, edge)
 
     def _or_freed(self, step: Callable[[], None]) -> None:
         try:
@@ -289,22 +294,22 @@ class HopSampling:
             self.abandon()
 
     def _copy(self, allocate) -> SampledNeighbors:
-        space, num_targets, num_arcs = self._space, self._begin, self._first
+        space, num_targets, num_edges = self._space, self._begin, self._first
         n_id = allocate((self._count,), np.int64)
         n_id[:] = space.node[: self._count]
         indptr = allocate((num_targets + 1,), np.int64)
         indptr[:] = space.indptr[: num_targets + 1]
-        edge_index = allocate((2, num_arcs), np.int64)
+        edge_index = allocate((2, num_edges), np.int64)
         cpu.emit_edges(space.local, indptr, edge_index)
         e_id = None
         if self._return_e_id:
-            e_id = allocate((num_arcs,), np.int64)
-            e_id[:] = space.arc[:num_arcs]
+            e_id = allocate((num_edges,), np.int64)
+            e_id[:] = space.edge[:num_edges]
         edge_weight = None
         if self._split is not None:
-            edge_weight = allocate((num_arcs,), np.float32)
-            edge_weight[:] = space.weight[:num_arcs]
-        return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._arcs, edge_weight)
+            edge_weight = allocate((num_edges,), np.float32)
+            edge_weight[:] = space.weight[:num_edges]
+        return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._edges, edge_weight)
 
     def abandon(self) -> None:
         """Let go of the workspace without a result; not while a hop is being sampled."""
@@ -315,7 +320,7 @@ class HopSampling:
         return self._space.row_start[:targets], self._space.row_degree[:targets]
 
     def _look_up(self) -> None:
-        """Look up the rows of the targets of the next hop, and make room for their draws."""
+        """Look up the rows of the targets of the next hop, and make space for their samples."""
         space, begin, end = self._space, self._begin, self._count
         row_start, row_degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
         indptr = space.reserve("indptr", end + 1, keep=begin + 1)
@@ -327,7 +332,7 @@ class HopSampling:
         if len(space.taken) < words:
             space.taken = np.zeros(words + words // 4, np.uint64)
         last = int(indptr[end])
-        space.reserve("arc", last, keep=self._first)
+        space.reserve("edge", last, keep=self._first)
         space.reserve("neighbor", last - self._first)
         if self._split is not None:
             space.reserve("weight", last, keep=self._first)

@@ -36,39 +36,40 @@ def sample_neighbors(
 ) -> SampledNeighbors:
     """Sample in-neighbours hop by hop, each node's row once, at the hop after it was found.
 
-    Every choice is a hash of (key, hop, node, draw): the result does not depend on threads or on earlier calls. Without
-    replacement a row of at most `fanout` neighbours is taken whole, in row order.
+    Every choice is a hash of (key, hop, node, sample): the result does not depend on threads or on earlier calls.
+    Without replacement a row of at most `fanout` neighbours is taken whole, in row order.
 
     With `split` and `scale` s > 1 a row prefers its neighbours in a set Q. Of its d neighbours a are in Q, b are not;
-    f are drawn, f < d. With c = f / (s a + b) a neighbour in Q has the chance c s, another one c; where c s > 1, all
-    of Q are taken and another one has the chance (f - a) / b. The number drawn from Q is its expectation, rounded at
-    random to a neighbouring integer, and draws within a group are uniform: every row gives exactly f arcs, with exactly
-    these chances. Arcs of a row come in the order of the split row.
+    f are sampled, f < d. With c = f / (s a + b) a neighbour in Q has the probability c s, another one c; where c s >
+    1, all of Q are taken and another one has the probability (f - a) / b. The number sampled from Q is its
+    expectation, rounded at
+    random to a neighbouring integer, and samples within a group are uniform: every row gives exactly f edges, with
+    exactly these probabilities. Edges of a row come in the order of the split row.
 
     Args:
         csc: the graph; arrays or memory maps, indices int32 or int64; or tensors on one device, then so are seeds,
-            `split` and the result (on CUDA drawn by Triton; `workspace` is then a `DeviceWorkspace`).
+            `split` and the result (on CUDA sampled by Triton; `workspace` is then a `DeviceWorkspace`).
         seeds: (num_seeds,) integers in [0, num_rows), distinct.
         fanouts: neighbours a node for each hop, >= 1, or -1 for all.
         key: uint64, the batch's key.
-        replace: draw with replacement (a row with neighbours then gives exactly `fanout` arcs).
-        return_e_id: also return where each arc stands in the CSC.
+        replace: sample with replacement (a row with neighbours then gives exactly `fanout` edges).
+        return_e_id: also return where each edge stands in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
         split: for each hop the graph's rows with the preferred neighbours first, or None; with return_e_id they have
             their `position`.
-        scale: how many times likelier a preferred neighbour is, >= 1; 1 draws what is drawn without `split`.
+        scale: how many times likelier a preferred neighbour is, >= 1; 1 samples what is sampled without `split`.
 
     Returns:
         SampledNeighbors.
 
     Raises:
         ValueError: a fan-out is 0 or below -1, a seed is out of range or repeated, the workspace or `split` does not
-            fit, the scale is below 1, or a preference is to be drawn with replacement.
+            fit, the scale is below 1, or a preference is to be sampled with replacement.
 
-    Cost: O(sampled arcs + nodes); four bytes a node of the graph in the workspace.
-    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, with PyG's conventions for n_id and the order of arcs; the
-        preference is equation (8) of Song and Jiang, ICS 2022, with chances capped at 1.
+    Cost: O(sampled edges + nodes); four bytes a node of the graph in the workspace.
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, with PyG's conventions for n_id and the order of edges; the
+        preference is equation (8) of Song and Jiang, ICS 2022, with probabilities capped at 1.
     """
     if isinstance(csc.indices, Tensor):
         return sample_tensors(

@@ -16,14 +16,14 @@ def sample_neighbors_reference(
     Args:
         preferred: for each hop (num_nodes,) bool, the set Q that `split` was made with; or None.
 
-    Source: the loop of PyG's neighbour sampler, with Floyd's method (Bentley and Floyd, CACM 1987) over keyed draws.
+    Source: the loop of PyG's neighbour sampler, with Floyd's method (Bentley and Floyd, CACM 1987) over keyed samples.
     """
     fanouts = check_fanouts(fanouts)
     n_id = [int(seed) for seed in seeds]
     label = {node: i for i, node in enumerate(n_id)}
     sources, targets, e_id, indptr, weights = [], [], [], [0], []
     biased = preferred is not None and scale > 1
-    nodes, arcs = [len(n_id)], []
+    nodes, edges = [len(n_id)], []
     begin = 0
     for hop, fanout in enumerate(fanouts):
         hop_key = int(combine_array(np.uint64(key), np.uint64(hop)))
@@ -48,32 +48,33 @@ def sample_neighbors_reference(
                 e_id.append(start + position)
             indptr.append(len(sources))
         nodes.append(len(n_id) - end)
-        arcs.append(len(sources) - first)
+        edges.append(len(sources) - first)
         begin = end
     edge_index = np.array([sources, targets], np.int64).reshape(2, -1)
     edge_weight = np.array(weights, np.float32) if biased else None
     return SampledNeighbors(
-        np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64), nodes, arcs,
+        np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64), nodes, edges,
         edge_weight,
     )  # fmt: skip
 
 
 def pick_positions(row_key: int, degree: int, fanout: int, replace: bool) -> list[int]:
-    """Return the positions drawn from one row.
+    """Return the positions sampled from one row.
 
     Args:
         row_key: mix64(hop key + node * GOLDEN).
         degree: length of the row.
-        fanout: draws, or -1 for the whole row.
-        replace: draw with replacement.
+        fanout: samples, or -1 for the whole row.
+        replace: sample with replacement.
 
     Returns:
-        All positions in order where the row is taken whole; ascending up to degree 64; else in the order of the draws.
+        All positions in order where the row is taken whole; ascending up to degree 64; else in the order of the
+        samples.
     """
     if fanout < 0 or (degree <= fanout and not replace) or degree == 0:
         return list(range(degree))
     if replace:
-        return [_draw(row_key, draw, degree) for draw in range(fanout)]
+        return [_sample(row_key, sample, degree) for sample in range(fanout)]
     if degree > 64:
         return _floyd(row_key, degree, fanout)
     few = min(fanout, degree - fanout)
@@ -84,12 +85,12 @@ def pick_positions(row_key: int, degree: int, fanout: int, replace: bool) -> lis
 
 
 def pick_preferred(row_key: int, inside: list[bool], fanout: int, scale: float) -> tuple[list[int], list[float]]:
-    """Return the positions drawn from one row, those of preferred neighbours first, and the weights of the arcs.
+    """Return the positions sampled from one row, those of preferred neighbours first, and the weights of the edges.
 
     Args:
         row_key: as for `pick_positions`.
         inside: which of the row's neighbours are preferred.
-        fanout: draws, or -1 for the whole row.
+        fanout: samples, or -1 for the whole row.
         scale: s > 1.
     """
     degree = len(inside)
@@ -109,24 +110,24 @@ def pick_preferred(row_key: int, inside: list[bool], fanout: int, scale: float) 
         weight = total / (float(fanout) * degree)
         weights = weight * (1.0 / scale), weight
     others = fanout - count
-    drawn = [first[i] for i in pick_positions(row_key, len(first), count, False)]
-    drawn += [rest[i] for i in pick_positions(other_key, len(rest), others, False)]
-    return drawn, [weights[0]] * count + [weights[1]] * others
+    sampled = [first[i] for i in pick_positions(row_key, len(first), count, False)]
+    sampled += [rest[i] for i in pick_positions(other_key, len(rest), others, False)]
+    return sampled, [weights[0]] * count + [weights[1]] * others
 
 
 def _floyd(row_key, degree, count):
     chosen = []
-    for draw in range(count):
-        last = degree - count + draw
-        position = _draw(row_key, draw, last + 1)
+    for sample in range(count):
+        last = degree - count + sample
+        position = _sample(row_key, sample, last + 1)
         chosen.append(last if position in chosen else position)
     return chosen
 
 
-def _draw(row_key, draw, bound):
-    """Map draw number `draw` of a row to [0, bound): two 32-bit draws a word, the upper half first."""
-    word = _mix((row_key + (draw // 2 + 1) * int(GOLDEN)) % _WORD)
-    bits = word >> 32 if draw % 2 == 0 else word & 0xFFFFFFFF
+def _sample(row_key, sample, bound):
+    """Map sample number `sample` of a row to [0, bound): two 32-bit samples a word, the upper half first."""
+    word = _mix((row_key + (sample // 2 + 1) * int(GOLDEN)) % _WORD)
+    bits = word >> 32 if sample % 2 == 0 else word & 0xFFFFFFFF
     return (bits * bound) >> 32
 
 

@@ -14,7 +14,7 @@ from .simple_graph import SimpleGraph
 BUCKET_EDGES = 1 << 20  # what is permuted in memory at a time, up to MAX_BUCKETS of them
 MAX_BUCKETS = 1024
 STEP_EDGES = 1 << 18  # edges sorted by bucket before they are written
-PIECE_EDGES = 1 << 16  # edges read at a time: they stay in the processor's cache
+SLICE_EDGES = 1 << 16  # edges read at a time: they stay in the processor's cache
 
 _BUCKET_SALT, _PERMUTE_SALT = 0x4255434B, 0x5045524D
 
@@ -49,9 +49,9 @@ class EdgeFile:
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yield the edges [start, stop) as (num_pairs, 2) arrays, overwritten by the next step."""
         stop = self.num_edges if stop is None else stop
-        buffer = np.empty((min(PIECE_EDGES, max(0, stop - start)), 2), self.dtype)
+        buffer = np.empty((min(SLICE_EDGES, max(0, stop - start)), 2), self.dtype)
         while start < stop:
-            piece = buffer[: min(PIECE_EDGES, stop - start)]
+            piece = buffer[: min(SLICE_EDGES, stop - start)]
             self.read(start, piece)
             yield piece
             start += len(piece)

@@ -4,7 +4,7 @@ A bucket is a range of rows. Its entries come as chunks: neighbours, then as man
 the bucket's first row: 6 bytes an entry (10 with int64 ids). Sorted, the neighbours alone remain (4 bytes, or 8),
 packed from the front of the file: they never reach a bucket that has not been read yet.
 
-The rows may also be taken in rounds. A round needs the room of its entries and of all neighbours sorted before, so the
+The rows may also be taken in rounds. A round needs the space of its entries and of all neighbours sorted before, so the
 largest of two rounds, three quarters of the entries, sets the peak: 4.5 bytes an entry instead of 6; of three: 4.2.
 """
 
@@ -121,7 +121,7 @@ class EntryBuckets:
         file.truncate(self._position)
 
     def _cut_rounds(self) -> np.ndarray:
-        """Return (num_rounds + 1,) first buckets, such that every round needs about the same room."""
+        """Return (num_rounds + 1,) first buckets, such that every round needs about the same space."""
         entry_bytes = self.degree.itemsize + 2
         share = (2 / entry_bytes) ** np.arange(self.num_rounds)
         before = np.concatenate([[0], np.cumsum(self._entries)])
@@ -177,7 +177,7 @@ def _table_size(most: int) -> int:
 
 @kernel
 def _cut(degree, max_entries, max_rows, starts):
-    """Write the starts of the ranges and their end where there is room; return the number of ranges."""
+    """Write the starts of the ranges and their end where there is space; return the number of ranges."""
     count, entries, first = 0, np.int64(0), 0
     for v in range(len(degree)):
         if v > first and (entries + degree[v] > max_entries or v - first >= max_rows):

@@ -1,6 +1,6 @@
-"""How an edge source lists an undirected graph: once, both ways or as arcs; found in one pass and O(1) memory.
+"""How an edge source lists an undirected graph: once, both ways or as edges; found in one pass and O(1) memory.
 
-Two sums of a 64-bit hash, of (u, v) and of (v, u), are equal exactly (but for collisions) when every arc is listed
+Two sums of a 64-bit hash, of (u, v) and of (v, u), are equal exactly (but for collisions) when every edge is listed
 with its reverse. Which of the other sources list a pair more than once is estimated from a sample: the pairs whose
 hash lies below a threshold that falls as the sample fills, so that a pair is sampled with all its copies or not at all.
 """
@@ -212,7 +212,7 @@ def _sample_pairs(src, dst, counts, sample):
 
 @kernel
 def _shrink_sample(counts, sample):
-    """Make room: at most _MAX_COPIES copies of one pair and direction, then halve the threshold until half is free."""
+    """Make space: at most _MAX_COPIES copies of one pair and direction, then halve the threshold until half is free."""
     gap = len(sample) // 2
     while gap:  # Shell's sort: numba's own takes a second to compile
         for i in range(gap, len(sample)):

@@ -1,4 +1,4 @@
-"""Scratch disk: which folder, whether it has room, and files that vanish with the process."""
+"""Scratch disk: which folder, whether it has space, and files that vanish with the process."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from ...errors import GNNScaleError, disk_errors
 from .. import phases
 
 AUTO = "auto"
-_REMEDY = "make room, or give scratch=<another folder>"
+_REMEDY = "make space, or give scratch=<another folder>"
 
 
 def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
@@ -68,7 +68,7 @@ def nameless_map(folder: Path, shape: tuple[int, ...], dtype) -> np.memmap:
     file, num_bytes = nameless_file(folder), max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     with disk_errors(folder, f"given {num_bytes} bytes of scratch files", _REMEDY):
         file.truncate(num_bytes)
-        # A page of a sparse file that finds no room when it is written ends the process by a signal, without a word.
+        # A page of a sparse file that finds no space when it is written ends the process by a signal, without a word.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
     return np.memmap(file, dtype, "r+", shape=shape)

@@ -80,7 +80,7 @@ class SimpleGraph:
         """Yield all simple edges once, in blocks, and check at the end that the stream has not changed.
 
         Args:
-            what: the name under which progress is told.
+            what: the name under which progress is reported.
             progress: called as progress(what, edges done, edges in all) once a chunk.
         """
         seen = np.zeros(2, np.uint64)
@@ -259,7 +259,7 @@ def find_first_copies(stream, report: LayoutReport, folder: Path, degree: np.nda
         GNNScaleError: too little free space in `folder`.
 
     Cost: one pass; 16 bytes an edge written and read once (24 with int64 ids); about 1.5 BUCKET_BYTES of memory.
-    Source: ours; takes the place of an external sort by (min, max) followed by one back to the stream's order.
+    Source: ours; replaces an external sort by (min, max) followed by one back to the stream's order.
     """
     needed = scratch_bytes_needed(report.num_listed, stream.num_nodes)
     reserve(folder, needed, f"dropping the repeats of {report.num_listed} edges")
@@ -350,7 +350,7 @@ def symmetric_adjacency(
         degree: (num_nodes,) integers, what it returned beside the graph.
         dtype: int32 or int64, of the neighbours' ids.
         progress: called as progress(what, edges done, edges in all) once a chunk.
-        what: the name under which progress is told.
+        what: the name under which progress is reported.
 
     Returns:
         CSC whose rows are in the order of the stream.

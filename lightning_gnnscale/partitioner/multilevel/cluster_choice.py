@@ -1,4 +1,4 @@
-"""The cluster that each node of a batch would join: the one that it shares most edge weight with, of those with room.
+"""The cluster that each node of a batch would join: the one that it shares most edge weight with, of those with space.
 
 Nodes are taken in groups, and a group stage by stage, so that a stage's loops wait for memory once for many nodes:
 labels of neighbours are gathered; per node the one that comes most often is found, by comparing all with all where they
@@ -37,7 +37,7 @@ def choose_clusters(
     key,
     sample,
 ):
-    """Write the cluster that each node of batch[start:stop] would join, and the one it prefers even if it has no room.
+    """Write the cluster that each node of batch[start:stop] would join, and the one it prefers even if it has no space.
 
     Both are written at the node's position in the batch: threads that wrote by node id would share cache lines.
 
@@ -106,7 +106,7 @@ def choose_clusters(
                     found[i] = _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift)
                     _take_out(own, node_key, near, ratings, first, found[i], table_labels, table_ratings, touched)
                 last = first + found[i]
-                choice[0, start + i] = _best_with_room(
+                choice[0, start + i] = _best_with_space(
                     own, own_ratings[i], near, ratings, first, last, node_key, v & every, node_weight, weight, limit
                 )
         start += taken
@@ -145,8 +145,8 @@ def _equal_labels(near, first, label, many):
 
 
 @kernel(inline="always")
-def _best_with_room(own, own_rating, near, ratings, first, last, node_key, node, node_weight, weight, limit):
-    """Return the best of near[first:last] that has room, or `own`, which always has."""
+def _best_with_space(own, own_rating, near, ratings, first, last, node_key, node, node_weight, weight, limit):
+    """Return the best of near[first:last] that has space, or `own`, which always has."""
     best, best_rating, best_tie = own, own_rating, np.uint64(0)
     for t in range(first, last):
         c, r = near[t], ratings[t]
@@ -160,7 +160,7 @@ def _best_with_room(own, own_rating, near, ratings, first, last, node_key, node,
 
 @kernel(inline="always")
 def _fits(cluster, node, node_weight, weight, limit):
-    """Return whether a node has room in a cluster; `node` is the row of its weights."""
+    """Return whether a node has space in a cluster; `node` is the row of its weights."""
     for d in range(len(limit)):  # noqa: SIM110 (compiled)
         if np.int64(weight[cluster, d]) + node_weight[node, d] > limit[d]:
             return False
@@ -169,13 +169,13 @@ def _fits(cluster, node, node_weight, weight, limit):
 
 @kernel
 def _gather(start, stop, batch, indptr, indices, label, sample, near, ends):
-    """Write the labels of neighbours, node after node, as many nodes as there is room for; return how many.
+    """Write the labels of neighbours, node after node, as many nodes as there is space for; return how many.
 
     Args:
         near: where labels go; the last _COMPARED places stay free.
         ends: (at least nodes + 1,), where each node's labels end; the first is 0.
     """
-    filled, i, room = np.uint64(0), start, np.uint64(len(near) - _COMPARED)
+    filled, i, space = np.uint64(0), start, np.uint64(len(near) - _COMPARED)
     most = np.uint64(sample)
     # Indices without a sign: numba looks at each other one for a negative.
     while i < min(stop, start + len(ends) - 1):
@@ -184,7 +184,7 @@ def _gather(start, stop, batch, indptr, indices, label, sample, near, ends):
         row = np.uint64(batch[i])
         first = np.uint64(indptr[row])
         degree = np.uint64(indptr[row + _BIT]) - first
-        if filled + min(degree, most) > room:
+        if filled + min(degree, most) > space:
             break
         if degree <= most:
             for k in range(degree):

@@ -76,9 +76,10 @@ def cluster_nodes(
     """Cluster nodes so that edges inside clusters weigh much and no cluster weighs more than a limit.
 
     Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch
-    choose the cluster that they share most edge weight with, of those that have room, from the same state; then they
-    move one after the other, where there is still room. Of a long row a sample is read. Up to 64 neighbours at edges of
-    one weight are counted exactly; others are added up in a small table, where of two clusters that meet in a slot one
+    choose the cluster that they share most edge weight with, of those that have space, from the same state; then they
+    move one after the other, where there is still space. Of a long row a sample is read. Up to 64 neighbours at edges
+    of one weight are counted exactly; others are added up in a small table, where of two clusters that meet in a slot
+    one
     alone counts: the heavier, or at edges of one weight the first. What stays alone at the end joins
     others that would have gone to the same cluster (two-hop clustering).
 
@@ -154,7 +155,7 @@ def _propagate(
 
 @kernel
 def _join(batch, choice, node_weight, limit, label, weight, favourite, first_node):
-    """Move the nodes of a batch, one after the other, where there is still room; return how many moved."""
+    """Move the nodes of a batch, one after the other, where there is still space; return how many moved."""
     every = ~np.uint64(0) if len(node_weight) == len(label) else np.uint64(0)
     flat_weight = weight.reshape(-1)
     moved = 0

@@ -138,7 +138,7 @@ def _join_leaders(label, leader, weight, node_weight, limit):
 
 @kernel
 def _move(v, target, label, weight, node_weight, limit):
-    """Move a node to a cluster that has members and room for it; return whether it went."""
+    """Move a node to a cluster that has members and space for it; return whether it went."""
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     alive = False
     for d in range(node_weight.shape[1]):
@@ -187,7 +187,7 @@ def _count_clusters(share, num_shares, src, dst, label, table, half):
 
 @kernel
 def _move_half(table, label, favourite, weight, node_weight, limit, key, half):
-    """Move the nodes of this half, one after the other, to the cluster that counts most and has room."""
+    """Move the nodes of this half, one after the other, to the cluster that counts most and has space."""
     for row in range(len(table)):
         v = 2 * row + half
         if v >= len(label):

@@ -48,8 +48,8 @@ class PairTable:
         """Add one to the weight of each key in ranges of `keys` that belongs to the table."""
         for position, stop in ranges:
             while position < stop:
-                room = int(MAX_LOAD * len(self.keys)) - self.size
-                position, added = _add_keys(keys, position, stop, self._shard, room, self.keys, self.weights)
+                space = int(MAX_LOAD * len(self.keys)) - self.size
+                position, added = _add_keys(keys, position, stop, self._shard, space, self.keys, self.weights)
                 self.size += added
                 if position < stop:
                     larger = np.zeros((2, 2 * len(self.keys)), np.int64)
@@ -112,8 +112,8 @@ def _belongs(mixed, shard):
 
 
 @kernel
-def _add_keys(keys, position, stop, shard, room, table_keys, table_weights):
-    """Add keys[position:stop]; stop before a new key when there is no room. Return where it stopped, new keys."""
+def _add_keys(keys, position, stop, shard, space, table_keys, table_weights):
+    """Add keys[position:stop]; stop before a new key when there is no space. Return where it stopped, new keys."""
     last, step = np.uint64(len(table_keys) - 1), np.uint64(1)
     place, end, ahead = np.uint64(position), np.uint64(stop), np.uint64(_KEYS_AHEAD)
     added = 0
@@ -128,7 +128,7 @@ def _add_keys(keys, position, stop, shard, room, table_keys, table_weights):
             slot = (mixed >> np.uint64(20)) & last  # without a sign: numba looks at each other one for a negative
             while table_keys[slot] != key:
                 if table_keys[slot] == _EMPTY:
-                    if added >= room:
+                    if added >= space:
                         return np.int64(place), added
                     table_keys[slot] = key
                     added += 1
@@ -141,7 +141,7 @@ def _add_keys(keys, position, stop, shard, room, table_keys, table_weights):
 
 @kernel(inline="always")
 def _put(key, weight, table_keys, table_weights):
-    """Put a key that the table does not hold yet into it; there is room."""
+    """Put a key that the table does not hold yet into it; there is space."""
     last = np.int64(len(table_keys) - 1)
     slot = np.int64((np.uint64(key) * _HASH) >> np.uint64(20)) & last
     while table_keys[slot] != _EMPTY:

@@ -8,12 +8,12 @@ import numpy as np
 from ...jit import kernel
 from ...rng import fold
 from .edge_form import EdgeSteps
-from .row_form import RowSteps, has_room, is_over, potential, relief_of
+from .row_form import RowSteps, has_space, is_over, potential, relief_of
 from .weighted_graph import PART_DTYPE, BlockGraph, EdgeGraph, RowThreads, WeightedGraph, total_weight
 
 WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as standing still
 PRICE_STEP = 0.15  # of the mean edge weight a unit of weight, by which an overload of 1 raises a price
-LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
+LOOSE_ROUNDS = 20  # from then on a part is entered only where there is space, unless nothing moves
 STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
 MAX_ROUNDS = 40
 STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
@@ -247,7 +247,7 @@ def _leave(leaving, node_weight, part, load, cap, target, strict):
     for i in range(len(leaving)):
         v = leaving[i]
         own, other = part[v], target[v]
-        if not is_over(own, load, cap) or (strict and not has_room(v & every, other, load, cap, node_weight)):
+        if not is_over(own, load, cap) or (strict and not has_space(v & every, other, load, cap, node_weight)):
             continue
         if relief_of(v & every, own, other, load, cap, node_weight) <= 0.0:
             continue

@@ -60,7 +60,7 @@ def _entering(v, other, load, cap, node_weight):
 
 
 @kernel(inline="always")
-def has_room(v, part, load, cap, node_weight):
+def has_space(v, part, load, cap, node_weight):
     """Return whether a node fits a part in every dimension; `v` is its row in `node_weight`."""
     for d in range(node_weight.shape[1]):  # noqa: SIM110 (compiled)
         if load[part, d] + node_weight[v, d] > cap[part, d]:
@@ -84,7 +84,7 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
     Args:
         v, row: the node, and its row in `node_weight`.
         conn: (num_parts,) the edge weight that it shares with each part.
-        strict: only parts with room count.
+        strict: only parts with space count.
         key: decides ties.
     """
     best, best_ratio, best_tie = -1, -np.inf, np.uint64(0)
@@ -92,7 +92,7 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
     if fall <= 0.0:
         return best, best_ratio
     for b in range(len(load)):
-        if b == own or (strict and not has_room(row, b, load, cap, node_weight)):
+        if b == own or (strict and not has_space(row, b, load, cap, node_weight)):
             continue
         relief = fall - _entering(row, b, load, cap, node_weight)
         if relief <= 0.0:
@@ -171,7 +171,7 @@ class RowSteps:
             part: (num_nodes,) int16.
             load, cap: (num_parts, D) int64.
             over: (num_parts,) bool, parts that nodes leave.
-            strict: only parts with room are entered.
+            strict: only parts with space are entered.
             key: uint64, decides ties.
             target, ratio: (num_nodes,) int16 and float64, overwritten; the latter only where there is a way.
         """

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...rng import combine_array, fold
 from . import transport
 from .bounds import Bound
-from .message import RAW, CodedRows, Packed, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
+from .message import RAW, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
 from .policies import ExchangePlan
 from .transport import Gradients, Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer, Transport
 
@@ -132,7 +132,7 @@ def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
 
 
-def draw_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+def sample_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Choose rows with probability min(1, norm / (threshold x mean norm)), scaled so that their mean is what they were.
 
     Where norms are alike nearly all rows are sent; where a few rows carry most of the gradient, few are.
@@ -140,7 +140,7 @@ def draw_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[Te
     Args:
         rows: (num_rows, width).
         threshold: in mean norms of the rows that are not zero, >= 0; 0 takes every row that is not zero.
-        key: uint64. ids: (num_rows,) int64; with the norms a row's chance hangs on (key, id) alone.
+        key: uint64. ids: (num_rows,) int64; with the norms a row's probability hangs on (key, id) alone.
 
     Returns:
         (num_rows,) bool, and the (num_chosen, width) chosen rows, each divided by its probability.
@@ -166,8 +166,8 @@ def inclusion_probability(size: Tensor, threshold: float) -> Tensor:
     finite = size.isfinite()
     counted = size[finite & (size > 0)]
     floor = threshold * counted.sum() / max(1, len(counted))
-    chances = (size / floor.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1)
-    return torch.where(finite, chances, torch.ones_like(chances))
+    probabilities = (size / floor.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1)
+    return torch.where(finite, probabilities, torch.ones_like(probabilities))
 
 
 def uniform(key: int, ids: Tensor) -> Tensor:
@@ -196,8 +196,10 @@ class ExchangeClock:
         self.plan, self.epoch, self.exact, self._first_epoch = plan, 0, True, None
         self.agreement: Message | None = None
         self._agreed: Tensor | None = None
-        self._codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
-        self._gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
+        self._codec = (
+            RAW if plan.quantisation.bits is None else QuantisedRows(plan.quantisation.bits, plan.quantisation.delta)
+        )
+        self._gradient_codec = RAW if plan.backward_bits is None else QuantisedRows(plan.backward_bits)
 
     def begin_step(self, epoch: int) -> None:
         """Begin the training step of an epoch.
@@ -234,11 +236,11 @@ class ExchangeClock:
 
     @property
     def gradient_threshold(self) -> float:
-        """Mean norms below which gradient rows are drawn in this step; 0: all are sent."""
+        """Mean norms below which gradient rows are sampled in this step; 0: all are sent."""
         return 0.0 if self.exact else self.plan.backward_threshold
 
     @property
-    def codes_gradients(self) -> bool:
+    def quantises_gradients(self) -> bool:
         """Whether gradients that are pushed leave rows out, or write them in few bits."""
         return self.gradient_codec is not RAW or self.gradient_threshold > 0
 
@@ -327,7 +329,7 @@ class LayerExchange:
         return self._send_changes(rows, boundary)
 
     def _dtype_sent(self, rows: Tensor) -> torch.dtype:
-        """Return the dtype of rows on their way: under autocast its own, unless they are coded or extrapolated."""
+        """Return the dtype of rows on their way: under autocast its own, unless they are quantised or extrapolated."""
         kind = rows.device.type
         half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
         self._half = half if half.itemsize < 4 and not self.plan.counts_in_float32 else None
@@ -461,7 +463,7 @@ class LayerExchange:
         """Start to send (num_arriving, width) gradients to the owners of the rows; see `_send_gradients`."""
         route = self.route
         return self._send_gradients(
-            grad, route.arriving_ids, route.returning, route.returned, self.clock.codes_gradients
+            grad, route.arriving_ids, route.returning, route.returned, self.clock.quantises_gradients
         )
 
     def pull(self, grad: Tensor) -> PulledGradients | NoGradients:
@@ -481,10 +483,10 @@ class LayerExchange:
 
         Args:
             grad: (num_rows, width).
-            ids: (num_rows,) int64 by which they are rounded and drawn.
+            ids: (num_rows,) int64 by which they are rounded and sampled.
             leaving: One (num,) int64 tensor per process: the rows that it is sent.
             counts: Rows that may come from each process.
-            partial: Whether rows are drawn, and sent behind bitmaps.
+            partial: Whether rows are sampled, and sent behind bitmaps.
         """
         plan, clock, late = self.plan, self.clock, self.plan.late_gradient
         if late and self._earlier is not None:
@@ -499,7 +501,7 @@ class LayerExchange:
                 grad = clipped(grad, plan.gradient_clip * len(leaving) ** 0.5)
             row_bytes = codec.row_bytes(grad.shape[1], grad.dtype)
             if partial:
-                packed = self._drawn_gradients(grad, ids, leaving)
+                packed = self._sampled_gradients(grad, ids, leaving)
             else:
                 packed = pack_all(RAW.encode(grad, 0, ids), leaving, in_order=True)
                 active = self._gradients_due(grad, counts) if plan.skip_gradients else [True] * len(leaving)
@@ -547,11 +549,11 @@ class LayerExchange:
             self.gradient_versions[rank] = epoch
         return everybody if clock.exact else None
 
-    def _drawn_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
-        """Pack the gradient rows that are drawn, behind bitmaps."""
+    def _sampled_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
+        """Pack the gradient rows that are sampled, behind bitmaps."""
         clock, key = self.clock, self._key("backward")
-        chosen, drawn = draw_rows(rows, clock.gradient_threshold, fold(key, 1), ids)
-        codes = clock.gradient_codec.encode(drawn, key, ids[chosen])
+        chosen, sampled = sample_rows(rows, clock.gradient_threshold, fold(key, 1), ids)
+        codes = clock.gradient_codec.encode(sampled, key, ids[chosen])
         return pack_chosen(codes, chosen, leaving)
 
     def _key(self, direction: str) -> int:
@@ -564,7 +566,7 @@ def foretold(
 ) -> Tensor:
     """Return what a bound will find exceeded in the coming step, if values go on as they did since they were sent.
 
-    The gap that is there grows by its share of an epoch; what is sent in this step begins anew with that share.
+    The gap that is there grows by its share of an epoch; what is sent in this step begins again with that share.
 
     Args:
         bound: Looks at changes.

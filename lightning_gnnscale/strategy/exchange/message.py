@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...triton_kernels.quantize_rows import decode_rows, encode_rows
-from ...triton_kernels.quantize_rows import row_bytes as coded_row_bytes
+from ...triton_kernels.quantize_rows import row_bytes as quantised_row_bytes
 
 
 class RawRows:
@@ -27,7 +27,7 @@ class RawRows:
         return codes.reshape(-1).view(dtype).view(-1, width)
 
 
-class CodedRows:
+class QuantisedRows:
     """Rows in few bits per value, or likewise their differences to the rows that the receiver holds.
 
     Args:
@@ -39,7 +39,7 @@ class CodedRows:
         self.bits, self.delta = bits, delta
 
     def row_bytes(self, width: int, dtype: torch.dtype) -> int:
-        return coded_row_bytes(width, self.bits)
+        return quantised_row_bytes(width, self.bits)
 
     def encode(self, rows: Tensor, key: int, ids: Tensor, held: Tensor | None = None) -> Tensor:
         """Return (num_rows, row_bytes) uint8; `held` becomes what the receiver holds then."""
@@ -57,7 +57,7 @@ class CodedRows:
         return decode_rows(codes, width, self.bits, dtype=dtype)
 
 
-RowCodec = RawRows | CodedRows
+RowCodec = RawRows | QuantisedRows
 RAW = RawRows()
 
 
@@ -104,14 +104,14 @@ def pack_chosen(codes: Tensor, chosen: Tensor, leaving: Sequence[Tensor]) -> Pac
         leaving: for each process, positions among all rows.
     """
     place = chosen.cumsum(0) - 1
-    pieces, sizes = [], []
+    chunks, sizes = [], []
     for positions in leaving:
         there = chosen[positions]
         rows = codes.index_select(0, place[positions[there]])
         if len(rows):
-            pieces += [pack_bits(there), rows.flatten()]
+            chunks += [pack_bits(there), rows.flatten()]
         sizes.append(bitmap_bytes(len(positions)) + rows.numel() if len(rows) else 0)
-    return Packed(torch.cat(pieces) if pieces else codes.new_empty(0), sizes)
+    return Packed(torch.cat(chunks) if chunks else codes.new_empty(0), sizes)
 
 
 def unpack_all(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row_bytes: int) -> Arrived:
@@ -134,11 +134,11 @@ def unpack_chosen(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], 
     """Read messages of `pack_chosen`; arguments as in `unpack_all`."""
     rows, places, first = [payload.new_empty((0, row_bytes))], [torch.empty(0, dtype=torch.int64)], 0
     places[0] = places[0].to(payload.device)
-    for piece, count in zip(payload.split(list(sizes)), counts, strict=True):
-        if len(piece):
+    for chunk, count in zip(payload.split(list(sizes)), counts, strict=True):
+        if len(chunk):
             head = bitmap_bytes(count)
-            places.append(unpack_bits(piece[:head], count).nonzero().squeeze(1) + first)
-            rows.append(piece[head:].view(-1, row_bytes))
+            places.append(unpack_bits(chunk[:head], count).nonzero().squeeze(1) + first)
+            rows.append(chunk[head:].view(-1, row_bytes))
         first += count
     return Arrived(torch.cat(rows), torch.cat(places))
 

@@ -17,7 +17,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
 @dataclass(frozen=True)
-class RowCoding:
+class RowQuantisation:
     """How rows are encoded for sending.
 
     Attributes:
@@ -35,7 +35,7 @@ class ExchangePlan:
 
     Attributes:
         whole_blocks: Whether every process gets every row; False: it gets the rows that it reads.
-        coding: Coding of rows on their way forward.
+        quantisation: Coding of rows on their way forward.
         bound: Decides when rows are sent again; None: at every step.
         by_row: Whether the bound is kept by each row separately and not by the whole block.
         warmup_epochs: Number of epochs at the start in which the exchange is exact, or their share of all, in (0, 1).
@@ -55,7 +55,7 @@ class ExchangePlan:
     """
 
     whole_blocks: bool = False
-    coding: RowCoding = RowCoding()
+    quantisation: RowQuantisation = RowQuantisation()
     bound: Bound | None = None
     by_row: bool = False
     warmup_epochs: int | float = 0
@@ -86,7 +86,7 @@ class ExchangePlan:
     @property
     def keeps_rows(self) -> bool:
         """Whether receivers hold rows from step to step."""
-        return self.bound is not None or self.coding.delta
+        return self.bound is not None or self.quantisation.delta
 
     @property
     def foretells(self) -> bool:
@@ -95,13 +95,13 @@ class ExchangePlan:
 
     @property
     def counts_in_float32(self) -> bool:
-        """Whether rows of fewer bits are widened before they are sent: to be coded, or to be extrapolated."""
-        return self.coding.bits is not None or self.extrapolate
+        """Whether rows of fewer bits are widened before they are sent: to be quantised, or to be extrapolated."""
+        return self.quantisation.bits is not None or self.extrapolate
 
     @property
     def keeps_sent_rows(self) -> bool:
         """Whether senders hold what the receivers have."""
-        return self.coding.delta or self.foretells
+        return self.quantisation.delta or self.foretells
 
     @property
     def given_versions(self):
@@ -205,7 +205,7 @@ class ExchangePolicy:
 
 
 class HaloExchange(ExchangePolicy):
-    """Send each process exactly the rows that its arcs read; the result equals that of one process.
+    """Send each process exactly the rows that its edges read; the result equals that of one process.
 
     Args:
         backward: "push": gradients of halo rows go back to their owners and are added there; "pull": each process
@@ -243,8 +243,8 @@ class BroadcastExchange(ExchangePolicy):
 class NoExchange(ExchangePolicy):
     """Layers read nothing of other processes while they train.
 
-    With `PartitionDataModule` what a part needs beyond itself stands in its halo. With `FullGraphDataModule` arcs
-    between processes are dropped, and degrees are those of the arcs that are left; evaluation is exact.
+    With `PartitionDataModule` what a part needs beyond itself stands in its halo. With `FullGraphDataModule` edges
+    between processes are dropped, and degrees are those of the edges that are left; evaluation is exact.
 
     Source: Huang et al., SDT-GNN, training of local models.
     """
@@ -258,7 +258,7 @@ class Quantized(ExchangePolicy):
 
     With `delta`, the differences to the rows that the receivers hold are sent. Both sides add the same decoded
     differences, so whatever one message loses is part of the next difference (error feedback). Gradients are new in
-    every step: with or without `delta` they are coded directly, and their mean is right.
+    every step: with or without `delta` they are quantised directly, and their mean is right.
 
     Args:
         bits: Bits per value: 16, 8, 4 or 2 (2: -s, 0 or s).
@@ -318,7 +318,7 @@ class Quantized(ExchangePolicy):
         inner = self.exchange.plan()
         return replace(
             inner,
-            coding=RowCoding(self.bits, self.delta),
+            quantisation=RowQuantisation(self.bits, self.delta),
             backward="push" if inner.whole_blocks else self.backward,
             backward_bits=self.backward_bits or max(4, self.bits),
             backward_threshold=self.backward_threshold,
@@ -400,7 +400,7 @@ class SkipBroadcast(ExchangePolicy):
                 "exchange.skip_gradients=true sends the gradients of a block, or none: leave rows='block' and "
                 "remote_gradient='straight_through' or 'late'"
             )
-        if skip_gradients and self.exchange.plan().coding.bits is not None:
+        if skip_gradients and self.exchange.plan().quantisation.bits is not None:
             raise ValueError("exchange.skip_gradients=true sends gradients as they are: leave Quantized out")
         if rows == "row" and bound.initial_versions is not None:
             raise ValueError('exchange.bound.initial_versions are those of blocks: use rows="block", or leave them out')

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...apart import of_first_rank
+from ...across_ranks import of_first_rank
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
@@ -173,7 +173,7 @@ DIRECTIONS = (FORWARD, BACKWARD, STATIC, EVALUATION)
 
 
 class LocalRows(ExchangeRun):
-    """A run in which arcs between processes are dropped while training.
+    """A run in which edges between processes are dropped while training.
 
     Args:
         blocks: Block of this process.

@@ -159,10 +159,10 @@ class Transport:
             layer, direction: where the bytes are counted, once a receiver.
         """
         rank, buffer = averaging.rank(), self.buffer((layer, direction), sum(arriving))
-        pieces, works = buffer.split(list(arriving)), []
+        chunks, works = buffer.split(list(arriving)), []
         with averaging.clear_error("exchanging rows"):
-            for source, piece in enumerate(pieces):
-                sent = payload if source == rank else piece
+            for source, chunk in enumerate(chunks):
+                sent = payload if source == rank else chunk
                 if len(sent):
                     works.append(dist.broadcast(sent, source, async_op=True))
         self.ledger.bytes[layer, direction] += len(payload) * (averaging.world_size() - 1)

@@ -100,7 +100,7 @@ class GradientAveraging(WeightPolicy):
         if self._own is not None:
             averaging.load_state(self._live, self._own)
             self._own = None
-        # Shares of one loss over the whole graph are added up, losses of batches are averaged.
+        # ShardMap of one loss over the whole graph are added up, losses of batches are averaged.
         batch = batch_of(batch)
         self._adds_up = batch.loss_is_share
         # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
@@ -253,11 +253,11 @@ def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int,
 
 
 def _buckets(parameters: list[Tensor], capacity: int) -> list[list[Tensor]]:
-    buckets, room = [], 0
+    buckets, space = [], 0
     for parameter in parameters:
-        if not buckets or parameter.numel() > room:
+        if not buckets or parameter.numel() > space:
             buckets.append([])
-            room = capacity
+            space = capacity
         buckets[-1].append(parameter)
-        room -= parameter.numel()
+        space -= parameter.numel()
     return buckets

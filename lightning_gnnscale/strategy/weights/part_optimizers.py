@@ -1,4 +1,7 @@
-"""State by part: swapped in and out of one optimizer, and joined over ranks, dealt to other ranks in a checkpoint."""
+"""State by part:
+
+swapped in and out of one optimizer, and joined over ranks, assigned to other ranks in a checkpoint.
+"""
 
 import copy
 from collections.abc import Hashable

@@ -40,13 +40,13 @@ def check(csc, expected, block_edges):
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_every_layout_gives_the_rows_in_stream_order(graph, layout, data):
     num_nodes, edges = graph
-    arcs = [*listed(edges, layout, data.draw(st.integers(0, 5))), (0, 0)]
+    directed_edges = [*listed(edges, layout, data.draw(st.integers(0, 5))), (0, 0)]
     told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
     dtype = data.draw(st.sampled_from([np.int32, np.int64]))
-    stream = stream_of(arcs, num_nodes, dtype, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    stream = stream_of(directed_edges, num_nodes, dtype, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
     block_edges = data.draw(st.integers(1, 20))
     with open_external_csc(stream, block_edges=block_edges) as csc:
-        expected = rows_of(arcs, num_nodes, csc.report.layout)
+        expected = rows_of(directed_edges, num_nodes, csc.report.layout)
         check(csc, expected, block_edges)
         first_block = data.draw(st.integers(0, csc.num_blocks))
         assert rows_read(csc, first_block) == expected[csc.block_start[first_block] :]
@@ -62,10 +62,10 @@ def test_odd_graphs(name, deduplicate):
             check(csc, rows_of(edges, num_nodes, csc.report.layout, deduplicate is not False), block_edges)
 
 
-def random_arcs(num_nodes=2_000, num_arcs=12_000, seed=1):
+def random_edges(num_nodes=2_000, num_edges=12_000, seed=1):
     rng = np.random.default_rng(seed)
     weight = rng.pareto(1.2, num_nodes) + 1
-    return rng.choice(num_nodes, (num_arcs, 2), p=weight / weight.sum())
+    return rng.choice(num_nodes, (num_edges, 2), p=weight / weight.sum())
 
 
 def small_buckets(monkeypatch, max_entries=256, max_rows=64):
@@ -85,10 +85,10 @@ def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, 
     if wide_ids:
         for module in (layout, simple_graph):
             monkeypatch.setattr(module, "id_dtype", lambda num_nodes: np.dtype(np.int64))
-    arcs = random_arcs()
-    expected = rows_of([tuple(arc) for arc in arcs.tolist()], 2_000, "directed", deduplicate)
+    edges = random_edges()
+    expected = rows_of([tuple(edge) for edge in edges.tolist()], 2_000, "directed", deduplicate)
     assert max(len(row) for row in expected) > 256
-    stream = stream_of(arcs, 2_000, chunk_edges=777)
+    stream = stream_of(edges, 2_000, chunk_edges=777)
     with open_external_csc(stream, tmp_path, 300, deduplicate) as csc:
         check(csc, expected, 300)
         assert csc.degree.dtype == (np.int64 if wide_ids else np.int32)
@@ -97,8 +97,8 @@ def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, 
 
 
 def test_two_iterations_at_a_time_do_not_meet():
-    arcs = random_arcs()
-    with open_external_csc(stream_of(arcs, 2_000), block_edges=500, deduplicate=True) as csc:
+    edges = random_edges()
+    with open_external_csc(stream_of(edges, 2_000), block_edges=500, deduplicate=True) as csc:
         for _ in range(2):
             for one, other in zip(csc.blocks(), csc.blocks(1), strict=False):
                 assert other.first_node == one.first_node + one.num_rows
@@ -111,8 +111,8 @@ def test_two_iterations_at_a_time_do_not_meet():
 
 
 def test_scratch_is_told_beforehand_and_shrinks_to_the_neighbours(monkeypatch, tmp_path):
-    arcs = random_arcs(200, 100_000)
-    arcs = arcs[arcs[:, 0] != arcs[:, 1]]
+    edges = random_edges(200, 100_000)
+    edges = edges[edges[:, 0] != edges[:, 1]]
     sizes = []
     sort = entry_buckets.EntryBuckets.sort
 
@@ -122,10 +122,10 @@ def test_scratch_is_told_beforehand_and_shrinks_to_the_neighbours(monkeypatch, t
         sizes.append(os.fstat(file.fileno()).st_size)
 
     monkeypatch.setattr(entry_buckets.EntryBuckets, "sort", note_size)
-    with phases.recording() as record, open_external_csc(stream_of(arcs, 200), tmp_path, deduplicate=False):
+    with phases.recording() as record, open_external_csc(stream_of(edges, 200), tmp_path, deduplicate=False):
         told = record.notes["scratch_bytes"]
-    assert sizes == [told, 8 * len(arcs)]
-    assert 12 * len(arcs) <= told <= 12 * len(arcs) + 6 * entry_buckets.MAX_CHUNK
+    assert sizes == [told, 8 * len(edges)]
+    assert 12 * len(edges) <= told <= 12 * len(edges) + 6 * entry_buckets.MAX_CHUNK
 
 
 def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path):
@@ -149,10 +149,10 @@ def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path
     if wide_ids:
         for module in (layout, simple_graph):
             monkeypatch.setattr(module, "id_dtype", lambda num_nodes: np.dtype(np.int64))
-    arcs = np.random.default_rng(5).integers(0, 2_000, (60_000, 2))
-    arcs = arcs[arcs[:, 0] != arcs[:, 1]]
+    edges = np.random.default_rng(5).integers(0, 2_000, (60_000, 2))
+    edges = edges[edges[:, 0] != edges[:, 1]]
     bytes_an_edge = ((12, 9, 8.31), (20, 16.67, 16.13))[wide_ids][num_rounds - 1]
-    disk = type("Disk", (), {"free": int(1.03 * bytes_an_edge * len(arcs))})
+    disk = type("Disk", (), {"free": int(1.03 * bytes_an_edge * len(edges))})
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: disk)
     sizes, told = [], []
     sort = entry_buckets.EntryBuckets.sort
@@ -162,12 +162,12 @@ def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path
         sort(self, file, *rest)
 
     monkeypatch.setattr(entry_buckets.EntryBuckets, "sort", note_size)
-    stream = stream_of(arcs, 2_000, layout="once", chunk_edges=len(arcs))
+    stream = stream_of(edges, 2_000, layout="once", chunk_edges=len(edges))
     with (
         phases.recording() as record,
         open_external_csc(stream, tmp_path, deduplicate=True, progress=lambda what, *_: told.append(what)) as csc,
     ):
-        assert rows_read(csc) == rows_of([tuple(arc) for arc in arcs.tolist()], 2_000, "once")
+        assert rows_read(csc) == rows_of([tuple(edge) for edge in edges.tolist()], 2_000, "once")
     assert told.count("adjacency") == len(sizes) == num_rounds
     assert max(sizes) <= record.notes["scratch_bytes"] <= disk.free
 
@@ -176,7 +176,7 @@ def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path
 @pytest.mark.parametrize("num_changed", [1, 50, 11_000])
 def test_a_graph_that_changes_between_passes_is_an_error(monkeypatch, tmp_path, new_end, num_changed):
     small_buckets(monkeypatch)
-    edges = np.ascontiguousarray(random_arcs().T.astype(np.int32))
+    edges = np.ascontiguousarray(random_edges().T.astype(np.int32))
     stream = open_edge_stream(edges, num_nodes=2_000, layout="once")
 
     def rewire(what, done, total):
@@ -202,8 +202,8 @@ def test_rows_that_do_not_match_their_degrees_are_an_error(tmp_path):
 
 
 def test_the_first_pass_goes_on_from_a_saved_state():
-    arcs = random_arcs()
-    stream = stream_of(arcs, 2_000, chunk_edges=1_000)
+    edges = random_edges()
+    stream = stream_of(edges, 2_000, chunk_edges=1_000)
     states = []
 
     def keep(state):

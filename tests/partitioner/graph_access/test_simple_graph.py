@@ -32,9 +32,9 @@ def degrees_of(edges, num_nodes):
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), chunk=st.integers(1, 30))
 def test_every_layout_gives_the_simple_graph_in_stream_order(graph, layout, chunk):
     num_nodes, edges = graph
-    arcs = [*listed(edges, layout), (0, 0)]
-    found, degree = open_simple_graph(stream_of(arcs, num_nodes, layout=layout, chunk_edges=chunk))
-    expected = simple_edges(arcs, layout)
+    directed_edges = [*listed(edges, layout), (0, 0)]
+    found, degree = open_simple_graph(stream_of(directed_edges, num_nodes, layout=layout, chunk_edges=chunk))
+    expected = simple_edges(directed_edges, layout)
     assert edges_of(found) == expected
     assert found.num_edges == len(expected)
     assert degree.tolist() == degrees_of(expected, num_nodes)
@@ -55,8 +55,8 @@ def test_the_layout_is_found(graph, chunk, seed):
     if len(edges) < 2:
         return
     for layout in ("once", "both_ways"):
-        arcs = listed(edges, layout, seed)
-        report, _ = scan(stream_of(arcs, num_nodes, chunk_edges=chunk))
+        directed_edges = listed(edges, layout, seed)
+        report, _ = scan(stream_of(directed_edges, num_nodes, chunk_edges=chunk))
         assert (report.layout, report.detected, report.repeated_share) == (layout, True, 0.0)
     some_reversed = [*edges, edges[0][::-1]]
     report, _ = scan(stream_of(some_reversed, num_nodes, chunk_edges=chunk))
@@ -64,29 +64,29 @@ def test_the_layout_is_found(graph, chunk, seed):
     assert report.repeated_share == pytest.approx(1 / len(edges))
 
 
-def large_arcs(repeated_share, num_nodes=5_000, num_edges=60_000):
+def large_edges(repeated_share, num_nodes=5_000, num_edges=60_000):
     rng = np.random.default_rng(1)
     pairs = np.unique(np.sort(rng.integers(0, num_nodes, (num_edges, 2)), 1), axis=0)
     pairs = pairs[pairs[:, 0] < pairs[:, 1]]
     again = pairs[rng.random(len(pairs)) < repeated_share][:, ::-1]
-    arcs = np.concatenate([pairs, again])
-    return rng.permutation(arcs), len(pairs)
+    edges = np.concatenate([pairs, again])
+    return rng.permutation(edges), len(pairs)
 
 
 def test_the_share_of_repeats_is_estimated_from_a_bounded_sample():
-    arcs, num_pairs = large_arcs(0.2)
-    assert len(arcs) > 4 * SAMPLE_COPIES
-    reports = [scan(stream_of(arcs, 5_000, chunk_edges=chunk))[0] for chunk in (1000, 1 << 20)]
+    edges, num_pairs = large_edges(0.2)
+    assert len(edges) > 4 * SAMPLE_COPIES
+    reports = [scan(stream_of(edges, 5_000, chunk_edges=chunk))[0] for chunk in (1000, 1 << 20)]
     assert reports[0] == reports[1]
     # Binomial with at least SAMPLE_COPIES / 6 pairs: five standard deviations.
-    share = (len(arcs) - num_pairs) / num_pairs
+    share = (len(edges) - num_pairs) / num_pairs
     assert abs(reports[0].repeated_share - share) < 5 * (0.2 * 0.8 / (SAMPLE_COPIES / 6)) ** 0.5
     assert reports[0].layout == "directed"
 
 
 def test_one_pair_listed_very_often_does_not_fill_the_sample():
-    arcs = np.concatenate([np.tile([[0, 1]], (3 * SAMPLE_COPIES, 1)), [[1, 2], [2, 3], [3, 4]]])
-    report, _ = scan(stream_of(arcs, 5))
+    edges = np.concatenate([np.tile([[0, 1]], (3 * SAMPLE_COPIES, 1)), [[1, 2], [2, 3], [3, 4]]])
+    report, _ = scan(stream_of(edges, 5))
     assert report.layout == "once"
     assert report.repeated_share == pytest.approx(1 / 4)
 
@@ -110,8 +110,8 @@ def test_a_layout_that_the_edges_contradict_is_an_error():
 
 
 def test_the_scan_goes_on_from_a_saved_state():
-    arcs, _ = large_arcs(0.2)
-    stream = stream_of(arcs, 5_000, chunk_edges=7_000)
+    edges, _ = large_edges(0.2)
+    stream = stream_of(edges, 5_000, chunk_edges=7_000)
     whole = scan(stream)
     states = []
     scan(stream, after_chunk=lambda state: states.append(ScanState(*(array.copy() for array in state))))
@@ -122,10 +122,10 @@ def test_the_scan_goes_on_from_a_saved_state():
 
 
 def test_first_copies_through_many_buckets(monkeypatch, tmp_path):
-    arcs, num_pairs = large_arcs(0.3)
+    edges, num_pairs = large_edges(0.3)
     monkeypatch.setattr(simple_graph, "BUCKET_BYTES", 1 << 14)
-    graph, degree = open_simple_graph(stream_of(arcs, 5_000, chunk_edges=9_999), deduplicate=True, scratch=tmp_path)
-    expected = simple_edges([tuple(arc) for arc in arcs.tolist()], "directed")
+    graph, degree = open_simple_graph(stream_of(edges, 5_000, chunk_edges=9_999), deduplicate=True, scratch=tmp_path)
+    expected = simple_edges([tuple(edge) for edge in edges.tolist()], "directed")
     assert len(expected) == graph.num_edges == num_pairs
     assert edges_of(graph) == expected
     assert degree.tolist() == degrees_of(expected, 5_000)

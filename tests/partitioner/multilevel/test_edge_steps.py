@@ -33,16 +33,16 @@ def rows_in_python(num_nodes, edges):
     return rows
 
 
-def weights(draw, num_nodes):
-    if draw(st.booleans()):
+def weights(sample, num_nodes):
+    if sample(st.booleans()):
         return NO_WEIGHTS
-    num_dims = draw(st.integers(1, 3))
+    num_dims = sample(st.integers(1, 3))
     vector = st.lists(st.integers(0, 4), min_size=num_dims, max_size=num_dims)
-    return np.array(draw(st.lists(vector, min_size=num_nodes, max_size=num_nodes)), np.int32)
+    return np.array(sample(st.lists(vector, min_size=num_nodes, max_size=num_nodes)), np.int32)
 
 
-def parts(draw, num_nodes, num_parts):
-    return np.array(draw(st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)), np.int16)
+def parts(sample, num_nodes, num_parts):
+    return np.array(sample(st.lists(st.integers(0, num_parts - 1), min_size=num_nodes, max_size=num_nodes)), np.int16)
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ def test_a_part_grows_along_edges():
     assert len({part[0] for part in parts}) == 2  # the seed decides where growing starts
 
 
-def test_heavy_edges_draw_a_node_in():
+def test_heavy_edges_sample_a_node_in():
     edges = {(0, 1): 9, (1, 2): 1, (2, 3): 9, (3, 4): 1, (4, 5): 9}
     graph = weighted_graph(6, edges)
     for seed in range(8):

@@ -1,4 +1,7 @@
-"""Kinds with features of their own from Ray's workers: the same batches bit for bit, cached rows of every width."""
+"""Node types with features of their own from Ray's workers:
+
+the same batches bit for bit, cached rows of every width.
+"""
 
 from collections import Counter
 from concurrent.futures import Future
@@ -8,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.kind_rows import as_rows, indexed, write_kinds
+from oracles.typed_rows import as_rows, indexed, write_typed
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store.features import SparseRows
+from lightning_gnnscale.remote.coordinator_link import table_of
 from lightning_gnnscale.remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, PartOwners
-from lightning_gnnscale.remote.hub_link import table_of
 from lightning_gnnscale.remote.versioned_cache import TrainerCache, WorkerView
 from tests.says import said
 
@@ -22,9 +25,9 @@ INST = 2
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "coded"])
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "quantised"])
 def store(request, tmp_path_factory):
-    return write_kinds(tmp_path_factory.mktemp("kinds") / "store", coded=request.param)
+    return write_typed(tmp_path_factory.mktemp("node_types") / "store", quantised=request.param)
 
 
 def contents(batch) -> dict:
@@ -32,7 +35,11 @@ def contents(batch) -> dict:
     held = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     told = {name: (value.dtype, value.numpy().tobytes()) for name, value in held.items()}
     dtypes = [getattr(table, "dtype", None) for table in batch.x.tables]
-    return told | {"x": as_rows(batch.x), "kind": (batch.x.kind.dtype, batch.x.kind.tolist()), "dtypes": dtypes}
+    return told | {
+        "x": as_rows(batch.x),
+        "node_type": (batch.x.node_type.dtype, batch.x.node_type.tolist()),
+        "dtypes": dtypes,
+    }
 
 
 def loader_of(store, source, **options):
@@ -44,9 +51,9 @@ def loader_of(store, source, **options):
 
 CASES = {
     "a part": ({"scope": "part"}, {}),
-    "a part by relation": ({"scope": "part", "sampler": gs.NeighborSampler({"*": [3, 2]})}, {"cache_rows": 60}),
+    "a part by edge type": ({"scope": "part", "sampler": gs.NeighborSampler({"*": [3, 2]})}, {"cache_rows": 60}),
     "groups across parts": ({"scope": "graph"}, {"batches_per_group": 3, "cache_rows": 60}),
-    "pieces of parts": ({"scope": "part", "interleave_parts": 2}, {"cache_rows": 60, "cache_policy": "sieve"}),
+    "chunks of parts": ({"scope": "part", "interleave_parts": 2}, {"cache_rows": 60, "cache_policy": "sieve"}),
     "owners": ({"scope": "graph"}, {"construction": "distributed", "replicate_bytes": 2000, "cache_rows": 60}),
 }
 
@@ -86,14 +93,14 @@ def test_workers_change_no_bit(pool, store, case):
     weighted=st.booleans(),
     seed=st.integers(0, 999),
 )
-def test_cached_rows_of_kinds_are_those_of_the_store(store, capacity, spare, policy, weighted, seed):
+def test_cached_rows_of_node_types_are_those_of_the_store(store, capacity, spare, policy, weighted, seed):
     features, random = store.features.raw, np.random.default_rng(seed)
-    cache = TrainerCache(store.num_nodes, capacity, 0, "", policy, spare, kinds=table_of(features).kinds)
+    cache = TrainerCache(store.num_nodes, capacity, 0, "", policy, spare, node_types=table_of(features).node_types)
     view, counts = WorkerView(store.num_nodes), Counter()
     open_requests = []
     for _ in range(12):
-        kinds = random.choice(4, random.integers(1, 4), replace=False)  # now of some kinds, now of others
-        near = np.flatnonzero(np.isin(store.node_type(np.arange(store.num_nodes)), kinds))
+        node_types = random.choice(4, random.integers(1, 4), replace=False)  # now of some node types, now of others
+        near = np.flatnonzero(np.isin(store.node_type(np.arange(store.num_nodes)), node_types))
         union = random.permutation(near)[: random.integers(0, 30)]
         open_requests.append((cache.begin("worker"), union))
         while open_requests and random.random() < 0.7:
@@ -103,7 +110,7 @@ def test_cached_rows_of_kinds_are_those_of_the_store(store, capacity, spare, pol
             sent = features.gather(nodes[missing])
             rows = cache.complete(update.request, version, nodes, missing, sent, weight=weight)
             whole = features.gather(nodes)
-            assert np.array_equal(rows.kind, whole.kind) and same_tables(rows.tables, whole.tables)
+            assert np.array_equal(rows.node_type, whole.node_type) and same_tables(rows.tables, whole.tables)
             counts["asked"] += whole.num_featured
             counts["sent"] += sent.num_featured
     assert (cache.counts.rows_asked, cache.counts.rows_sent) == (counts["asked"], counts["sent"])
@@ -120,7 +127,7 @@ def same_tables(found, expected) -> bool:
     return list(map(raw, found)) == list(map(raw, expected))
 
 
-def test_rows_of_kinds_come_from_all_owners_in_order(store):
+def test_rows_of_node_types_come_from_all_owners_in_order(store):
     offsets, owner_of, replicated = store.part_offsets, ["a", "b", "a"], np.arange(0, store.num_nodes, 9)
     raw, told = store.features.raw, []
 
@@ -138,7 +145,7 @@ def test_rows_of_kinds_come_from_all_owners_in_order(store):
     table = DistributedFeatures.of(store.features, held["b"], PartOwners(offsets, owner_of), ask)
     for nodes in (np.random.default_rng(0).permutation(store.num_nodes), np.empty(0, np.int64), replicated):
         rows = table.gather(nodes)
-        assert np.array_equal(rows.kind, store.node_type(nodes)) and as_rows(rows) == indexed(store, nodes)
+        assert np.array_equal(rows.node_type, store.node_type(nodes)) and as_rows(rows) == indexed(store, nodes)
         dtypes = [None if own is None else own.dtype for own in store.features.tables]
         assert [own if own is None else getattr(own, "data", own).dtype if isinstance(own, SparseRows) else own.dtype
                 for own in rows.tables] == dtypes  # fmt: skip

@@ -1,4 +1,4 @@
-"""A rank's connection to the hub of its node: in this process where the rank is alone there, else an actor."""
+"""A rank's connection to the coordinator of its node: in this process where the rank is alone there, else an actor."""
 
 import asyncio
 import hashlib
@@ -29,9 +29,9 @@ from .cluster import (
     one_line,
     workers_named,
 )
-from .holder import check_asks_owners, deal_shares, homes_of, store_of
-from .messages import HubSettings, Setup, Table, WorkerSettings
-from .ray_hub import Hub, start_hub
+from .holder import assign_shards, check_asks_owners, homes_of, store_of
+from .messages import CoordinatorSettings, Setup, Table, WorkerSettings
+from .ray_coordinator import Coordinator, start_coordinator
 from .ray_worker import start_workers, worker_places
 
 if TYPE_CHECKING:
@@ -42,22 +42,22 @@ _CALL_LIMIT_S = 10.0
 _PROBE_S = 2.0
 
 
-class HubThread:
-    """A hub in a thread of this process, for a rank that is alone on its node.
+class CoordinatorThread:
+    """A coordinator in a thread of this process, for a rank that is alone on its node.
 
     Args:
-        arguments: Arguments of `Hub`.
+        arguments: Arguments of `Coordinator`.
     """
 
     def __init__(self, *arguments):
         self._loop = asyncio.new_event_loop()
-        self._hub = Hub(*arguments)
+        self._coordinator = Coordinator(*arguments)
         self._thread = threading.Thread(target=self._loop.run_forever, name="gnnscale-hub", daemon=True)
         self._thread.start()
 
     def call(self, method: str, *arguments) -> Future:
-        """Call a method of the hub."""
-        return asyncio.run_coroutine_threadsafe(getattr(self._hub, method)(*arguments), self._loop)
+        """Call a method of the coordinator."""
+        return asyncio.run_coroutine_threadsafe(getattr(self._coordinator, method)(*arguments), self._loop)
 
     def wait(self, answer: Future, limit_s: float | None) -> Any:
         """Return what a call returns; TimeoutError: it takes longer."""
@@ -65,17 +65,17 @@ class HubThread:
 
     def end(self) -> None:
         """End the thread."""
-        asyncio.run_coroutine_threadsafe(self._hub.stop(), self._loop).result(_CALL_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(self._coordinator.stop(), self._loop).result(_CALL_LIMIT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-class HubActor:
-    """A hub that the ranks of a node share; arguments as for `Hub`."""
+class CoordinatorActor:
+    """A coordinator that the ranks of a node share; arguments as for `Coordinator`."""
 
-    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
-        self._actor, self._timeout_s = start_hub(name, worker_names, settings), settings.timeout_s
+    def __init__(self, name: str, worker_names: list[str], settings: CoordinatorSettings):
+        self._actor, self._timeout_s = start_coordinator(name, worker_names, settings), settings.timeout_s
         self._limit_s = max(START_LIMIT_S, self._timeout_s)  # until it has answered
 
     def call(self, method: str, *arguments) -> Any:
@@ -95,7 +95,7 @@ class HubActor:
 
 
 class Link:
-    """A rank's connection to its hub; no part of `RaySource`, so that one that is forgotten is closed.
+    """A rank's connection to its coordinator; no part of `RaySource`, so that one that is forgotten is closed.
 
     Args:
         settings, meeting, place: see `RayWorkers.connect`.
@@ -105,17 +105,17 @@ class Link:
         self._settings, self._place, self._meeting = settings, place, meeting
         self._rank, self._owner = f"rank{place.rank}-{next(_turns)}", os.getpid()
         self._local: LocalMeeting | None = None
-        self._hub: HubThread | HubActor | None = None
+        self._coordinator: CoordinatorThread | CoordinatorActor | None = None
         self._setup: Setup | None = None
         self._workers: list = []
         self._open = self._silent = False
-        self.num_workers, self.num_machines = 0, 1  # that the hub has
+        self.num_workers, self.num_machines = 0, 1  # that the coordinator has
 
     def open(self, setup: Callable[[list[str]], Setup]) -> None:
-        """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
+        """Connect to Ray, start workers and the coordinator where they are not there, and introduce this rank.
 
         Raises:
-            GNNScaleError: Ray does not answer, or the hub does not start.
+            GNNScaleError: Ray does not answer, or the coordinator does not start.
         """
         settings, meeting = self._settings, self._meeting
         meeting.turn += 1
@@ -135,72 +135,85 @@ class Link:
             if self._place.rank == 0:
                 self._workers = start_workers(names, workers)
         shared = self._place.num_local > 1
-        make_hub = HubActor if shared else HubThread
+        make_coordinator = CoordinatorActor if shared else CoordinatorThread
         name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
         self._silent = False
         growth = settings.growth(workers, self._place) if prefix != PREPARED else None
-        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(shared, prefix, growth)), len(names)
+        self._coordinator, self.num_workers = (
+            make_coordinator(name, names, settings.for_coordinator(shared, prefix, growth)),
+            len(names),
+        )
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
 
     def tell(self, method: str, *arguments) -> Any:
-        """Call a method of the hub for this rank; return what to wait on."""
-        return self._hub.call(method, self._rank, *arguments)
+        """Call a method of the coordinator for this rank; return what to wait on."""
+        return self._coordinator.call(method, self._rank, *arguments)
 
     def ask(self, method: str, *arguments, named: bool = True, limit_s: float | None = _CALL_LIMIT_S) -> Any:
-        """Call a method of the hub and return its answer; None where the hub has ended, unless it has no limit."""
+        """Call a method of the coordinator and return its answer;
+
+        None where the coordinator has ended, unless it has no limit.
+        """
         ray = import_ray()
         if self._silent:
             return None
         arguments = (self._rank, *arguments) if named else arguments
         try:
-            return self._hub.wait(self._hub.call(method, *arguments), limit_s)
+            return self._coordinator.wait(self._coordinator.call(method, *arguments), limit_s)
         except (ray.exceptions.RayError, TimeoutError, GNNScaleError) as error:
             if limit_s is None:
-                raise GNNScaleError(f"the hub of node {self._place.node} did not start: {one_line(error)}") from None
+                raise GNNScaleError(
+                    f"the coordinator of node {self._place.node} did not start: {one_line(error)}"
+                ) from None
             return None
 
     def wait(self, answer: Any) -> Any:
-        """Return what a call of the hub returns.
+        """Return what a call of the coordinator returns.
 
         Raises:
-            GNNScaleError: the hub ended, or does not answer.
+            GNNScaleError: the coordinator ended, or does not answer.
         """
         exceptions = import_ray().exceptions
         try:
-            return self._hub.wait(answer, None)
+            return self._coordinator.wait(answer, None)
         except exceptions.GetTimeoutError:
             self._silent = True
             raise GNNScaleError(
-                f"the hub of node {self._place.node} has not answered for timeout_s={self._settings.timeout_s:g} s: "
+                f"the coordinator of node {self._place.node} has not answered for "
+                f"timeout_s={self._settings.timeout_s:g} s: "
                 "was it stopped? Raise source.timeout_s where the machine is slow, or resume from the last checkpoint"
             ) from None
         except exceptions.RayError as error:
             raise GNNScaleError(
-                f"the hub of node {self._place.node} has ended ({one_line(error)}): memory may be short on this "
+                f"the coordinator of node {self._place.node} has ended ({one_line(error)}): memory may be short "
+                f"on this "
                 "machine; resume from the last checkpoint"
             ) from None
 
     def close(self) -> None:
-        """Leave the hub; the last rank of a node ends it, and rank 0's machine the workers that were started."""
+        """Leave the coordinator;
+
+        the last rank of a node ends it, and rank 0's machine the workers that were started.
+        """
         if not self._open or os.getpid() != self._owner:
             return
         self._open = False
         try:
-            if import_ray().is_initialized() and self._hub is not None:
-                self._leave_hub()
+            if import_ray().is_initialized() and self._coordinator is not None:
+                self._leave_coordinator()
         finally:
-            self._hub, self._setup, self._workers = None, None, []
+            self._coordinator, self._setup, self._workers = None, None, []
             leave_ray() if self._local is None else self._local.leave()
 
-    def _leave_hub(self) -> None:
+    def _leave_coordinator(self) -> None:
         left = self.ask("leave")
         if not left or self._place.num_local == 1:
             for worker in self._workers:
                 import_ray().kill(worker)
         if not left:
             with suppress(TimeoutError):  # its thread is a daemon's
-                self._hub.end()
+                self._coordinator.end()
 
 
 def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "RayWorkers") -> Callable[..., Setup]:
@@ -222,26 +235,26 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
     table = table_of(maker.builder.features if maker.gathers else None)
 
     def make(names: list[str]) -> Setup:
-        store, shares, homes = store_of(stage), None, None
+        store, shard_map, homes = store_of(stage), None, None
         if settings.construction == "distributed" and store is not None:
             check_asks_owners(stage.sampler, crosses_parts=is_whole)
             places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
-            shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
-            homes = homes_of(shares, store.part_offsets, stage.targets)
+            shard_map = assign_shards(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
+            homes = homes_of(shard_map, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        passes, pieces = maker.passes, 1 if not homes or maker.num_ranks is None else maker.parts_open - 1
+        passes, chunks = maker.passes, 1 if not homes or maker.num_ranks is None else maker.parts_open - 1
         paths = tuple(filter(None, sys.path))
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole, homes, pieces)
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shard_map, is_whole, homes, chunks)
 
     return make
 
 
 def table_of(features) -> Table | None:
-    """Return what a hub has to know of a feature table."""
+    """Return what a coordinator has to know of a feature table."""
     if features is None:
         return None
     name = hashlib.blake2b(pack(features).meta, digest_size=12).hexdigest()
-    if features.by_kind:
-        return Table(name, features.num_rows, 0, "", kinds=tuple(table_of(table) for table in features.tables))
+    if features.by_node_type:
+        return Table(name, features.num_rows, 0, "", node_types=tuple(table_of(table) for table in features.tables))
     width = int(np.diff(features.indptr).max(initial=0)) if features.is_sparse else None
     return Table(name, features.num_rows, features.dim, np.dtype(features.dtype).str, width)

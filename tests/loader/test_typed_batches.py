@@ -1,4 +1,7 @@
-"""Batches of graphs with kinds: what they hold is the store's, from every source; draws by relation and by time."""
+"""Batches of heterogeneous graphs:
+
+what they hold is the store's, from every source; samples by edge type and by time.
+"""
 
 from functools import partial
 
@@ -20,7 +23,7 @@ COUNTS = {"author": 80, "paper": 150, "inst": 10}
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
 
 
-def description(seed: int = 0) -> gs.TypedGraph:
+def description(seed: int = 0) -> gs.HeteroGraph:
     rng = np.random.default_rng(seed)
     ends = [("author", "writes", "paper", 400), ("paper", "cites", "paper", 900), ("author", "at", "inst", 100)]
     edges = {
@@ -30,14 +33,16 @@ def description(seed: int = 0) -> gs.TypedGraph:
         }
         for a, name, b, size in ends
     }
-    nodes = {kind: {"num_nodes": count, "time": rng.integers(0, 1000, count)} for kind, count in COUNTS.items()}
+    nodes = {
+        node_type: {"num_nodes": count, "time": rng.integers(0, 1000, count)} for node_type, count in COUNTS.items()
+    }
     nodes["author"]["features"] = rng.random((COUNTS["author"], 3)).astype(np.float32)
     nodes["paper"] |= {
         "features": rng.random((COUNTS["paper"], 6)).astype(np.float32),
         "labels": rng.integers(0, 5, COUNTS["paper"]),
         "masks": {"train": rng.random(COUNTS["paper"]) < 0.6},
     }
-    return gs.TypedGraph(nodes, edges)
+    return gs.HeteroGraph(nodes, edges)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +51,13 @@ def graph(tmp_path_factory):
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
     p = gs.partition(dataset.stream, "spring", 3, evaluate=False)
-    store = gs.write_partition_store(tmp_path_factory.mktemp("kinds") / "store", dataset.stream, p, **rows, **times)
+    store = gs.write_partition_store(
+        tmp_path_factory.mktemp("node_types") / "store", dataset.stream, p, **rows, **times
+    )
     return dataset, store
 
 
-def arcs_of(store) -> set[tuple[int, int, int, int]]:
+def edges_of(store) -> set[tuple[int, int, int, int]]:
     target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
     return told(store.csc.indices, target, store.edge_type, store.edge_time)
 
@@ -62,7 +69,7 @@ def told(*columns) -> set[tuple[int, ...]]:
 BY_RELATION = {"*": [3, 2], "author,writes,paper": [-1, 0], "at": [0, 0]}
 SAMPLERS = {
     "together": gs.NeighborSampler([3, 3]),
-    "by relation": gs.NeighborSampler(BY_RELATION),
+    "by edge type": gs.NeighborSampler(BY_RELATION),
     "by time": gs.NeighborSampler({"*": [3, 3]}, temporal_strategy="uniform"),
     "the last": gs.NeighborSampler([2, 2], temporal_strategy="last", strictly_before=True),
     "both ways": gs.NeighborSampler(BY_RELATION, subgraph_type="bidirectional"),
@@ -81,20 +88,22 @@ def batches_of(store, sampler, source="threads", **options) -> list[gs.MiniBatch
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_batches_hold_what_the_store_has(graph, name, scope):
     dataset, store = graph
-    arcs, original = arcs_of(store), np.asarray(store.original_nid)
+    edges, original = edges_of(store), np.asarray(store.original_nid)
     batches = batches_of(store, SAMPLERS[name], scope=scope)
     seeds = np.concatenate([batch.n_id[: batch.batch_size].numpy() for batch in batches])
     assert np.array_equal(np.sort(original[seeds]), np.flatnonzero(dataset.masks["train"]))
     for batch in batches:
         nodes, (source, target) = batch.n_id.numpy(), batch.edge_index.numpy()
-        drawn = told(nodes[source], nodes[target], batch.edge_type, batch.edge_time)
-        assert drawn <= arcs
+        sampled = told(nodes[source], nodes[target], batch.edge_type, batch.edge_time)
+        assert sampled <= edges
         assert np.all(np.diff(target) >= 0) and batch.indptr[-1] == len(target)
         assert np.array_equal(batch.node_type.numpy(), store.node_type(nodes))
-        for kind, table in zip(COUNTS, batch.x.tables, strict=True):
-            number = list(COUNTS).index(kind)
-            own = original[nodes[batch.node_type.numpy() == number]] - dataset.stream.kind_offsets[number]
-            assert (kind == "inst" and table is None) or np.array_equal(table.numpy(), dataset.features[kind][own])
+        for node_type, table in zip(COUNTS, batch.x.tables, strict=True):
+            number = list(COUNTS).index(node_type)
+            own = original[nodes[batch.node_type.numpy() == number]] - dataset.stream.type_offsets[number]
+            assert (node_type == "inst" and table is None) or np.array_equal(
+                table.numpy(), dataset.features[node_type][own]
+            )
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -110,15 +119,15 @@ def test_every_source_gives_the_same_batches(graph, name):
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])
-@pytest.mark.parametrize("fanouts", [[3, 2], BY_RELATION], ids=["together", "by relation"])
-def test_subgraphs_have_the_arcs_between_their_nodes(graph, fanouts, scope):
-    """Oracle: the part's arcs between the nodes of a batch, and those of them that go back along a drawn one."""
+@pytest.mark.parametrize("fanouts", [[3, 2], BY_RELATION], ids=["together", "by edge type"])
+def test_subgraphs_have_the_edges_between_their_nodes(graph, fanouts, scope):
+    """Oracle: the part's edges between the nodes of a batch, and those of them that go back along a sampled one."""
     _, store = graph
     batches = [
         batches_of(store, gs.NeighborSampler(fanouts, subgraph_type=name), scope=scope)
         for name in ("directional", "bidirectional", "induced")
     ]
-    arcs, back, more = arcs_of(store), 0, 0  # a few stand for two equal events
+    edges, back, more = edges_of(store), 0, 0  # a few stand for two equal events
     for group in zip(*batches, strict=True):
         nodes = group[0].n_id.numpy()
         found = []
@@ -127,25 +136,25 @@ def test_subgraphs_have_the_arcs_between_their_nodes(graph, fanouts, scope):
             assert np.array_equal(batch.n_id, nodes)
             assert torch.equal(batch.indptr.diff(), batch.edge_index[1].bincount(minlength=len(batch.indptr) - 1))
             found.append(told(*ends, batch.edge_type, batch.edge_time))
-            assert len(found[-1]) <= len(ends[0]) <= len(found[-1]) + store.num_arcs - len(arcs)
-        drawn, both, whole = found
-        pairs = {(source, target) for source, target, *_ in drawn}
-        assert both == drawn | {arc for arc in whole if (arc[1], arc[0]) in pairs} and drawn <= whole <= arcs
+            assert len(found[-1]) <= len(ends[0]) <= len(found[-1]) + store.num_edges - len(edges)
+        sampled, both, whole = found
+        pairs = {(source, target) for source, target, *_ in sampled}
+        assert both == sampled | {edge for edge in whole if (edge[1], edge[0]) in pairs} and sampled <= whole <= edges
         own = set(nodes.tolist())  # rows of other parts' nodes are not all here
         rows = own if scope == "graph" else set(nodes[store.part_of(nodes) == group[0].part].tolist())
-        assert {arc for arc in arcs if arc[0] in own and arc[1] in rows} <= whole
-        assert scope == "part" or whole == {arc for arc in arcs if arc[0] in own and arc[1] in own}
+        assert {edge for edge in edges if edge[0] in own and edge[1] in rows} <= whole
+        assert scope == "part" or whole == {edge for edge in edges if edge[0] in own and edge[1] in own}
         assert group[1].num_sampled_nodes is None and len(group[1].indptr) == len(nodes) + 1
-        back, more = back + len(both) - len(drawn), more + len(whole) - len(both)
+        back, more = back + len(both) - len(sampled), more + len(whole) - len(both)
     assert back > 0 and more > 0
 
 
 def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
-    """Return the arc positions of each (node, relation)."""
+    """Return the edge positions of each (node, edge type)."""
     found: dict[tuple[int, int], list[int]] = {}
     for node in nodes:
-        for arc in range(graph.csc.indptr[node], graph.csc.indptr[node + 1]):
-            found.setdefault((int(node), int(graph.kinds.edge_type[arc])), []).append(arc)
+        for edge in range(graph.csc.indptr[node], graph.csc.indptr[node + 1]):
+            found.setdefault((int(node), int(graph.types.edge_type[edge])), []).append(edge)
     return found
 
 
@@ -153,45 +162,45 @@ def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
 def test_fanouts_are_those_of_each_relation(graph, scope):
     _, store = graph
     part = load_part_graph(store, 1, 0) if scope == "part" else load_whole_graph(store, 0)
-    sampler = SAMPLERS["by relation"]
+    sampler = SAMPLERS["by edge type"]
     seeds = np.flatnonzero(store.node_type(np.arange(part.core_start, part.core_start + part.num_core)) == 1)[:20]
     state = sampler.prepare(part, seeds, 0)
-    drawn = sampler.draw(state, seeds, 7, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
-    rows = rows_by_relation(store, part, drawn.n_id[: len(drawn.indptr) - 1])
-    hop_of = np.repeat([0, 1], drawn.num_sampled_nodes[:2])
-    for place in range(len(drawn.indptr) - 1):
-        arcs = drawn.e_id[drawn.indptr[place] : drawn.indptr[place + 1]]
-        kinds = part.kinds.edge_type[arcs]
-        for relation in range(store.schema.num_relations):
-            have = rows.get((int(drawn.n_id[place]), relation), [])
+    sampled = sampler.sample(state, seeds, 7, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
+    rows = rows_by_relation(store, part, sampled.n_id[: len(sampled.indptr) - 1])
+    hop_of = np.repeat([0, 1], sampled.num_sampled_nodes[:2])
+    for place in range(len(sampled.indptr) - 1):
+        edges = sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]
+        node_types = part.types.edge_type[edges]
+        for relation in range(store.schema.num_edge_types):
+            have = rows.get((int(sampled.n_id[place]), relation), [])
             fanout = sampler._fanouts_of(store.schema)[relation][hop_of[place]]
-            took = arcs[kinds == relation]
+            took = edges[node_types == relation]
             assert len(took) == (len(have) if fanout < 0 else min(fanout, len(have)))
             assert set(took.tolist()) <= set(have) and len(np.unique(took)) == len(took)
 
 
-def test_relations_of_the_whole_graph_are_drawn_uniformly(graph):
-    """A row that is read from the mapped graph gives each of a relation's arcs alike."""
+def test_relations_of_the_whole_graph_are_sampled_uniformly(graph):
+    """A row that is read from the mapped graph gives each of an edge type's edges alike."""
     _, store = graph
     whole = load_whole_graph(store, 0)
     sampler = gs.NeighborSampler({"cites": [2]})
-    relation = store.schema.relation("cites")
+    relation = store.schema.edge_type_number("cites")
     rows = rows_by_relation(store, whole, range(store.num_nodes))
-    node = max((len(arcs), node) for (node, kind), arcs in rows.items() if kind == relation)[1]
-    arcs, seeds = rows[node, relation], np.array([node])
+    node = max((len(edges), node) for (node, node_type), edges in rows.items() if node_type == relation)[1]
+    edges, seeds = rows[node, relation], np.array([node])
     state, space = sampler.prepare(whole, seeds, 0), Workspace(whole.num_local, whole.csc.indices.dtype)
-    counts = dict.fromkeys(arcs, 0)
+    counts = dict.fromkeys(edges, 0)
     for key in range(4000):
-        for arc in sampler.draw(state, seeds, key, space, np.empty, True).e_id.tolist():
-            counts[arc] += 1
-    expected = 4000 * 2 / len(arcs)
-    spread = sum((count - expected) ** 2 / (expected * (1 - 2 / len(arcs))) for count in counts.values())
-    assert spread < len(arcs) + 5 * np.sqrt(2 * len(arcs))
+        for edge in sampler.sample(state, seeds, key, space, np.empty, True).e_id.tolist():
+            counts[edge] += 1
+    expected = 4000 * 2 / len(edges)
+    spread = sum((count - expected) ** 2 / (expected * (1 - 2 / len(edges))) for count in counts.values())
+    assert spread < len(edges) + 5 * np.sqrt(2 * len(edges))
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])
 @pytest.mark.parametrize("name", ["by time", "the last"])
-def test_no_arc_is_later_than_its_seed(graph, name, scope):
+def test_no_edge_is_later_than_its_seed(graph, name, scope):
     _, store = graph
     for batch in batches_of(store, SAMPLERS[name], scope=scope):
         limit = batch.seed_time[batch.seed_of[batch.edge_index[1]]]
@@ -201,18 +210,18 @@ def test_no_arc_is_later_than_its_seed(graph, name, scope):
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])
-def test_the_last_arcs_are_the_latest_that_may_be_drawn(graph, scope):
+def test_the_last_edges_are_the_latest_that_may_be_sampled(graph, scope):
     _, store = graph
     part = load_part_graph(store, 1, 1) if scope == "part" else load_whole_graph(store, 0)
     sampler = gs.NeighborSampler([2], temporal_strategy="last")
     seeds = np.arange(10)
     state = sampler.prepare(part, seeds, 0)
-    drawn = sampler.draw(state, seeds, 3, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
+    sampled = sampler.sample(state, seeds, 3, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
     for place, seed in enumerate(seeds):
         row = np.arange(part.csc.indptr[seed], part.csc.indptr[seed + 1])
-        times = part.kinds.edge_time[row]
-        allowed = np.sort(times[times <= part.kinds.node_time[seed]])[-2:]
-        taken = part.kinds.edge_time[drawn.e_id[drawn.indptr[place] : drawn.indptr[place + 1]]]
+        times = part.types.edge_time[row]
+        allowed = np.sort(times[times <= part.types.node_time[seed]])[-2:]
+        taken = part.types.edge_time[sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]]
         assert np.array_equal(np.sort(taken), allowed)
 
 
@@ -223,24 +232,24 @@ def test_whole_neighbourhoods_equal_those_of_pyg(graph):
     data = batch.to_hetero()
     assert isinstance(data, HeteroData) and data.validate()
     assert data["paper"].batch_size == batch.batch_size
-    assert sum(data[kind].num_nodes for kind in COUNTS) == batch.num_nodes
+    assert sum(data[node_type].num_nodes for node_type in COUNTS) == batch.num_nodes
     assert torch.equal(data["paper"].n_id[: batch.batch_size], batch.n_id[: batch.batch_size])
     for number, edge_type in enumerate(store.schema.edge_types):
-        source, target = (data[kind].n_id for kind in edge_type[::2])
+        source, target = (data[node_type].n_id for node_type in edge_type[::2])
         ends = data[edge_type].edge_index
         mine = {(u, v) for u, v in zip(source[ends[0]].tolist(), target[ends[1]].tolist(), strict=True)}
         seeds = set(batch.n_id[: batch.batch_size].tolist())
-        assert mine == {(u, v) for u, v, kind, _ in arcs_of(store) if kind == number and v in seeds}
+        assert mine == {(u, v) for u, v, node_type, _ in edges_of(store) if node_type == number and v in seeds}
 
 
-def test_mixed_batches_keep_kinds_relations_and_seeds(graph):
+def test_mixed_batches_keep_node_types_relations_and_seeds(graph):
     _, store = graph
-    pieces = batches_of(store, SAMPLERS["by time"])[:3]
-    mixed = mix(pieces, lambda shape, dtype: np.empty(shape, dtype))
-    arcs = arcs_of(store)
+    chunks = batches_of(store, SAMPLERS["by time"])[:3]
+    mixed = mix(chunks, lambda shape, dtype: np.empty(shape, dtype))
+    edges = edges_of(store)
     nodes, (source, target) = mixed.n_id.numpy(), mixed.edge_index.numpy()
-    drawn = told(nodes[source], nodes[target], mixed.edge_type, mixed.edge_time)
-    assert drawn <= arcs
+    sampled = told(nodes[source], nodes[target], mixed.edge_type, mixed.edge_time)
+    assert sampled <= edges
     assert torch.equal(mixed.seed_of[: mixed.batch_size], torch.arange(mixed.batch_size))
     rows = store.features.gather(nodes)
     for mine, theirs in zip(mixed.x.tables, rows.tables, strict=True):
@@ -269,12 +278,12 @@ def test_settings_that_do_not_go_together_are_refused(options, told):
 
 
 @pytest.mark.parametrize("load", [partial(load_part_graph, halo_hops=2), load_whole_graph])
-def test_a_sampler_says_which_relation_it_drew_an_arc_of(tmp_path, load):
-    """Without times positions are not asked for; asked for, the store has the same relations there."""
+def test_a_sampler_says_which_relation_it_sampled_an_edge_of(tmp_path, load):
+    """Without times positions are not asked for; asked for, the store has the same edge types there."""
     graph = description()
     for given in (*graph.edges.values(), *graph.nodes.values()):
         given.pop("time", None)
-    dataset = gs.TypedGraph(graph.nodes, graph.edges).dataset()
+    dataset = gs.HeteroGraph(graph.nodes, graph.edges).dataset()
     parts = gs.partition(dataset.stream, "random", 2, evaluate=False)
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, parts, features=dataset.features)
     part = load(store, part=1)
@@ -283,7 +292,7 @@ def test_a_sampler_says_which_relation_it_drew_an_arc_of(tmp_path, load):
         options = LoaderOptions(32, seed=1, num_threads=0, return_e_id=asked)
         data = PartData(lambda number: part, store.features, is_whole=load is load_whole_graph)
         loader = PartLoader(
-            [1], data, {1: int(store.part_offsets[1]) + np.arange(60)}, SAMPLERS["by relation"], options
+            [1], data, {1: int(store.part_offsets[1]) + np.arange(60)}, SAMPLERS["by edge type"], options
         )
         found[asked] = list(loader)
     for one, two in zip(*found.values(), strict=True):
@@ -313,24 +322,24 @@ def test_packed_halo_rows_give_the_same_batches(tmp_path, graph, reads):
     for one, given in ((plain, RowReads()), (store, reads)):
         assert one.part_features.is_packed == (one is store)
         data = PartData(partial(load_part_graph, one, 1), one.part_features)
-        loader = PartLoader(range(3), data, seeds, SAMPLERS["by relation"], LoaderOptions(32, seed=1, reads=given))
+        loader = PartLoader(range(3), data, seeds, SAMPLERS["by edge type"], LoaderOptions(32, seed=1, reads=given))
         found.append(list(loader))
         loader.close()
     for mine, other in zip(*found, strict=True):
-        assert torch.equal(mine.n_id, other.n_id) and torch.equal(mine.x.kind, other.x.kind)
+        assert torch.equal(mine.n_id, other.n_id) and torch.equal(mine.x.node_type, other.x.node_type)
         for table, expected in zip(mine.x.tables, other.x.tables, strict=True):
             assert (table is None and expected is None) or torch.equal(table, expected)
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])
-def test_arcs_keep_their_relations_where_those_of_pairs_are_left_out(graph, scope):
+def test_edges_keep_their_relations_where_those_of_pairs_are_left_out(graph, scope):
     _, store = graph
-    sampler = gs.LinkSampler(SAMPLERS["by relation"], "edge", exclude_pairs=True)
+    sampler = gs.LinkSampler(SAMPLERS["by edge type"], "edge", exclude_pairs=True)
     left_out = 0
     for batch in batches_of(store, sampler, scope=scope):
         source, target = batch.n_id.numpy()[batch.edge_index.numpy()]
         assert len(batch.edge_type) == len(source) == batch.indptr[-1]
-        assert told(source, target, batch.edge_type, batch.edge_time) <= arcs_of(store)
+        assert told(source, target, batch.edge_type, batch.edge_time) <= edges_of(store)
         pairs = batch.n_id.numpy()[batch.pairs.numpy()]
         assert not told(source, target) & (told(*pairs) | told(*pairs[::-1]))
         left_out += pairs.shape[1]
@@ -347,7 +356,7 @@ def test_times_that_the_store_has_not_are_asked_for(tmp_path):
     graph = description()
     for given in (*graph.edges.values(), *graph.nodes.values()):
         given.pop("time", None)
-    dataset = gs.TypedGraph(graph.nodes, graph.edges).dataset()
+    dataset = gs.HeteroGraph(graph.nodes, graph.edges).dataset()
     p = gs.partition(dataset.stream, "random", 2, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
@@ -357,30 +366,30 @@ def test_times_that_the_store_has_not_are_asked_for(tmp_path):
 
 def test_reverses_of_a_directed_store_have_no_relation(tmp_path):
     graph = description()
-    dataset = gs.TypedGraph(graph.nodes, graph.edges, to_undirected=False).dataset()
+    dataset = gs.HeteroGraph(graph.nodes, graph.edges, to_undirected=False).dataset()
     p = gs.partition(dataset.stream, "random", 2, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
-    with pytest.raises((ValueError, gs.GNNScaleError), match="relation of the arc itself"):
+    with pytest.raises((ValueError, gs.GNNScaleError), match="edge type of the edge itself"):
         batches_of(store, gs.NeighborSampler([2], direction="both"))
 
 
-def test_the_plan_counts_the_arcs_that_are_grouped(graph):
+def test_the_plan_counts_the_edges_that_are_grouped(graph):
     _, store = graph
     plain, grouped = (
         gs.PartitionDataModule(store=store, sampler=SAMPLERS[name], batch_size=32)._batch_shape()
-        for name in ("together", "by relation")
+        for name in ("together", "by edge type")
     )
-    assert "grouped_relations" not in plain and grouped["grouped_relations"] == store.schema.num_relations
+    assert "grouped_edge_types" not in plain and grouped["grouped_edge_types"] == store.schema.num_edge_types
     sizes = {"num_nodes": 10**7, "num_edges": 10**8, "num_parts": 8, "num_processes": 1, "part_rows": 3 * 10**6}
-    more = predict_training(**sizes, grouped_relations=5) - predict_training(**sizes)
-    arcs, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
-    assert more == 2 * (arcs + rows)
+    more = predict_training(**sizes, grouped_edge_types=5) - predict_training(**sizes)
+    edges, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
+    assert more == 2 * (edges + rows)
     assert predict_training(**sizes, grouped_weights=True) == predict_training(**sizes)  # nothing is grouped
 
 
 def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
-    """With a list of fan-outs, too: no array of the whole graph's arcs is made."""
+    """With a list of fan-outs, too: no array of the whole graph's edges is made."""
     _, store = graph
     whole = load_whole_graph(store, 0)
     for options in ({"temporal_strategy": "last"}, {"disjoint": True}):
@@ -389,7 +398,7 @@ def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
         assert relation.edge_type is None or relation.edge_type.strides == (0,)
 
 
-def test_a_batch_of_kinds_is_no_data(graph):
+def test_a_batch_of_node_types_is_no_data(graph):
     _, store = graph
     with pytest.raises(ValueError, match=said("to_hetero")):
         batches_of(store, SAMPLERS["together"])[0].to_data()

@@ -1,4 +1,7 @@
-"""Tables of evaluation are made anew by every pass: what is read is what was last written, however the path is told."""
+"""Tables of evaluation are made again by every pass:
+
+what is read is what was last written, however the path is reported.
+"""
 
 import os
 from pathlib import Path

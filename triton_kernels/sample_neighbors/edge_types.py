@@ -1,7 +1,8 @@
-"""Fan-out sampling of graphs with kinds of nodes and relations between them, on the CPU: a relation at a time.
+"""Fan-out sampling of heterogeneous graphs of nodes and edge types between them, on the CPU: an edge type at a time.
 
-A kind has its own numbers of nodes, a relation its own CSC, whose rows are targets of one kind and whose indices are
-sources of another. One kind and one relation are an ordinary graph, with the draws of `sample_neighbors`.
+A node type has its own numbers of nodes, an edge type its own CSC, whose rows are targets of one node type and whose
+indices are sources of another. One node type and one edge type are an ordinary graph, with the samples of
+`sample_neighbors`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,21 +22,22 @@ _EMPTY = np.int64(-1)
 
 
 class Relation(NamedTuple):
-    """One relation, as draws read it.
+    """One edge type, as samples read it.
 
     Attributes:
-        source, target: Numbers of the kinds that arcs come from and lead to.
+        source, target: Numbers of the node types that edges come from and lead to.
         indptr: (num_targets + 1,) int64.
-        indices: (num_arcs,) int32 or int64, sources of the arcs into each target.
-        time: When arcs may be drawn, ascending within a row: (num_arcs,) by arc where `time_by_arc`, else by source,
-            (num_sources,); None: always.
-        weight: (num_arcs,) floats >= 0, by which arcs are drawn, those of 0 by a fan-out of -1 alone; None: uniformly.
-        time_by_arc: See `time`.
-        edge_type: (num_arcs,) integers where the rows hold arcs of several relations, this one's and others': those of
-            `number` are picked out of a row when it is drawn from. None: all are this relation's.
+        indices: (num_edges,) int32 or int64, sources of the edges into each target.
+        time: When edges may be sampled, ascending within a row: (num_edges,) by edge where `time_by_edge`, else by
+            source, (num_sources,); None: always.
+        weight: (num_edges,) floats >= 0, by which edges are sampled, those of 0 by a fan-out of -1 alone; None:
+        uniformly.
+        time_by_edge: See `time`.
+        edge_type: (num_edges,) integers where the rows hold edges of several edge types, this one's and others': those
+            of `number` are picked out of a row when it is sampled from. None: all are this edge type's.
         number: See `edge_type`.
-        rows_of: Kind of the nodes that rows are of where several kinds share ids, as `kind_of` of `sample_relations`
-            tells them; the rows of others are not looked at. -1: every node may have a row.
+        rows_of: Kind of the nodes that rows are of where several node types share ids, as `type_of` of
+            `sample_edge_types` tells them; the rows of others are not looked at. -1: every node may have a row.
     """
 
     source: int
@@ -44,24 +46,25 @@ class Relation(NamedTuple):
     indices: np.ndarray
     time: np.ndarray | None = None
     weight: np.ndarray | None = None
-    time_by_arc: bool = False
+    time_by_edge: bool = False
     edge_type: np.ndarray | None = None
     number: int = 0
     rows_of: int = -1
 
 
-class SampledRelations(NamedTuple):
-    """A sampled graph with kinds and relations.
+class SampledEdgeTypes(NamedTuple):
+    """A sampled heterogeneous graphs.
 
     Attributes:
-        n_id: By kind, (num_nodes,) int64 ids: seeds first, then new nodes hop by hop in order of appearance.
-        row, col: By relation, (num_arcs,) int64 sources and targets as positions in n_id of their kinds.
-        e_id: By relation, (num_arcs,) int64 positions in its indices.
-        batch: By kind, (num_nodes,) int64 seed that a node was found for; None where seeds share nodes.
-        num_sampled_nodes: By kind, seeds, then new nodes of each hop.
-        num_sampled_edges: By relation, arcs of each hop.
-        scale: By relation, (num_arcs,) float32 arcs that could be drawn over arcs drawn from the row, or None. Of arcs
-            that are drawn by weight: the mean over what was drawn of the row's sum of weights, over the arc's weight.
+        n_id: By node type, (num_nodes,) int64 ids: seeds first, then new nodes hop by hop in order of appearance.
+        row, col: By edge type, (num_edges,) int64 sources and targets as positions in n_id of their node types.
+        e_id: By edge type, (num_edges,) int64 positions in its indices.
+        batch: By node type, (num_nodes,) int64 seed that a node was found for; None where seeds share nodes.
+        num_sampled_nodes: By node type, seeds, then new nodes of each hop.
+        num_sampled_edges: By edge type, edges of each hop.
+        scale: By edge type, (num_edges,) float32 edges that could be sampled over edges sampled from the row, or None.
+            Of edges that are sampled by weight: the mean over what was sampled of the row's sum of weights, over the
+                edge's weight.
     """
 
     n_id: list[np.ndarray]
@@ -74,15 +77,15 @@ class SampledRelations(NamedTuple):
     scale: list[np.ndarray] | None = None
 
 
-class DrawOptions(NamedTuple):
-    """How arcs of a row are drawn.
+class SampleOptions(NamedTuple):
+    """How edges of a row are sampled.
 
     Attributes:
         replace: With replacement.
         disjoint: Each seed has a tree of its own: a node that two of them find is there twice.
-        latest: Of the arcs that may be drawn the last ones, in place of a uniform draw.
-        strict: Arcs of a seed's own time may not be drawn.
-        with_scale: See `SampledRelations.scale`.
+        latest: Of the edges that may be sampled the last ones, in place of a uniform sample.
+        strict: Edges of a seed's own time may not be sampled.
+        with_scale: See `SampledEdgeTypes.scale`.
     """
 
     replace: bool = False
@@ -92,73 +95,77 @@ class DrawOptions(NamedTuple):
     with_scale: bool = False
 
 
-def sample_relations(
+def sample_edge_types(
     relations: Sequence[Relation],
     seeds: Sequence[tuple[int, np.ndarray]],
     fanouts: Sequence[Sequence[int]],
     key: int,
     spaces: Sequence[Workspace],
-    options: DrawOptions,
+    options: SampleOptions,
     times: np.ndarray | None = None,
-    kind_of: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> SampledRelations:
-    """Sample hop by hop, in each hop relation by relation; a node's rows once, at the hop after it was found.
+    type_of: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> SampledEdgeTypes:
+    """Sample hop by hop, in each hop edge type by edge type; a node's rows once, at the hop after it was found.
 
-    Every choice is a hash of (key, relation, hop, node, draw), and of the seed where they are disjoint. A row of no
-    more arcs than the fan-out is taken whole, in its order.
+    Every choice is a hash of (key, edge type, hop, node, sample), and of the seed where they are disjoint. A row of no
+    more edges than the fan-out is taken whole, in its order.
 
     Args:
-        relations: What is drawn, in this order.
-        seeds: Kinds, each once, with (num_seeds,) ids; distinct unless disjoint, when they are numbered in this order.
-        fanouts: By relation, arcs a row for each hop, >= 0, or -1 for all.
+        relations: What is sampled, in this order.
+        seeds: Node types, each once, with (num_seeds,) ids; distinct unless disjoint, when they are numbered in this
+        order.
+        fanouts: By edge type, edges a row for each hop, >= 0, or -1 for all.
         key: uint64.
-        spaces: By kind, a workspace of at least its nodes and int64 ids.
-        times: The time of each seed, all in one; arcs that are later are not drawn. Only with `disjoint`.
-        kind_of: Gives (num,) int64 kinds of ids, where `rows_of` of a relation names one; without it rows of all nodes
-            are looked at, and the result is the same.
+        spaces: By node type, a workspace of at least its nodes and int64 ids.
+        times: The time of each seed, all in one; edges that are later are not sampled. Only with `disjoint`.
+        type_of: Gives (num,) int64 node types of ids, where `rows_of` of an edge type names one; without it rows of
+            all nodes are looked at, and the result is the same.
 
     Raises:
-        ValueError: seeds that are repeated, without `disjoint`; a weight below 0 in a row that is drawn from.
+        ValueError: seeds that are repeated, without `disjoint`; a weight below 0 in a row that is sampled from.
 
-    Cost: as `sample_neighbors`, and a few microseconds a hop and relation; of a row that is drawn by weight all weights
-    are read, and of one that holds several relations the relation of every arc.
-    Source: `hetero_neighbor_sample` of pyg-lib, whose order of nodes and arcs it has.
+    Cost: as `sample_neighbors`, and a few microseconds a hop and edge type; of a row that is sampled by weight all
+    weights are read, and of one that holds several edge types the edge type of every edge.
+    Source: `hetero_neighbor_sample` of pyg-lib, whose order of nodes and edges it has.
     """
-    draw = _Draw(relations, seeds, fanouts, key, spaces, options, times, kind_of)
+    sample = _Sample(relations, seeds, fanouts, key, spaces, options, times, type_of)
     try:
         for hop in range(len(fanouts[0]) if fanouts else 0):
-            draw.hop(hop)
-        return draw.collect()
+            sample.hop(hop)
+        return sample.collect()
     finally:
-        draw.free()
+        sample.free()
 
 
-class _Draw:
-    """One call of `sample_relations`: by kind, nodes so far, where the last hop's begin, which seeds they are of."""
+class _Sample:
+    """One call of `sample_edge_types`:
 
-    def __init__(self, relations, seeds, fanouts, key, spaces, options, times, kind_of):
+    by node type, nodes so far, where the last hop's begin, which seeds they are of.
+    """
+
+    def __init__(self, relations, seeds, fanouts, key, spaces, options, times, type_of):
         self.relations, self.fanouts, self.key, self.options, self.spaces = relations, fanouts, key, options, spaces
-        num_kinds, given = len(spaces), dict(seeds)
-        self.placed, self.time, self.kind_of = 0, times, kind_of
-        self.count, self.begin = [0] * num_kinds, [0] * num_kinds
+        num_node_types, given = len(spaces), dict(seeds)
+        self.placed, self.time, self.type_of = 0, times, type_of
+        self.count, self.begin = [0] * num_node_types, [0] * num_node_types
         self.owner = [np.empty(0, np.int32) for _ in spaces]
         self.table = [_new_table(64) for _ in spaces]
-        self.nodes = [[len(given.get(kind, ()))] for kind in range(num_kinds)]
-        self.arcs: list[list] = [[] for _ in relations]
+        self.nodes = [[len(given.get(node_type, ()))] for node_type in range(num_node_types)]
+        self.edges: list[list] = [[] for _ in relations]
         self.sizes: list[list[int]] = [[] for _ in relations]
         if options.disjoint:
             first = 0
-            for kind, ids in seeds:
+            for node_type, ids in seeds:
                 self._find(
-                    kind, np.ascontiguousarray(ids, np.int64), np.arange(first, first + len(ids), dtype=np.int32)
+                    node_type, np.ascontiguousarray(ids, np.int64), np.arange(first, first + len(ids), dtype=np.int32)
                 )
                 first += len(ids)
             return
-        for kind, space in enumerate(spaces):
-            ids = np.ascontiguousarray(given.get(kind, ()), np.int64)
-            self.count[kind] = space.place(ids)
-            self.placed = kind + 1
-            if self.count[kind] < len(ids):
+        for node_type, space in enumerate(spaces):
+            ids = np.ascontiguousarray(given.get(node_type, ()), np.int64)
+            self.count[node_type] = space.place(ids)
+            self.placed = node_type + 1
+            if self.count[node_type] < len(ids):
                 self.free()
                 raise ValueError("seeds must be distinct: pass torch.unique(seeds), or disjoint=True")
 
@@ -171,14 +178,14 @@ class _Draw:
                 self.sizes[number].append(0)
                 continue
             key = fold_hop(combine_int(self.key, number) if number else self.key, hop)
-            if self.kind_of is not None and not own:
-                kinds = self.kind_of(self.spaces[relation.target].node[begin:end])
+            if self.type_of is not None and not own:
+                node_types = self.type_of(self.spaces[relation.target].node[begin:end])
                 named = {one.rows_of for one in self.relations} - {-1}
-                own = {kind: begin + np.flatnonzero(kinds == kind) for kind in named}
+                own = {node_type: begin + np.flatnonzero(node_types == node_type) for node_type in named}
             places = own.get(relation.rows_of)
             self._sample(number, relation, fanout, np.arange(begin, end) if places is None else places, key)
-        for kind, end in enumerate(ends):
-            self.nodes[kind].append(self.count[kind] - end)
+        for node_type, end in enumerate(ends):
+            self.nodes[node_type].append(self.count[node_type] - end)
         self.begin = ends
 
     def _sample(self, number: int, relation: Relation, fanout: int, places: np.ndarray, key: np.uint64) -> None:
@@ -198,76 +205,78 @@ class _Draw:
             _lay_out(degree, fanout, options.replace, indptr)
         if relation.time is not None and self.time is not None:
             largest = _until(
-                relation.time, relation.indices, relation.time_by_arc, self.time, owner, options.strict, start, degree
+                relation.time, relation.indices, relation.time_by_edge, self.time, owner, options.strict, start, degree
             )
             _lay_out(degree, fanout, options.replace, indptr)
         if relation.weight is not None and fanout >= 0:
             _lay_out_weighted(relation.weight, start, degree, fanout, options.replace, indptr)
             if indptr[-1] < 0:
-                raise ValueError("weights by which arcs are drawn must be >= 0 and finite, got one that is not")
-        arc = np.empty(int(indptr[-1]), np.int64)
+                raise ValueError("weights by which edges are sampled must be >= 0 and finite, got one that is not")
+        edge = np.empty(int(indptr[-1]), np.int64)
         name = node if owner is None else node + owner.astype(np.int64) * (len(relation.indptr) - 1)
         if latest and (relation.weight is None or fanout < 0):
-            _pick_latest(start, degree, indptr, arc)
+            _pick_latest(start, degree, indptr, edge)
         elif latest:
-            _pick_latest_weighted(relation.weight, start, degree, indptr, arc)
+            _pick_latest_weighted(relation.weight, start, degree, indptr, edge)
         elif relation.weight is not None and fanout >= 0:
-            _pick_weighted(key, name, relation.weight, fanout, options.replace, start, degree, indptr, largest, arc)
+            _pick_weighted(key, name, relation.weight, fanout, options.replace, start, degree, indptr, largest, edge)
         else:
             taken = np.zeros((largest >> 6) + 1, np.uint64)
-            cpu.pick_hop(key, name, 0, num_rows, fanout, options.replace, start, degree, indptr, taken, arc)
+            cpu.pick_hop(key, name, 0, num_rows, fanout, options.replace, start, degree, indptr, taken, edge)
         scale = None
         if options.with_scale:
             taken = np.diff(indptr)
             scale = np.repeat((degree / np.maximum(taken, 1)).astype(np.float32), taken)
             if relation.weight is not None and fanout >= 0:
-                _scale_by_weight(relation.weight, start, degree, fanout, options.replace, indptr, arc, scale)
+                _scale_by_weight(relation.weight, start, degree, fanout, options.replace, indptr, edge, scale)
         if picked is not None:
-            arc = picked[arc]
-        neighbor = np.empty(len(arc), np.int64)
-        cpu.read_hop(relation.indices, arc, 0, len(arc), neighbor)
+            edge = picked[edge]
+        neighbor = np.empty(len(edge), np.int64)
+        cpu.read_hop(relation.indices, edge, 0, len(edge), neighbor)
         target = np.repeat(places, np.diff(indptr))
         owners = None if owner is None else np.repeat(owner, np.diff(indptr))
-        drawn = [self._find(relation.source, neighbor, owners), target, arc]
+        sampled = [self._find(relation.source, neighbor, owners), target, edge]
         if scale is not None:
-            drawn.append(scale)
-        self.arcs[number].append(drawn)
-        self.sizes[number].append(len(arc))
+            sampled.append(scale)
+        self.edges[number].append(sampled)
+        self.sizes[number].append(len(edge))
 
-    def _find(self, kind: int, ids: np.ndarray, owner: np.ndarray | None) -> np.ndarray:
-        """Return (num,) positions of nodes in the kind's list, which new ones extend."""
-        space, count = self.spaces[kind], self.count[kind]
+    def _find(self, node_type: int, ids: np.ndarray, owner: np.ndarray | None) -> np.ndarray:
+        """Return (num,) positions of nodes in the node type's list, which new ones extend."""
+        space, count = self.spaces[node_type], self.count[node_type]
         most = count + len(ids)
         local = np.empty(len(ids), np.int32)
         if owner is None:
             node = space.reserve("node", min(most, space.num_nodes) + 1, keep=count)
-            self.count[kind] = cpu.relabel_hop(ids, 0, len(ids), space.base, space.label, node, count, local)
+            self.count[node_type] = cpu.relabel_hop(ids, 0, len(ids), space.base, space.label, node, count, local)
             return local
         node = space.reserve("node", most + 1, keep=count)
-        if len(self.owner[kind]) < most + 1:
-            self.owner[kind] = np.concatenate([self.owner[kind][:count], np.empty(most + most // 4 + 64, np.int32)])
-        if 2 * most > len(self.table[kind]):
-            self.table[kind] = _new_table(4 * most)
-            _fill_table(node, self.owner[kind], count, space.num_nodes, self.table[kind])
-        self.count[kind] = _relabel_disjoint(
-            ids, owner, space.num_nodes, self.table[kind], node, self.owner[kind], count, local
+        if len(self.owner[node_type]) < most + 1:
+            self.owner[node_type] = np.concatenate(
+                [self.owner[node_type][:count], np.empty(most + most // 4 + 64, np.int32)]
+            )
+        if 2 * most > len(self.table[node_type]):
+            self.table[node_type] = _new_table(4 * most)
+            _fill_table(node, self.owner[node_type], count, space.num_nodes, self.table[node_type])
+        self.count[node_type] = _relabel_disjoint(
+            ids, owner, space.num_nodes, self.table[node_type], node, self.owner[node_type], count, local
         )
         return local
 
-    def collect(self) -> SampledRelations:
-        """Return what all hops drew, hop after hop."""
-        pieces = [
-            [np.concatenate([hop[part] for hop in hops]) if hops else np.empty(0, np.int64) for hops in self.arcs]
+    def collect(self) -> SampledEdgeTypes:
+        """Return what all hops sampled, hop after hop."""
+        chunks = [
+            [np.concatenate([hop[part] for hop in hops]) if hops else np.empty(0, np.int64) for hops in self.edges]
             for part in range(3 + self.options.with_scale)
         ]
-        row, col, e_id = ([one.astype(np.int64, copy=False) for one in part] for part in pieces[:3])
-        kinds = list(zip(self.spaces, self.count, strict=True))
-        n_id = [space.node[:count].astype(np.int64) for space, count in kinds]
+        row, col, e_id = ([one.astype(np.int64, copy=False) for one in part] for part in chunks[:3])
+        node_types = list(zip(self.spaces, self.count, strict=True))
+        n_id = [space.node[:count].astype(np.int64) for space, count in node_types]
         batch = None
         if self.options.disjoint:
             batch = [owner[:count].astype(np.int64) for owner, count in zip(self.owner, self.count, strict=True)]
-        scale = [one.astype(np.float32) for one in pieces[3]] if self.options.with_scale else None
-        return SampledRelations(n_id, row, col, e_id, batch, self.nodes, self.sizes, scale)
+        scale = [one.astype(np.float32) for one in chunks[3]] if self.options.with_scale else None
+        return SampledEdgeTypes(n_id, row, col, e_id, batch, self.nodes, self.sizes, scale)
 
     def free(self) -> None:
         if not self.options.disjoint:
@@ -276,23 +285,23 @@ class _Draw:
 
 
 def _picked_rows(relation: Relation, start: np.ndarray, degree: np.ndarray, timed: bool) -> tuple:
-    """Pick the arcs of a relation out of rows of several.
+    """Pick the edges of an edge type out of rows of several.
 
     Args:
         start, degree: (num_rows,) int64 of the rows; replaced by those of what is picked.
-        timed: Whether times count: arcs of a row are then put in the order of their times.
+        timed: Whether times count: edges of a row are then put in the order of their times.
 
     Returns:
-        The relation over what was picked, the (num_picked,) int64 positions of its arcs, the largest number of a row.
+        The edge type over what was picked, the (num_picked,) int64 positions of its edges, the largest number of a row.
     """
     picked = np.empty(_count_picked(relation.edge_type, relation.number, start, degree), np.int64)
     largest = _pick_rows(relation.edge_type, relation.number, start, degree, picked)
     time, weight = relation.time, relation.weight
     if time is not None and timed:
-        time = time[picked] if relation.time_by_arc else time[relation.indices[picked]]
+        time = time[picked] if relation.time_by_edge else time[relation.indices[picked]]
         _sort_runs(time, picked, start, degree)
     weight = None if weight is None else weight[picked]
-    return relation._replace(time=time if timed else None, weight=weight, time_by_arc=True), picked, largest
+    return relation._replace(time=time if timed else None, weight=weight, time_by_edge=True), picked, largest
 
 
 def _new_table(least: int) -> np.ndarray:
@@ -303,8 +312,8 @@ def _new_table(least: int) -> np.ndarray:
 def _count_picked(edge_type, number, start, degree):
     count = 0
     for i in range(len(start)):
-        for arc in range(start[i], start[i] + degree[i]):
-            count += edge_type[arc] == number
+        for edge in range(start[i], start[i] + degree[i]):
+            count += edge_type[edge] == number
     return count
 
 
@@ -313,9 +322,9 @@ def _pick_rows(edge_type, number, start, degree, picked):
     count, largest = 0, 0
     for i in range(len(start)):
         first = count
-        for arc in range(start[i], start[i] + degree[i]):
-            if edge_type[arc] == number:
-                picked[count] = arc
+        for edge in range(start[i], start[i] + degree[i]):
+            if edge_type[edge] == number:
+                picked[count] = edge
                 count += 1
         start[i], degree[i] = first, count - first
         largest = max(largest, count - first)
@@ -336,43 +345,44 @@ def _sort_runs(time, position, start, degree):
             position[first:last] = position[first:last][order]
 
 
-def group_relations(
+def group_edge_types(
     csc: CSC,
     edge_type: np.ndarray,
     num_relations: int,
     time: np.ndarray | None = None,
-    time_by_arc: bool = False,
+    time_by_edge: bool = False,
     weight: np.ndarray | None = None,
 ) -> tuple[list[Relation], np.ndarray, np.ndarray]:
-    """Return the arcs of a graph in memory relation by relation, over its own ids, as `sample_relations` takes them.
+    """Return the edges of a graph in memory edge type by edge type, over its own ids, as `sample_edge_types` takes
+    them.
 
     Args:
         csc: The graph.
-        edge_type: (num_arcs,) relation of each arc.
-        num_relations: Number of relations.
-        time: (num_arcs,) times where `time_by_arc`, else (num_nodes,); None: no times. Arcs of a row of a relation are
-            put in their order.
-        weight: (num_arcs,) weights by which arcs are drawn; None: uniformly.
+        edge_type: (num_edges,) edge type of each edge.
+        num_relations: Number of edge types.
+        time: (num_edges,) times where `time_by_edge`, else (num_nodes,); None: no times. Edges of a row of an edge
+            type are put in their order.
+        weight: (num_edges,) weights by which edges are sampled; None: uniformly.
 
     Returns:
-        The relations; the (num_arcs,) position in the CSC of each of their arcs, relation by relation; and the
+        The edge types; the (num_edges,) position in the CSC of each of their edges, edge type by edge type; and the
         (num_relations + 1,) int64 places where each begins.
 
-    Cost: 12 bytes an arc (16 from 2**31 arcs on), and its weight, 8 bytes a node and relation; three passes over the
-        arcs.
+    Cost: 12 bytes an edge (16 from 2**31 edges on), and its weight, 8 bytes a node and edge type; three passes over the
+        edges.
     """
     offsets = np.zeros((num_relations, csc.num_rows + 1), np.int64)
-    order = np.empty(csc.num_arcs, np.int32 if csc.num_arcs < 2**31 else np.int64)
+    order = np.empty(csc.num_edges, np.int32 if csc.num_edges < 2**31 else np.int64)
     indptr, indices = np.asarray(csc.indptr), np.asarray(csc.indices)
     _group(indptr, edge_type, offsets, order)
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(offsets[:, -1])])
-    by_arc = None
+    by_edge = None
     if time is not None:
-        by_arc = time[order] if time_by_arc else time[indices[order]]
+        by_edge = time[order] if time_by_edge else time[indices[order]]
         for relation in range(num_relations):
             begin, end = first[relation : relation + 2]
             starts, lengths = offsets[relation, :-1].copy(), np.diff(offsets[relation])
-            _sort_runs(by_arc[begin:end], order[begin:end], starts, lengths)
+            _sort_runs(by_edge[begin:end], order[begin:end], starts, lengths)
     grouped, weights = indices[order], None if weight is None else weight[order]
     relations = [
         Relation(
@@ -380,7 +390,7 @@ def group_relations(
             0,
             offsets[r],
             grouped[a:b],
-            None if by_arc is None else by_arc[a:b],
+            None if by_edge is None else by_edge[a:b],
             None if weights is None else weights[a:b],
             True,
         )
@@ -393,56 +403,56 @@ def group_relations(
 def _group(indptr, edge_type, offsets, order):
     num_relations, num_rows = offsets.shape[0], len(indptr) - 1
     for row in range(num_rows):
-        for arc in range(indptr[row], indptr[row + 1]):
-            offsets[edge_type[arc], row + 1] += 1
+        for edge in range(indptr[row], indptr[row + 1]):
+            offsets[edge_type[edge], row + 1] += 1
     for relation in range(num_relations):
         for row in range(num_rows):
             offsets[relation, row + 1] += offsets[relation, row]
     cursor = np.zeros(num_relations, np.int64)
     for relation in range(1, num_relations):
         cursor[relation] = cursor[relation - 1] + offsets[relation - 1, num_rows]
-    for row in range(num_rows):  # rows come in order, so that a relation's arcs do
-        for arc in range(indptr[row], indptr[row + 1]):
-            relation = edge_type[arc]
-            order[cursor[relation]] = arc
+    for row in range(num_rows):  # rows come in order, so that an edge type's edges do
+        for edge in range(indptr[row], indptr[row + 1]):
+            relation = edge_type[edge]
+            order[cursor[relation]] = edge
             cursor[relation] += 1
 
 
-def join_relations(
-    drawn: SampledRelations,
+def join_edge_types(
+    sampled: SampledEdgeTypes,
     allocate: Callable[[tuple[int, ...], type], np.ndarray],
     numbers: Sequence[int] | None = None,
     with_e_id: bool = True,
 ) -> tuple:
-    """Return what was sampled of a graph of one kind as one graph, arcs by target and then by relation.
+    """Return what was sampled of a graph of one node type as one graph, edges by target and then by edge type.
 
     Args:
-        drawn: As `sample_relations` gives it; e_id are positions that count in all relations together.
+        sampled: As `sample_edge_types` gives it; e_id are positions that count in all edge types together.
         allocate: Gives memory for the results, called with (shape, dtype).
-        numbers: Numbers of the relations; None: which relation an arc is of is not wanted.
+        numbers: Numbers of the edge types; None: which edge type an edge is of is not wanted.
         with_e_id: Whether positions are wanted.
 
     Returns:
-        (2, num_arcs) int64 edge_index, (num_targets + 1,) int64 indptr, (num_arcs,) int64 e_id, (num_arcs,) float32
-        scale where there is one, and (num_arcs,) int64 relations; what is not wanted is (0,). Targets are the nodes of
-        all hops but the last.
+        (2, num_edges) int64 edge_index, (num_targets + 1,) int64 indptr, (num_edges,) int64 e_id, (num_edges,) float32
+        scale where there is one, and (num_edges,) int64 edge types; what is not wanted is (0,). Targets are the nodes
+        of all hops but the last.
     """
-    num_targets = sum(drawn.num_sampled_nodes[0][:-1])
-    num_arcs = sum(len(row) for row in drawn.row)
-    indptr, edge_index = allocate((num_targets + 1,), np.int64), allocate((2, num_arcs), np.int64)
-    e_id = allocate((num_arcs if with_e_id else 0,), np.int64)
-    edge_type = allocate((0 if numbers is None else num_arcs,), np.int64)
-    scale = allocate((0 if drawn.scale is None else num_arcs,), np.float32)
+    num_targets = sum(sampled.num_sampled_nodes[0][:-1])
+    num_edges = sum(len(row) for row in sampled.row)
+    indptr, edge_index = allocate((num_targets + 1,), np.int64), allocate((2, num_edges), np.int64)
+    e_id = allocate((num_edges if with_e_id else 0,), np.int64)
+    edge_type = allocate((0 if numbers is None else num_edges,), np.int64)
+    scale = allocate((0 if sampled.scale is None else num_edges,), np.float32)
     none = np.empty(0, np.float32)
     indptr[:] = 0
-    for col in drawn.col:
+    for col in sampled.col:
         _count_targets(col, indptr)
     np.cumsum(indptr, out=indptr)
     cursor = indptr[:-1].copy()
-    for at, (row, col, arc) in enumerate(zip(drawn.row, drawn.col, drawn.e_id, strict=True)):
+    for at, (row, col, edge) in enumerate(zip(sampled.row, sampled.col, sampled.e_id, strict=True)):
         number = 0 if numbers is None else numbers[at]
-        share = none if drawn.scale is None else drawn.scale[at]
-        _place_arcs(row, col, arc, share, number, cursor, edge_index, e_id, scale, edge_type)
+        share = none if sampled.scale is None else sampled.scale[at]
+        _place_edges(row, col, edge, share, number, cursor, edge_index, e_id, scale, edge_type)
     return edge_index, indptr, e_id, scale, edge_type
 
 
@@ -453,13 +463,13 @@ def _count_targets(col, indptr):
 
 
 @kernel
-def _place_arcs(row, col, arc, scale, number, cursor, edge_index, e_id, out_scale, edge_type):
+def _place_edges(row, col, edge, scale, number, cursor, edge_index, e_id, out_scale, edge_type):
     for i in range(len(col)):
         place = cursor[col[i]]
         cursor[col[i]] += 1
         edge_index[0, place], edge_index[1, place] = row[i], col[i]
         if len(e_id):
-            e_id[place] = arc[i]
+            e_id[place] = edge[i]
         if len(edge_type):
             edge_type[place] = number
         if len(scale):
@@ -467,15 +477,15 @@ def _place_arcs(row, col, arc, scale, number, cursor, edge_index, e_id, out_scal
 
 
 @kernel
-def _until(time, indices, by_arc, seed_time, owner, strict, start, degree):
-    """Shorten rows to the arcs that are not later than their seed, which stand first; return the largest degree."""
+def _until(time, indices, by_edge, seed_time, owner, strict, start, degree):
+    """Shorten rows to the edges that are not later than their seed, which stand first; return the largest degree."""
     largest = 0
     for i in range(len(start)):
         limit = seed_time[owner[i]]
         low, high = start[i], start[i] + degree[i]
         while low < high:
             middle = (low + high) >> 1
-            when = time[middle] if by_arc else time[indices[middle]]
+            when = time[middle] if by_edge else time[indices[middle]]
             if when < limit or (when == limit and not strict):
                 low = middle + 1
             else:
@@ -496,55 +506,55 @@ def _lay_out(degree, fanout, replace, indptr):
 
 @kernel
 def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
-    """As `_lay_out`, where arcs of weight 0 are not drawn; it ends in -1 where a weight is none."""
+    """As `_lay_out`, where edges of weight 0 are not sampled; it ends in -1 where a weight is none."""
     wrong = False
     for i in range(len(degree)):
         positive = 0
-        for arc in range(start[i], start[i] + degree[i]):
-            positive += weight[arc] > 0
-            wrong |= not 0 <= weight[arc] < np.inf
+        for edge in range(start[i], start[i] + degree[i]):
+            positive += weight[edge] > 0
+            wrong |= not 0 <= weight[edge] < np.inf
         indptr[i + 1] = indptr[i] + ((fanout if positive else 0) if replace else min(fanout, positive))
     if wrong:
         indptr[-1] = -1
 
 
 @kernel
-def _scale_by_weight(weight, start, degree, fanout, replace, indptr, arc, scale):
-    """Give arcs of rows that were drawn from by weight the sum of the row over draws and the arc's own weight."""
+def _scale_by_weight(weight, start, degree, fanout, replace, indptr, edge, scale):
+    """Give edges of rows that were sampled from by weight the sum of the row over samples and the edge's own weight."""
     for i in range(len(degree)):
         total, taken = 0.0, indptr[i + 1] - indptr[i]
         if not replace and degree[i] <= fanout:
-            scale[indptr[i] : indptr[i + 1]] = 1.0  # all that could be drawn
+            scale[indptr[i] : indptr[i + 1]] = 1.0  # all that could be sampled
             continue
         for place in range(start[i], start[i] + degree[i]):
             total += weight[place]
         for place in range(indptr[i], indptr[i + 1]):
-            scale[place] = total / (taken * weight[arc[place]])
+            scale[place] = total / (taken * weight[edge[place]])
 
 
 @kernel
-def _pick_latest(start, degree, indptr, arc):
+def _pick_latest(start, degree, indptr, edge):
     for i in range(len(start)):
         take = indptr[i + 1] - indptr[i]
         for j in range(take):
-            arc[indptr[i] + j] = start[i] + degree[i] - take + j
+            edge[indptr[i] + j] = start[i] + degree[i] - take + j
 
 
 @kernel
-def _pick_latest_weighted(weight, start, degree, indptr, arc):
-    """As `_pick_latest`, without arcs of weight 0."""
+def _pick_latest_weighted(weight, start, degree, indptr, edge):
+    """As `_pick_latest`, without edges of weight 0."""
     for i in range(len(start)):
         place, at = start[i] + degree[i], indptr[i + 1]
         while at > indptr[i]:
             place -= 1
             if weight[place] > 0:
                 at -= 1
-                arc[at] = place
+                edge[at] = place
 
 
 @kernel
-def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr, largest, arc):
-    """Draw arcs by weight: with replacement by the sum of weights, without by the smallest exponential clocks.
+def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr, largest, edge):
+    """Sample edges by weight: with replacement by the sum of weights, without by the smallest exponential clocks.
 
     Source: Efraimidis and Spirakis, Information Processing Letters 2006.
     """
@@ -559,8 +569,8 @@ def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr
             for j in range(length):
                 total += weight[first + j]
                 value[j] = total
-            for draw in range(take):
-                aim = unit(mix64(row_key + np.uint64(draw + 1) * GOLDEN)) * total
+            for sample in range(take):
+                aim = unit(mix64(row_key + np.uint64(sample + 1) * GOLDEN)) * total
                 low, high = 0, length - 1
                 while low < high:
                     middle = (low + high) >> 1
@@ -568,15 +578,15 @@ def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr
                         high = middle
                     else:
                         low = middle + 1
-                arc[at + draw] = first + low
+                edge[at + sample] = first + low
         elif length <= fanout:
             count = 0
             for j in range(length):
                 if weight[first + j] > 0:
-                    arc[at + count] = first + j
+                    edge[at + count] = first + j
                     count += 1
         else:
-            # The first `take` of arc are a heap, the largest clock on top, until they are sorted by position.
+            # The first `take` of edge are a heap, the largest clock on top, until they are sorted by position.
             count = 0
             for j in range(length):
                 if not weight[first + j] > 0:
@@ -584,37 +594,37 @@ def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr
                 clock = -np.log(1.0 - unit(mix64(row_key + np.uint64(j + 1) * GOLDEN))) / weight[first + j]
                 value[j] = clock
                 if count < take:
-                    arc[at + count] = first + j
-                    _sift_up(value, arc, at, count, first)
+                    edge[at + count] = first + j
+                    _sift_up(value, edge, at, count, first)
                     count += 1
-                elif clock < value[arc[at] - first]:
-                    arc[at] = first + j
-                    _sift_down(value, arc, at, take, first)
-            arc[at : at + take].sort()
+                elif clock < value[edge[at] - first]:
+                    edge[at] = first + j
+                    _sift_down(value, edge, at, take, first)
+            edge[at : at + take].sort()
 
 
 @kernel(inline="always")
-def _sift_up(value, arc, at, place, first):
+def _sift_up(value, edge, at, place, first):
     while place > 0:
         above = (place - 1) >> 1
-        if value[arc[at + above] - first] >= value[arc[at + place] - first]:
+        if value[edge[at + above] - first] >= value[edge[at + place] - first]:
             break
-        arc[at + above], arc[at + place] = arc[at + place], arc[at + above]
+        edge[at + above], edge[at + place] = edge[at + place], edge[at + above]
         place = above
 
 
 @kernel(inline="always")
-def _sift_down(value, arc, at, num, first):
+def _sift_down(value, edge, at, num, first):
     place = 0
     while True:
         below = 2 * place + 1
         if below >= num:
             break
-        if below + 1 < num and value[arc[at + below + 1] - first] > value[arc[at + below] - first]:
+        if below + 1 < num and value[edge[at + below + 1] - first] > value[edge[at + below] - first]:
             below += 1
-        if value[arc[at + place] - first] >= value[arc[at + below] - first]:
+        if value[edge[at + place] - first] >= value[edge[at + below] - first]:
             break
-        arc[at + place], arc[at + below] = arc[at + below], arc[at + place]
+        edge[at + place], edge[at + below] = edge[at + below], edge[at + place]
         place = below
 
 

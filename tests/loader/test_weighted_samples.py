@@ -1,4 +1,7 @@
-"""Neighbours drawn by the store's edge weights: their chances, the weights that a batch has, and what is refused."""
+"""Neighbours sampled by the store's edge weights:
+
+their probabilities, the weights that a batch has, and what is refused.
+"""
 
 from itertools import pairwise
 
@@ -48,8 +51,8 @@ def rows_of(store):
     return [(indices[a:b], weight[a:b]) for a, b in pairwise(indptr)]
 
 
-def drawn_of(batch):
-    """Return, by seed, the sources of its arcs and their weights, in store ids."""
+def sampled_of(batch):
+    """Return, by seed, the sources of its edges and their weights, in store ids."""
     source, target = batch.edge_index.numpy()
     for seed in range(batch.batch_size):
         chosen = target == seed
@@ -61,7 +64,7 @@ def test_rows_weigh_as_much_as_whole_ones(stores, scope):
     sampler, rows = gs.NeighborSampler([6], weighted=True), rows_of(stores[3])
     short = 0
     for batch in batches(stores[3], sampler, scope=scope):
-        for node, sources, weights in drawn_of(batch):
+        for node, sources, weights in sampled_of(batch):
             there, stored = rows[node]
             assert len(sources) == min(6, len(there)) and set(sources) <= set(there)
             assert weights.sum() == pytest.approx(stored.sum(), rel=1e-5)
@@ -73,25 +76,25 @@ def test_rows_weigh_as_much_as_whole_ones(stores, scope):
     assert short < NUM_NODES
 
 
-def test_chances_are_in_proportion_to_weights(stores):
+def test_probabilities_are_in_proportion_to_weights(stores):
     """With replacement the share of a neighbour over many epochs is its share of the row; all sums are unbiased."""
     sampler, rows = gs.NeighborSampler([5], replace=True, weighted=True), rows_of(stores[1])
     seen, epochs = np.zeros((NUM_NODES, NUM_NODES)), 200
     for batch in batches(stores[1], sampler, epochs):
-        for node, sources, _ in drawn_of(batch):
+        for node, sources, _ in sampled_of(batch):
             np.add.at(seen[node], sources, 1)
     for node, (sources, weights) in enumerate(rows):
         expected = np.zeros(NUM_NODES)
         expected[sources] = weights / weights.sum()
-        error = np.sqrt(expected * (1 - expected) * 5 * epochs)  # of the count; that of a light arc is no normal one
+        error = np.sqrt(expected * (1 - expected) * 5 * epochs)  # of the count; that of a light edge is no normal one
         assert (np.abs(seen[node] - expected * 5 * epochs) <= 4 * error + 4 * (expected > 0)).all()
 
 
-def test_without_replacement_heavy_arcs_are_there_more_often(stores):
+def test_without_replacement_heavy_edges_are_there_more_often(stores):
     sampler, rows = gs.NeighborSampler([5], weighted=True), rows_of(stores[1])
     seen = np.zeros((NUM_NODES, NUM_NODES))
     for batch in batches(stores[1], sampler, 50):
-        for node, sources, _ in drawn_of(batch):
+        for node, sources, _ in sampled_of(batch):
             assert len(set(sources)) == len(sources)
             seen[node, sources] += 1
     heavy = light = 0.0
@@ -102,12 +105,12 @@ def test_without_replacement_heavy_arcs_are_there_more_often(stores):
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True}])
-def test_a_weight_of_zero_is_never_drawn(tmp_path, options):
+def test_a_weight_of_zero_is_never_sampled(tmp_path, options):
     store = write_store(tmp_path / "store", 2, lambda pairs: (pairs[0] * (pairs[1] > 9) % 3 > 0).astype(np.float32))
     rows, original = rows_of(store), np.asarray(store.original_nid)
     for fanout in (6, 1000):
         for batch in batches(store, gs.NeighborSampler([fanout], weighted=True, **options)):
-            for node, sources, weights in drawn_of(batch):
+            for node, sources, weights in sampled_of(batch):
                 assert (original[sources] % 3 > 0).all() and (weights > 0).all()
                 there = int((rows[node][1] > 0).sum())
                 assert len(sources) == ((fanout if there else 0) if "replace" in options else min(fanout, there))
@@ -116,11 +119,11 @@ def test_a_weight_of_zero_is_never_drawn(tmp_path, options):
                     np.testing.assert_array_equal(weights, 1)  # the stored ones
 
 
-def test_a_fanout_of_all_takes_arcs_of_weight_zero_too(tmp_path):
+def test_a_fanout_of_all_takes_edges_of_weight_zero_too(tmp_path):
     store = write_store(tmp_path / "store", 1, lambda pairs: np.zeros(pairs.shape[1], np.float32))
     rows = rows_of(store)
     for batch in batches(store, gs.NeighborSampler([-1], weighted=True)):
-        for node, sources, _ in drawn_of(batch):
+        for node, sources, _ in sampled_of(batch):
             assert len(sources) == len(rows[node][0])
 
 
@@ -135,7 +138,7 @@ def test_sources_and_parts_give_the_same_batches(stores, source):
         assert torch.equal(one.n_id, two.n_id) and torch.equal(one.edge_weight, two.edge_weight)
 
 
-def test_relations_are_drawn_by_their_own_weights(tmp_path):
+def test_relations_are_sampled_by_their_own_weights(tmp_path):
     rng, count = np.random.default_rng(1), {"a": 40, "b": 30}
     edges = {}
     for source, name, target in (("a", "to", "b"), ("a", "in", "a")):
@@ -143,21 +146,23 @@ def test_relations_are_drawn_by_their_own_weights(tmp_path):
             np.stack([rng.integers(0, count[source], 500), rng.integers(0, count[target], 500)]).T, axis=0
         )
         edges[source, name, target] = {"edges": pairs.T, "weight": rng.random(len(pairs)).astype(np.float32)}
-    nodes = {kind: {"num_nodes": num, "features": np.ones((num, 2), np.float32)} for kind, num in count.items()}
+    nodes = {
+        node_type: {"num_nodes": num, "features": np.ones((num, 2), np.float32)} for node_type, num in count.items()
+    }
     nodes["b"] |= {"labels": np.zeros(30, int), "masks": {"train": np.ones(30, bool)}}
-    data = gs.TypedGraph(nodes, edges, to_undirected=False).dataset()
+    data = gs.HeteroGraph(nodes, edges, to_undirected=False).dataset()
     parts = gs.partition(data.stream, "random", 2)
     store = gs.write_partition_store(tmp_path / "store", data.stream, parts, data)
     rows = rows_of(store)
     for scope in ("part", "graph"):
         for batch in batches(store, gs.NeighborSampler({"*": [4]}, weighted=True), scope=scope):
-            for node, sources, weights in drawn_of(batch):
+            for node, sources, weights in sampled_of(batch):
                 there, stored = rows[node]
                 assert len(sources) == min(4, len(there))
                 assert weights.sum() == pytest.approx(stored.sum(), rel=1e-5)
 
 
-def test_what_cannot_be_drawn_is_refused(stores, tmp_path):
+def test_what_cannot_be_sampled_is_refused(stores, tmp_path):
     with pytest.raises(ValueError, match=said('weighted False temporal_strategy="last"')):
         gs.NeighborSampler([5], weighted=True, temporal_strategy="last")
     with pytest.raises(ValueError, match=said('direction "in"')):
@@ -172,7 +177,7 @@ def test_what_cannot_be_drawn_is_refused(stores, tmp_path):
         batches(below, gs.NeighborSampler([5], weighted=True))
 
 
-def test_the_plan_counts_the_weights_of_the_arcs_that_are_grouped(stores):
+def test_the_plan_counts_the_weights_of_the_edges_that_are_grouped(stores):
     """As many bytes as the sampler holds of a part that is ready."""
     store = stores[3]
     shapes = {
@@ -184,10 +189,10 @@ def test_the_plan_counts_the_weights_of_the_arcs_that_are_grouped(stores):
         }.items()
     }
     assert [shape.get("grouped_weights", False) for shape in shapes.values()] == [False, True, True]
-    sizes = {"num_nodes": store.num_nodes, "num_edges": store.num_arcs, "num_parts": 3, "num_processes": 1}
-    counted = predict_training(**sizes, grouped_relations=1, grouped_weights=True) - predict_training(
-        **sizes, grouped_relations=1
+    sizes = {"num_nodes": store.num_nodes, "num_edges": store.num_edges, "num_parts": 3, "num_processes": 1}
+    counted = predict_training(**sizes, grouped_edge_types=1, grouped_weights=True) - predict_training(
+        **sizes, grouped_edge_types=1
     )
     graph = load_part_graph(store, 1, 0)
     (relation,) = gs.NeighborSampler([4], weighted=True).prepare(graph, np.arange(graph.num_core), 0).grouped.relations
-    assert counted == 2 * -(-store.num_arcs // 3) * relation.weight.nbytes // graph.csc.num_arcs  # two parts are held
+    assert counted == 2 * -(-store.num_edges // 3) * relation.weight.nbytes // graph.csc.num_edges  # two parts are held

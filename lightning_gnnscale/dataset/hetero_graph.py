@@ -1,4 +1,4 @@
-"""Graphs with kinds of nodes and relations between them: their description, and the data set that it makes."""
+"""Heterogeneous graphs of nodes and edge types between them: their description, and the data set that it makes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..edge_stream.open import open_edge_stream
 from ..edge_stream.options import CHUNK_EDGES
-from ..edge_stream.relations import IdsByKind, PairIds, RelationEdges, RelationStream
+from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
@@ -19,48 +19,49 @@ from .split import random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
-IN_MEMORY_BYTES = 64 << 20  # of a value of all edges that is joined from several relations
+IN_MEMORY_BYTES = 64 << 20  # of a value of all edges that is joined from several edge types
 EdgeType = tuple[str, str, str]
 
 
 @dataclass
-class TypedGraph:
-    """The kinds of nodes of a graph, the relations between them, and what belongs to each.
+class HeteroGraph:
+    """The node types of a graph, the edge types between them, and what belongs to each.
 
     Everything may be an array, a tensor, a column, a table or a path, as for `GraphDataset` and `open_edge_stream`.
 
     Args:
-        nodes: By name of a kind, its number of nodes, or a mapping of what is known of them: `num_nodes`; `features`,
-            (num_nodes, dim), dense or sparse; `labels`, (num_nodes,) or (num_nodes, num_labels); `masks`, by name or a
-            column of words; `time`, (num_nodes,) integers or dates; `nodes`, the (num_nodes,) ids by which the edges
-            name them, each once. Without `nodes` the edges name rows.
-        edges: By relation, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one an
-            edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the edge
-            reader. Ids of either end are those of its kind. "*" stands for one source of several relations, with
-            `relation`, (num_edges,) names or numbers of `edge_types`.
-        edge_types: The relations, in this order; None: the keys of `edges`.
-        to_undirected: Whether reverses are added: of a relation within one kind to the relation itself, of another as a
-            relation "target,rev_name,source". `reverse_apart` gives those within one kind a relation of their own, too.
+        nodes: By name of a node type, its number of nodes, or a mapping of what is known of them: `num_nodes`;
+            `features`, (num_nodes, dim), dense or sparse; `labels`, (num_nodes,) or (num_nodes, num_labels); `masks`,
+            by name or a column of words; `time`, (num_nodes,) integers or dates; `nodes`, the (num_nodes,) ids by
+            which the edges name them, each once. Without `nodes` the edges name rows.
+        edges: By edge type, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one
+            an edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the
+            edge reader. Ids of either end are those of its node type. "*" stands for one source of several edge types,
+            with `relation`, (num_edges,) names or numbers of `edge_types`.
+        edge_types: The edge types, in this order; None: the keys of `edges`.
+        to_undirected: Whether reverses are added: of an edge type within one node type to the edge type itself, of
+            another as an edge type "target,rev_name,source". `separate_reverses` gives those within one node type an
+            edge type of their own, too.
         remove_self_loops: Whether edges from a node to itself are left out.
         chunk_edges: See `open_edge_stream`.
         name: Name of the data set.
-        fractions, split_seed: Random split of the labelled nodes where no kind has masks; see `random_split`.
+        fractions, split_seed: Random split of the labelled nodes where no node type has masks; see `random_split`.
         num_classes: Number of classes; None: counted in the labels.
         feature_storage: See `write_partition_store`.
         regression: Whether labels are numbers, see `GraphDataset`.
 
     Raises:
-        ValueError: a kind, a relation or a key that there is not, or rows that do not fit the nodes.
+        ValueError: a node type, an edge type or a key that there is not, or rows that do not fit the nodes.
 
-    Cost: labels and masks of all nodes in memory. Times, weights, features and labels of the edges of several relations
-        are joined: above 64 MiB each in a file of the system's folder for temporary files.
+    Cost: labels and masks of all nodes in memory. Times, weights, features and labels of the edges of several edge
+        types are joined: above 64 MiB each in a file of the system's folder for temporary files.
     """
 
     nodes: Mapping[str, Any]
     edges: Mapping[Any, Any]
     edge_types: Sequence[Any] | None = None
     to_undirected: bool = True
-    reverse_apart: bool = False
+    separate_reverses: bool = False
     remove_self_loops: bool = False
     chunk_edges: int = CHUNK_EDGES
     name: str = "typed"
@@ -69,42 +70,42 @@ class TypedGraph:
     num_classes: int | None = None
     feature_storage: str | None = None
     regression: bool = False
-    _kinds: dict[str, dict] = field(init=False, repr=False)
+    _node_types: dict[str, dict] = field(init=False, repr=False)
 
     def __post_init__(self):
-        self._kinds = {str(kind): _keyed(f"nodes[{kind!r}]", given, _OF_NODES, "num_nodes")
-                       for kind, given in self.nodes.items()}  # fmt: skip
+        self._node_types = {str(node_type): _keyed(f"nodes[{node_type!r}]", given, _OF_NODES, "num_nodes")
+                       for node_type, given in self.nodes.items()}  # fmt: skip
         given = [_edge_type(name) for name in (self.edges if self.edge_types is None else self.edge_types)]
-        self._listed = GraphSchema(tuple(self._kinds), tuple(name for name in given if name != ("*",)))
+        self._listed = GraphSchema(tuple(self._node_types), tuple(name for name in given if name != ("*",)))
         self._sources = []
         for name, source in self.edges.items():
-            number = None if _edge_type(name) == ("*",) else self._listed.relation(_edge_type(name))
+            number = None if _edge_type(name) == ("*",) else self._listed.edge_type_number(_edge_type(name))
             self._sources.append((number, _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges")))
 
     @classmethod
-    def of_hetero(cls, data, to_undirected: bool = False, **options) -> "TypedGraph":
+    def of_hetero(cls, data, to_undirected: bool = False, **options) -> "HeteroGraph":
         """Return the description of a PyG `HeteroData`.
 
-        Of a kind it reads `x`, `y`, the masks, `time` and `num_nodes`; of a relation `edge_index`, `edge_attr`,
+        Of a node type it reads `x`, `y`, the masks, `time` and `num_nodes`; of an edge type `edge_index`, `edge_attr`,
         `edge_weight` and `time`. What else belongs to nodes or edges is named in a warning.
 
         Args:
             data: The graph.
             to_undirected: Whether reverses are added; most graphs of PyG have them.
-            options: Further arguments of `TypedGraph`.
+            options: Further arguments of `HeteroGraph`.
         """
-        from .pyg import tell_unread_kinds
+        from .pyg import tell_unread_types
 
         nodes, edges = {}, {}
-        for kind in data.node_types:
-            store = data[kind]
+        for node_type in data.node_types:
+            store = data[node_type]
             masks = {name: store[f"{name}_mask"] for name in MASK_NAMES if f"{name}_mask" in store}
             given = {"features": store.get("x"), "labels": store.get("y"), "time": store.get("time")}
-            nodes[kind] = {"num_nodes": store.num_nodes, **given, "masks": masks or None}
+            nodes[node_type] = {"num_nodes": store.num_nodes, **given, "masks": masks or None}
         for edge_type in data.edge_types:
             store = data[edge_type]
             if "edge_index" not in store:
-                raise ValueError(f"{edge_type}: has no edge_index: adj_t is not read of graphs with kinds")
+                raise ValueError(f"{edge_type}: has no edge_index: adj_t is not read of heterogeneous graphs")
             features = store.get("edge_attr")
             if features is not None and features.dim() == 1:
                 features = features.unsqueeze(1)
@@ -114,22 +115,24 @@ class TypedGraph:
                 "weight": store.get("edge_weight"),
                 "features": features,
             }
-        tell_unread_kinds(data)
+        tell_unread_types(data)
         return cls(nodes, edges, to_undirected=to_undirected, **options)
 
     def dataset(self) -> GraphDataset:
-        """Return the data set: nodes of all kinds in one space, kind after kind."""
-        counts = {kind: self._num_nodes(kind) for kind in self._kinds}
+        """Return the data set: nodes of all node types in one space, node type after node type."""
+        counts = {node_type: self._num_nodes(node_type) for node_type in self._node_types}
         schema = self._schema()
-        ids = {kind: self._kinds[kind]["nodes"] for kind in counts}
+        ids = {node_type: self._node_types[node_type]["nodes"] for node_type in counts}
         sources, values = [], []
         for number, given in self._sources:
             sources.append(self._edges_of(number, given, ids, counts))
             values.append(given)
         options = {"chunk_edges": self.chunk_edges, "remove_self_loops": self.remove_self_loops}
         sizes = list(counts.values())
-        stream = RelationStream(sources, schema, sizes, to_undirected=self.to_undirected, **options)
-        stream.node_ids = IdsByKind(list(ids.values()), sizes) if any(one is not None for one in ids.values()) else None
+        stream = HeteroStream(sources, schema, sizes, to_undirected=self.to_undirected, **options)
+        stream.node_ids = (
+            IdsByNodeType(list(ids.values()), sizes) if any(one is not None for one in ids.values()) else None
+        )
         labels = self._rows_of_all("labels", counts, np.nan if self.regression else -1)
         self._check_clock()
         masks = self._masks(counts)
@@ -151,13 +154,13 @@ class TypedGraph:
         )
 
     def _schema(self) -> GraphSchema:
-        """Return kinds and relations, those of reverses behind the listed ones."""
+        """Return node types and edge types, those of reverses behind the listed ones."""
         listed = self._listed
         if not self.to_undirected:
             return listed
-        names, reverse = list(listed.edge_types), [0] * listed.num_relations
+        names, reverse = list(listed.edge_types), [0] * listed.num_edge_types
         for number, (source, name, target) in enumerate(listed.edge_types):
-            if source == target and not self.reverse_apart:
+            if source == target and not self.separate_reverses:
                 reverse[number] = number
                 continue
             reverse[number] = len(names)
@@ -165,9 +168,9 @@ class TypedGraph:
             reverse.append(number)
         return GraphSchema(listed.node_types, tuple(names), tuple(reverse))
 
-    def _num_nodes(self, kind: str) -> int:
-        """Return the number of nodes of a kind, which everything that is given agrees on."""
-        given, counts = self._kinds[kind], {}
+    def _num_nodes(self, node_type: str) -> int:
+        """Return the number of nodes of a node type, which everything that is given agrees on."""
+        given, counts = self._node_types[node_type], {}
         if given["num_nodes"] is not None:
             counts["num_nodes"] = int(given["num_nodes"])
         for name in ("features", "labels", "time"):
@@ -175,26 +178,28 @@ class TypedGraph:
                 rows = given[name]
                 counts[name] = int(rows.shape[0]) if hasattr(rows, "shape") else len(opened(rows))
         if given["nodes"] is not None:
-            given["nodes"] = _listed(kind, given["nodes"])
+            given["nodes"] = _listed(node_type, given["nodes"])
             counts["nodes"] = len(given["nodes"])
         if not counts:
-            raise ValueError(f"nodes[{kind!r}]: how many are there? give num_nodes, features, labels, time or nodes")
+            raise ValueError(
+                f"nodes[{node_type!r}]: how many are there? give num_nodes, features, labels, time or nodes"
+            )
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise ValueError(f"nodes[{kind!r}]: numbers of nodes differ: {told}; give each one row a node")
+            raise ValueError(f"nodes[{node_type!r}]: numbers of nodes differ: {told}; give each one row a node")
         return next(iter(counts.values()))
 
-    def _edges_of(self, number: int | None, given: dict, ids: dict, counts: dict[str, int]) -> RelationEdges:
-        """Return the edges of one source, with the relation of each."""
+    def _edges_of(self, number: int | None, given: dict, ids: dict, counts: dict[str, int]) -> EdgesByType:
+        """Return the edges of one source, with the edge type of each."""
         relation = number
         ends = list(self._listed.edge_types) if number is None else [self._listed.edge_types[number]]
-        kinds = [{edge_type[end] for edge_type in ends} for end in (0, 2)]
-        named = sorted({kind for kind in kinds[0] | kinds[1] if ids[kind] is not None})
+        node_types = [{edge_type[end] for edge_type in ends} for end in (0, 2)]
+        named = sorted({node_type for node_type in node_types[0] | node_types[1] if ids[node_type] is not None})
         listed = bool(named)
-        if listed and max(map(len, kinds)) > 1:  # whose ids an end has is known once its relation is
+        if listed and max(map(len, node_types)) > 1:  # whose ids an end has is known once its edge type is
             raise ValueError(
-                f'edges["*"]: nodes[{named[0]!r}] lists ids, and relations of several kinds in one source name rows by '
-                f"number: give the edges of each relation a file of their own, {','.join(ends[0])}=PATH"
+                f'edges["*"]: nodes[{named[0]!r}] lists ids, and several edge types in one source name rows by '
+                f"number: give the edges of each edge type a file of their own, {','.join(ends[0])}=PATH"
             )
         reader = dict(given["reader"] or {})
         stream = given["edges"]
@@ -207,47 +212,56 @@ class TypedGraph:
         if number is None:
             relation = _relation_numbers(given["relation"], self._listed)
         elif given["relation"] is not None:
-            raise ValueError('relation= is for edges["*"], whose relations differ: leave it out')
-        return RelationEdges(stream, relation)
+            raise ValueError('relation= is for edges["*"], whose edge types differ: leave it out')
+        return EdgesByType(stream, relation)
 
     def _features(self) -> dict[str, Any]:
-        """Return features by kind, sparse ones as `CSRArrays`; those at a .npy path stay there."""
+        """Return features by node type, sparse ones as `CSRArrays`; those at a .npy path stay there."""
         found = {}
-        for kind, given in self._kinds.items():
+        for node_type, given in self._node_types.items():
             rows = given["features"]
             if rows is None:
                 continue
             if hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", "")):
                 rows = CSRArrays(*load_features(rows, int(rows.shape[0])))
-            found[kind] = rows if isinstance(rows, str) or hasattr(rows, "indptr") else np.asanyarray(opened(rows))
+            found[node_type] = rows if isinstance(rows, str) or hasattr(rows, "indptr") else np.asanyarray(opened(rows))
         return found
 
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
-        """Return (num_nodes,) values of all kinds, `missing` for kinds without; None where no kind has some."""
-        given = {kind: np.asarray(opened(one[name])) for kind, one in self._kinds.items() if one[name] is not None}
+        """Return (num_nodes,) values of all node types, `missing` for node types without;
+
+        None where no node type has some.
+        """
+        given = {
+            node_type: np.asarray(opened(one[name]))
+            for node_type, one in self._node_types.items()
+            if one[name] is not None
+        }
         if not given:
             return None
         if name == "time":
-            given = {kind: _int64_times(f"nodes[{kind!r}].time", times) for kind, times in given.items()}
-        for kind, rows in given.items():
-            given[kind] = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
+            given = {node_type: _int64_times(f"nodes[{node_type!r}].time", times) for node_type, times in given.items()}
+        for node_type, rows in given.items():
+            given[node_type] = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
         shapes = {rows.shape[1:] for rows in given.values()}
         if len(shapes) > 1:
-            raise ValueError(f"{name}: kinds have {sorted(shapes)} columns: give all of them as many")
+            raise ValueError(f"{name}: node types have {sorted(shapes)} columns: give all of them as many")
         least = np.int64 if name == "time" else np.float32 if self.regression else np.int8
         dtype = np.result_type(*(rows.dtype for rows in given.values()), least)
         out = np.full((sum(counts.values()), *shapes.pop()), missing, dtype)
         first = 0
-        for kind, count in counts.items():
-            if kind in given:
-                out[first : first + count] = given[kind]
+        for node_type, count in counts.items():
+            if node_type in given:
+                out[first : first + count] = given[node_type]
             first += count
         return out
 
     def _check_clock(self) -> None:
-        """Refuse dates of some kinds or relations beside numbers of others."""
+        """Refuse dates of some node types or edge types beside numbers of others."""
         given = {
-            f"times of {kind}": opened(one["time"]) for kind, one in self._kinds.items() if one["time"] is not None
+            f"times of {node_type}": opened(one["time"])
+            for node_type, one in self._node_types.items()
+            if one["time"] is not None
         }
         for at, (number, one) in enumerate(self._sources):
             if one["time"] is not None:
@@ -256,20 +270,23 @@ class TypedGraph:
         same_clock(given)
 
     def _masks(self, counts: dict[str, int]) -> dict[str, np.ndarray]:
-        """Return masks over the nodes of all kinds; a kind without them is in none."""
+        """Return masks over the nodes of all node types; a node type without them is in none."""
         masks: dict[str, np.ndarray] = {}
         first, total = 0, sum(counts.values())
-        for kind, count in counts.items():
-            for name, mask in masks_by_name(self._kinds[kind]["masks"]).items():
+        for node_type, count in counts.items():
+            for name, mask in masks_by_name(self._node_types[node_type]["masks"]).items():
                 whole = masks.setdefault(name, np.zeros(total, bool))
-                where = f"nodes[{kind!r}].masks[{name!r}]"
+                where = f"nodes[{node_type!r}].masks[{name!r}]"
                 whole[first : first + count] = as_mask(where, np.asarray(opened(mask)), count)
             first += count
         return masks
 
 
 def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
-    """Return what is known of a kind or a relation, all keys of it; what is no mapping is the one that is meant."""
+    """Return what is known of a node type or an edge type, all keys of it;
+
+    what is no mapping is the one that is meant.
+    """
     if not isinstance(given, Mapping):
         given = {single: given}
     unknown = sorted(set(given) - set(allowed))
@@ -285,19 +302,19 @@ def _edge_type(name: Any) -> tuple[str, ...]:
     return parts
 
 
-def _listed(kind: str, nodes: Any):
+def _listed(node_type: str, nodes: Any):
     from ..edge_stream.table import listed_ids  # imports pyarrow
 
     try:
         return listed_ids(nodes)
     except ValueError as error:
-        raise ValueError(f"nodes[{kind!r}].nodes: {error}") from None
+        raise ValueError(f"nodes[{node_type!r}].nodes: {error}") from None
 
 
 def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
-    """Return (num_edges,) numbers of relations that are given as numbers or names."""
+    """Return (num_edges,) numbers of edge types that are given as numbers or names."""
     if relation is None:
-        raise ValueError('edges["*"] needs relation=, the name or number of the relation of each edge')
+        raise ValueError('edges["*"] needs relation=, the name or number of the edge type of each edge')
     if isinstance(relation, str):
         from ..edge_stream.table import ids_or_rows
 
@@ -306,10 +323,10 @@ def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
     if relation.dtype.kind in "iu":
         return relation
     names, places = np.unique(relation.astype(str), return_inverse=True)
-    return np.array([schema.relation(str(name)) for name in names])[places]
+    return np.array([schema.edge_type_number(str(name)) for name in names])[places]
 
 
-def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
+def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:
     """Return the values of all edges, source after source; those of sources without: 0, times always, labels -1.
 
     Above `IN_MEMORY_BYTES` the values of several sources lie in a file of the system's folder for temporary files.
@@ -323,13 +340,13 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
         return given[0]
     widths = {rows.shape[1:] for rows in given if rows is not None}
     if len(widths) > 1:
-        raise ValueError(f"features of edges: relations have {sorted(widths)} columns: give all of them as many")
+        raise ValueError(f"features of edges: edge types have {sorted(widths)} columns: give all of them as many")
     width, missing = widths.pop(), {"time": ALWAYS, "weight": 1, "labels": -1}.get(name, 0)
     dtype = np.result_type(*(rows.dtype for rows in given if rows is not None), np.int64 if name == "time" else np.int8)
     counts = [_edges(source) for source in sources]
     for rows, count in zip(given, counts, strict=True):
         if rows is not None and len(rows) != count:
-            raise ValueError(f"{name} of edges: a relation of {count} edges has {len(rows)}: give one an edge")
+            raise ValueError(f"{name} of edges: an edge type of {count} edges has {len(rows)}: give one an edge")
     shape = (sum(counts), *width)
     row_bytes = dtype.itemsize * int(np.prod(width, dtype=np.int64))
     in_memory = shape[0] * row_bytes <= IN_MEMORY_BYTES
@@ -343,7 +360,7 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
     return joined
 
 
-def _rows_of_edges(name: str, rows: Any, source: RelationEdges) -> Any:
+def _rows_of_edges(name: str, rows: Any, source: EdgesByType) -> Any:
     """Return the values of the edges of one source, times and classes as integers."""
     if name == "features":
         return load_features(rows, _edges(source))
@@ -359,5 +376,5 @@ def _int64_times(name: str, times: Any, unit: str = "row") -> np.ndarray:
     return exact_times(name, times, unit).astype(np.int64, copy=False)  # numpy joins uint64 with others to floats
 
 
-def _edges(source: RelationEdges) -> int:
+def _edges(source: EdgesByType) -> int:
     return source.stream.count()[1]

@@ -1,4 +1,4 @@
-"""Which worker makes which batches of a trainer node: parts are dealt out, batches go in groups; no Ray in here."""
+"""Which worker makes which batches of a trainer node: parts are assigned out, batches go in groups; no Ray in here."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
@@ -10,22 +10,22 @@ from ..loader.work_queue import Attempt, Job, Line, WorkQueue
 from ..rng import fold
 from .messages import GROUPS_AT_WORKER, Setup
 
-_DEAL = 0x6465616C
+_ASSIGN = 0x6465616C
 
 
 def assign_parts(
     parts: Sequence[int], machines: Sequence[Hashable], able: Collection[Hashable], seed: int, epoch: int
 ) -> dict[int, Hashable]:
-    """Deal parts to machines, to each as many as it has workers.
+    """Assign parts to machines, to each as many as it has workers.
 
-    They are dealt in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts that
-    are open at a time lie on as many machines as can be.
+    They are assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
+    that are open at a time lie on as many machines as can be.
 
     Args:
         parts: Distinct part ids.
         machines: Machine of each worker, in any order.
-        able: Machines that can take a part. The parts of the others are dealt to these; no other part moves.
-        seed, epoch: Seed and epoch that the order is drawn from.
+        able: Machines that can take a part. The parts of the others are assigned to these; no other part moves.
+        seed, epoch: Seed and epoch that the order is sampled from.
 
     Returns:
         Part to machine. It depends on the arguments alone, not on the order of the parts or of the workers.
@@ -34,7 +34,7 @@ def assign_parts(
         ValueError: no machine is able.
 
     Source: Armada's coordinator. Differs: it is a function, not a process, so that nothing has to be asked; and parts
-        are dealt to machines, whose workers share them.
+        are assigned to machines, whose workers share them.
     """
     if not set(able) & set(machines):
         raise ValueError(f"able must be machines of workers, at least one, got {sorted(map(str, able))}")
@@ -42,11 +42,11 @@ def assign_parts(
     # Each worker stands at an even step of its machine's: machines of equally many workers take turns.
     turns = [((number + 0.5) / count, machine) for machine, count in workers.items() for number in range(count)]
     turns = [machine for _, machine in sorted(turns, key=lambda turn: (turn[0], str(turn[1])))]
-    first = fold(seed, epoch, _DEAL) % len(turns)  # who gets one more is drawn too
-    dealt = shuffled_parts(sorted(parts), seed, epoch)
-    owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(dealt)}
+    first = fold(seed, epoch, _ASSIGN) % len(turns)  # who gets one more is sampled too
+    assigned = shuffled_parts(sorted(parts), seed, epoch)
+    owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(assigned)}
     takers = [machine for machine in turns if machine in able]
-    orphans = [part for part in dealt if owner[part] not in able]
+    orphans = [part for part in assigned if owner[part] not in able]
     return owner | {part: takers[(first + number) % len(takers)] for number, part in enumerate(orphans)}
 
 
@@ -65,8 +65,8 @@ class Rank(Line):
     told: set[int] = field(default_factory=set)
 
 
-class Dealing:
-    """Deal the jobs of a queue to workers by their parts, and start them as groups while credits last.
+class Assignment:
+    """Assign the jobs of a queue to workers by their parts, and start them as groups while credits last.
 
     A part belongs to one machine in an epoch, and any worker of it makes its batches. The whole graph is at every
     worker: where machines hold its rows together, the one that holds most of a batch's targets makes it
@@ -85,7 +85,7 @@ class Dealing:
 
     Attributes:
         machines: Machine of each worker that is known.
-        able: Workers that can take a group. With nobody able on a machine, its parts are dealt to others.
+        able: Workers that can take a group. With nobody able on a machine, its parts are assigned to others.
         capped: Workers whose machine has a cap on the bytes of parts.
     """
 
@@ -95,11 +95,11 @@ class Dealing:
         self.able: set[int] = set()
         self.capped: set[int] = set()
         self._last_part: dict[int, int] = {}
-        self._deals: dict[tuple, dict[int, Hashable]] = {}
+        self._assigns: dict[tuple, dict[int, Hashable]] = {}
 
     def credits_of(self, setup: Setup) -> int:
         """Return how many groups may be under way or ready at a time when one of a setup is started."""
-        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines)) * setup.pieces
+        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines)) * setup.chunks
 
     def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
         """Take in a worker, or one that came back, maybe on another machine."""
@@ -115,17 +115,17 @@ class Dealing:
     def resume(self, worker: int) -> None:
         """Give groups to a worker."""
         self.able.add(worker)
-        self._deals.clear()
+        self._assigns.clear()
 
     def suspend(self, worker: int) -> None:
         """Give no more groups to a worker."""
         self.able.discard(worker)
-        self._deals.clear()
+        self._assigns.clear()
 
     def owned(self, setup: Setup, key: BatchKey, worker: int) -> tuple[int, ...]:
-        """Return the parts that a worker's machine is dealt in the epoch of a key."""
+        """Return the parts that a worker's machine is assigned in the epoch of a key."""
         mine = self.machines[worker]
-        return tuple(part for part, machine in self._deal(setup, key).items() if machine == mine)
+        return tuple(part for part, machine in self._assign(setup, key).items() if machine == mine)
 
     def wanted(self, setup: Setup, worker: int) -> tuple[int, ...]:
         """Return the parts of a setup on a worker's machine that have batches to be made, or under way."""
@@ -137,10 +137,10 @@ class Dealing:
         return tuple({job.key.part for job in jobs})
 
     def worker_of(self, setup: Setup, key: BatchKey, part: int) -> int | None:
-        """Return a worker of the machine that a part is dealt to; None: it belongs to none, or nobody is able."""
+        """Return a worker of the machine that a part is assigned to; None: it belongs to none, or nobody is able."""
         if setup.is_whole or not self.able:
             return None
-        owner = self._deal(setup, key)[part]
+        owner = self._assign(setup, key)[part]
         return min((worker for worker in self.able if self.machines[worker] == owner), default=None)
 
     def next_group(self, worker: int) -> Attempt | None:
@@ -177,7 +177,7 @@ class Dealing:
         setup, mine = job.line.setup, self.machines[worker]
         if setup.is_whole:
             return self._home(job) in (None, mine)
-        return self._deal(setup, job.key)[job.key.part] == mine
+        return self._assign(setup, job.key)[job.key.part] == mine
 
     def _home(self, job: Job) -> Hashable | None:
         """Return the machine that is to make a batch of the whole graph; None: any, or nobody is able there."""
@@ -195,18 +195,18 @@ class Dealing:
             if home is None:
                 continue
             waiting[home] += 1
-            most = GROUPS_AT_WORKER * setup.pieces * self.batches_per_group * workers[home]
+            most = GROUPS_AT_WORKER * setup.chunks * self.batches_per_group * workers[home]
             if waiting[home] > most and all(attempt.worker != worker for attempt in job.attempts):
                 found.append(job)
         return found
 
-    def _deal(self, setup: Setup, key: BatchKey) -> dict[int, Hashable]:
+    def _assign(self, setup: Setup, key: BatchKey) -> dict[int, Hashable]:
         epoch = key.epoch // setup.passes
         name = (setup.name, key.seed, epoch)
-        if name not in self._deals:
-            while len(self._deals) >= 8:
-                del self._deals[next(iter(self._deals))]
+        if name not in self._assigns:
+            while len(self._assigns) >= 8:
+                del self._assigns[next(iter(self._assigns))]
             machines = list(self.machines.values())
             able = {self.machines[worker] for worker in self.able} or machines
-            self._deals[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
-        return self._deals[name]
+            self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
+        return self._assigns[name]

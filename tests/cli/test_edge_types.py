@@ -1,4 +1,4 @@
-"""`gnnscale train` on a store with kinds and relations: what models are told of them, and what is refused."""
+"""`gnnscale train` on a store with node types and edge types: what models are told of them, and what is refused."""
 
 import json
 import os
@@ -21,10 +21,10 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a store of two kinds, one of them without features, and a graph without kinds."""
+    """A folder with a store of two node types, one of them without features, and a graph without node types."""
     folder, rng = tmp_path_factory.mktemp("relations"), np.random.default_rng(0)
     labels = np.arange(30) % 2
-    typed = gs.TypedGraph(
+    typed = gs.HeteroGraph(
         {"paper": {"num_nodes": 30, "features": np.eye(30, 6, dtype=np.float32), "labels": labels}, "author": 12},
         {
             "paper,cites,paper": np.unique(rng.integers(0, 30, (2, 90)), axis=1),
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @first(1)
 @pytest.mark.parametrize("words", [["model=rgcn", "model.backbone.num_bases=2"], ["model=rgat"], ["model=hgt"]])
-def test_a_run_fills_in_kinds_and_relations_and_its_checkpoint_opens(folder, words):
+def test_a_run_fills_in_node_types_and_relations_and_its_checkpoint_opens(folder, words):
     run = folder / words[0].removeprefix("model=")
     main([*WORDS, *words, f"hydra.run.dir={run}"])
     summary = json.loads((run / "summary.json").read_text())
@@ -57,11 +57,11 @@ def test_a_run_fills_in_kinds_and_relations_and_its_checkpoint_opens(folder, wor
 
 
 @pytest.mark.sweep
-def test_learned_rows_are_those_of_kinds_without_features(folder):
+def test_learned_rows_are_those_of_node_types_without_features(folder):
     inputs = "+model.inputs={_target_:lightning_gnnscale.embedding.DistributedEmbedding,dim:3}"
     main([*WORDS, "model=rgcn", inputs, "hydra.run.dir=learned", "test=false"])
     (checkpoint,) = (folder / "learned" / "checkpoints").glob("last.ckpt")
-    inputs = gs.DistributedEmbedding.for_store(gs.PartitionStore.open("kinds"), 3, kinds=["author"])
+    inputs = gs.DistributedEmbedding.for_store(gs.PartitionStore.open("kinds"), 3, node_types=["author"])
     backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
     assert backbone.in_channels == {"paper": 6, "author": 3}
     assert inputs.loaded and inputs.num_rows == 12
@@ -72,14 +72,20 @@ def rows_of_run(run):
     return {line["num_rows"] for line in lines if line.get("event") == "rows"}
 
 
-def test_rows_are_those_of_the_kinds_that_read_them(folder, capsys):
-    """Of kinds without features where nothing is said; of those chosen, behind the features of one."""
+def test_rows_are_those_of_the_node_types_that_read_them(folder, capsys):
+    """Of node types without features where nothing is said; of those chosen, behind the features of one."""
     main([*WORDS, "model=rgcn", "+model.inputs.dim=3", "hydra.run.dir=few"])
     assert rows_of_run(folder / "few") == {12}
     written = sum(path.stat().st_size for path in (folder / "few" / "checkpoints").glob("last.ckpt.rows/rows-*"))
     assert 12 * 3 * 4 < written < 30 * 3 * 4 + 2 * 128, "and so many are in the checkpoint"
     main(["test", "few"])
-    words = [*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=[author,paper]", "hydra.run.dir=both"]
+    words = [
+        *WORDS,
+        "model=rgcn",
+        "+model.inputs.dim=3",
+        "+model.inputs.node_types=[author,paper]",
+        "hydra.run.dir=both",
+    ]
     main(words)
     assert rows_of_run(folder / "both") == {42}
     (checkpoint,) = (folder / "both" / "checkpoints").glob("last.ckpt")
@@ -87,14 +93,14 @@ def test_rows_are_those_of_the_kinds_that_read_them(folder, capsys):
     backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
     assert backbone.in_channels == {"paper": 9, "author": 3} and inputs.loaded
     main(["test", "both"])
-    main([*words[:-2], "+model.inputs.kinds=[paper]", "hydra.run.dir=behind"])
+    main([*words[:-2], "+model.inputs.node_types=[paper]", "hydra.run.dir=behind"])
     assert rows_of_run(folder / "behind") == {30}
     told = refused(capsys, *WORDS, "model=rgcn", "+model.inputs.dim=3", "resume=both", "trainer.max_epochs=2")
     assert "holds rows for every node, the embedding has them for nodes of author" in told
-    assert "model.inputs.kinds=[paper,author]" in told
+    assert "model.inputs.node_types=[paper,author]" in told
 
 
-def test_the_plan_counts_the_rows_of_these_kinds(folder, capsys, monkeypatch):
+def test_the_plan_counts_the_rows_of_these_node_types(folder, capsys, monkeypatch):
     asked, make_plan = [], StoredGraphDataModule.make_plan
 
     def told(self, *args, **options):
@@ -102,7 +108,7 @@ def test_the_plan_counts_the_rows_of_these_kinds(folder, capsys, monkeypatch):
         return make_plan(self, *args, **options)
 
     monkeypatch.setattr(StoredGraphDataModule, "make_plan", told)
-    for words in ([], ["+model.inputs.kinds=[author,paper]"]):
+    for words in ([], ["+model.inputs.node_types=[author,paper]"]):
         main(["plan", *WORDS[1:], "model=rgcn", "+model.inputs.dim=3", *words])
     assert [(one["embedding_dim"], one["embedding_rows"]) for one in asked] == [(3, 12), (3, 42)]
 
@@ -110,26 +116,26 @@ def test_the_plan_counts_the_rows_of_these_kinds(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=[writer]"],
-         "model.inputs.kinds must be some of paper, author, got 'writer'"),
-        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=author"],
-         "model.inputs.kinds must be a list of some of paper, author, got 'author'"),
-        (["train", *TINY, "+model.inputs.dim=3", "+model.inputs.kinds=[author]"],
-         "model.inputs.kinds=['author']: the graph has nodes of one kind, which all have rows: leave it out"),
+        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.node_types=[writer]"],
+         "model.inputs.node_types must be some of paper, author, got 'writer'"),
+        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.node_types=author"],
+         "model.inputs.node_types must be a list of some of paper, author, got 'author'"),
+        (["train", *TINY, "+model.inputs.dim=3", "+model.inputs.node_types=[author]"],
+         "model.inputs.node_types=['author']: the graph has nodes of one node type, which all have rows: leave it out"),
         (["train", *WORDS[2:], "store=featured", "model=rgcn", "+model.inputs.dim=3"],
-         "model.inputs: all kinds of nodes have features (paper, author): name those that have learned rows"),
+         "model.inputs: all node types have features (paper, author): name those that have learned rows"),
     ],
 )  # fmt: skip
-def test_kinds_that_cannot_have_rows_are_refused(folder, capsys, words, told):
+def test_node_types_that_cannot_have_rows_are_refused(folder, capsys, words, told):
     assert told in refused(capsys, *words)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([*WORDS, "model=gcn"], "model: GCN reads no relations, and the graph has 3 between 2 kinds of nodes: say"),
+        ([*WORDS, "model=gcn"], "model: GCN reads no edge types, and the graph has 3 between 2 node types: say"),
         ([*WORDS, "model=rgcn", "+model.backbone.schema=x"], "model.backbone.schema"),
-        (["train", *TINY, "model=rgcn"], "model: RGCN reads relations, and the graph has none: say model=graphsage"),
+        (["train", *TINY, "model=rgcn"], "model: RGCN reads edge types, and the graph has none: say model=graphsage"),
         ([*WORDS, "model=hgt", "model.backbone.heads=3"], "hidden_channels must be a multiple of heads (3), got 4"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Training on kinds with features of their own through placements and caches: the same batches bit for bit."""
+"""Training on node types with features of their own through placements and caches: the same batches bit for bit."""
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from oracles.kind_rows import as_rows, write_kinds
+from oracles.typed_rows import as_rows, write_typed
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
@@ -14,10 +14,10 @@ from tests.tiers import first
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
 
 
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.sweep)], ids=["plain", "coded"])
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.sweep)], ids=["plain", "quantised"])
 def root(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("kinds") / "store"
-    write_kinds(path, coded=request.param)
+    path = tmp_path_factory.mktemp("node_types") / "store"
+    write_typed(path, quantised=request.param)
     return path
 
 
@@ -34,7 +34,7 @@ class Batches(L.Callback):
 
     def on_train_batch_start(self, trainer, module, batch, index):
         ids = (batch.n_id.numpy().tobytes(), batch.edge_type.numpy().tobytes())
-        self.held.append((ids, as_rows(batch.x), batch.x.kind.tolist(), [str(t.dtype) for t in dense(batch)]))
+        self.held.append((ids, as_rows(batch.x), batch.x.node_type.tolist(), [str(t.dtype) for t in dense(batch)]))
 
 
 def dense(batch):
@@ -92,14 +92,14 @@ def test_placement_changes_no_bit(root, name, source):
         check_same(found, trained(make(root)))
 
 
-def test_a_placement_made_before_has_caches_by_kind(root):
+def test_a_placement_made_before_has_caches_by_node_type(root):
     store = gs.PartitionStore.open(root)
     train = np.flatnonzero(store.masks["train"])
     prob = gs.access_probability(store, train, fanouts=[4, 3], batch_size=32)
     placement = gs.place(prob, 1, 60, alpha=0, store=store, row_bytes=store.features.row_bytes)
     dm = make(root, placement=PlacementSettings(placement, cache_rows=50))
     dm.setup("fit")
-    assert isinstance(dm.buffer, gs.KindBuffers) and dm.buffer.placement is placement
+    assert isinstance(dm.buffer, gs.TypedBuffers) and dm.buffer.placement is placement
     assert any(buffer is not None and buffer.cache is not None for buffer in dm.buffer.buffers)
     dm.teardown("fit")
 

@@ -1,4 +1,4 @@
-"""Graphs with kinds on 1, 2 and 4 processes: the weights of one, whatever saves and goes on (Invariants 2 and 7)."""
+"""Heterogeneous graphs on 1, 2 and 4 processes: the weights of one, whatever saves and goes on (Invariants 2 and 7)."""
 
 import lightning as L
 import numpy as np
@@ -36,20 +36,20 @@ class SaveWithin(L.Callback):
 
 def write_store(root):
     rng = np.random.default_rng(0)
-    edges, nodes = {}, {kind: {"num_nodes": count} for kind, count in COUNTS.items()}
+    edges, nodes = {}, {node_type: {"num_nodes": count} for node_type, count in COUNTS.items()}
     for source, name, target, size in (
         ("author", "writes", "paper", 600),
         ("paper", "cites", "paper", 1200),
         ("author", "at", "institution", 150),
     ):
-        ends = [rng.integers(0, COUNTS[kind], size) for kind in (source, target)]
+        ends = [rng.integers(0, COUNTS[node_type], size) for node_type in (source, target)]
         edges[source, name, target] = {"edges": np.stack(ends), "time": rng.integers(0, 1000, size)}
     labels = rng.integers(0, 4, COUNTS["paper"])
     nodes["paper"] |= {"labels": labels, "time": rng.integers(0, 1000, COUNTS["paper"])}
     rows = np.eye(4, 6)[labels] + 0.3 * rng.standard_normal((COUNTS["paper"], 6))
     nodes["paper"]["features"] = rows.astype(np.float32)
     nodes["author"]["features"] = rng.random((COUNTS["author"], 3), np.float32)
-    data = gs.TypedGraph(nodes, edges, fractions=(0.6, 0.2, 0.2)).dataset()
+    data = gs.HeteroGraph(nodes, edges, fractions=(0.6, 0.2, 0.2)).dataset()
     arrays = {"features": data.features, "labels": data.labels, "masks": data.masks}
     parts = gs.partition(data.stream, "random", num_parts=NUM_PARTS)
     gs.write_partition_store(root, data.stream, parts, **arrays, node_time=data.node_time, edge_time=data.edge_time)

@@ -1,4 +1,7 @@
-"""Stores of graphs with kinds: every node, arc, relation, time and row of features is where the description has it."""
+"""Stores of heterogeneous graphs:
+
+every node, edge, edge type, time and row of features is where the description has it.
+"""
 
 import numpy as np
 import pytest
@@ -6,9 +9,9 @@ import scipy.sparse
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.stores import size_by_kind
-from lightning_gnnscale.dataset import typed_graph
+from lightning_gnnscale.dataset import hetero_graph
 from lightning_gnnscale.edge_stream import open_edge_stream
-from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
+from lightning_gnnscale.edge_stream.relations import EdgesByType, HeteroStream
 from lightning_gnnscale.errors import EdgeStreamError, PartitionStoreError
 from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.partition_store import features_of_part, halo
@@ -24,12 +27,12 @@ def edges_of(seed: int = 0) -> dict[tuple, np.ndarray]:
     rng = np.random.default_rng(seed)
     sizes = (300, 500, 80)
     return {
-        kind: np.stack([rng.integers(0, COUNTS[kind[0]], size), rng.integers(0, COUNTS[kind[2]], size)])
-        for kind, size in zip(TYPES, sizes, strict=True)
+        node_type: np.stack([rng.integers(0, COUNTS[node_type[0]], size), rng.integers(0, COUNTS[node_type[2]], size)])
+        for node_type, size in zip(TYPES, sizes, strict=True)
     }
 
 
-def description(**options) -> gs.TypedGraph:
+def description(**options) -> gs.HeteroGraph:
     rng = np.random.default_rng(1)
     nodes = {
         "author": {"num_nodes": COUNTS["author"], "features": rng.random((COUNTS["author"], 3)).astype(np.float16)},
@@ -39,7 +42,7 @@ def description(**options) -> gs.TypedGraph:
         },
         "inst": COUNTS["inst"],
     }
-    return gs.TypedGraph(nodes, edges_of(), **options)
+    return gs.HeteroGraph(nodes, edges_of(), **options)
 
 
 def written(tmp_path, graph=None, num_parts: int = 4, **options) -> tuple:
@@ -49,7 +52,7 @@ def written(tmp_path, graph=None, num_parts: int = 4, **options) -> tuple:
     return dataset, gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows, **options)
 
 
-def arcs_of(store) -> set[tuple[int, int, int]]:
+def directed_edges_of(store) -> set[tuple[int, int, int]]:
     target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
     original = np.asarray(store.original_nid)
     return set(
@@ -57,67 +60,69 @@ def arcs_of(store) -> set[tuple[int, int, int]]:
     )
 
 
-def expected_arcs(reverse_apart: bool = False) -> set[tuple[int, int, int]]:
+def expected_edges(separate_reverses: bool = False) -> set[tuple[int, int, int]]:
     first = dict(zip(COUNTS, np.cumsum([0, *COUNTS.values()]).tolist(), strict=False))
     names = list(TYPES)
-    arcs = set()
-    for number, (kind, edges) in enumerate(edges_of().items()):
+    directed_edges = set()
+    for number, (node_type, edges) in enumerate(edges_of().items()):
         back = number
-        if kind[0] != kind[2] or reverse_apart:
+        if node_type[0] != node_type[2] or separate_reverses:
             back = len(names)
-            names.append(kind)
+            names.append(node_type)
         for a, b in edges.T.tolist():
-            u, v = a + first[kind[0]], b + first[kind[2]]
-            arcs |= {(u, v, number)} | ({(v, u, back)} if u != v or back != number else set())
-    return arcs
+            u, v = a + first[node_type[0]], b + first[node_type[2]]
+            directed_edges |= {(u, v, number)} | ({(v, u, back)} if u != v or back != number else set())
+    return directed_edges
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
-@pytest.mark.parametrize("reverse_apart", [False, True])
-def test_arcs_and_rows_are_those_of_the_description(tmp_path, reverse_apart):
-    dataset, store = written(tmp_path, description(reverse_apart=reverse_apart))
+@pytest.mark.parametrize("separate_reverses", [False, True])
+def test_edges_and_rows_are_those_of_the_description(tmp_path, separate_reverses):
+    dataset, store = written(tmp_path, description(separate_reverses=separate_reverses))
     store.verify()
-    assert arcs_of(store) == expected_arcs(reverse_apart) and store.num_arcs == len(expected_arcs(reverse_apart))
+    assert directed_edges_of(store) == expected_edges(separate_reverses) and store.num_edges == len(
+        expected_edges(separate_reverses)
+    )
     original = np.asarray(store.original_nid)
-    kind = store.node_type(np.arange(store.num_nodes))
-    assert np.array_equal(kind, dataset.stream.kind_of(original))
+    node_type = store.node_type(np.arange(store.num_nodes))
+    assert np.array_equal(node_type, dataset.stream.type_of(original))
     rows = store.features.gather(np.arange(store.num_nodes))
     for number, name in enumerate(COUNTS):
         if name == "inst":
             assert rows.tables[number] is None
             continue
-        own = original[kind == number] - dataset.stream.kind_offsets[number]
+        own = original[node_type == number] - dataset.stream.type_offsets[number]
         assert np.array_equal(rows.tables[number], dataset.features[name][own])
         assert rows.tables[number].dtype == dataset.features[name].dtype
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
-def test_kinds_are_runs_inside_every_part(tmp_path):
+def test_node_types_are_runs_inside_every_part(tmp_path):
     _, store = written(tmp_path)
-    kind = store.node_type(np.arange(store.num_nodes))
+    node_type = store.node_type(np.arange(store.num_nodes))
     for begin, end in zip(store.part_offsets[:-1], store.part_offsets[1:], strict=True):
-        assert np.all(np.diff(kind[begin:end]) >= 0)
+        assert np.all(np.diff(node_type[begin:end]) >= 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 @pytest.mark.parametrize("hops", [0, 1, 2])
-def test_parts_know_the_relation_and_the_time_of_each_arc(tmp_path, hops):
+def test_parts_know_the_relation_and_the_time_of_each_edge(tmp_path, hops):
     num_edges = sum(edges.shape[1] for edges in edges_of().values())
     times = np.random.default_rng(2).permutation(num_edges)
     node_time = np.arange(sum(COUNTS.values()))
     _, store = written(tmp_path, edge_time=times, node_time=node_time)
-    assert store.num_arcs > 1.9 * num_edges  # edges with times are events: repeats stay
+    assert store.num_edges > 1.9 * num_edges  # edges with times are events: repeats stay
     for part in range(store.num_parts):
         graph = load_part_graph(store, hops, part)
-        assert np.array_equal(graph.kinds.edge_type, store.edge_type[graph.arc_id])
-        assert np.array_equal(graph.kinds.edge_time, store.edge_time[graph.arc_id])
-        assert np.array_equal(graph.kinds.node_time, node_time[store.original_nid[graph.nodes]])
+        assert np.array_equal(graph.types.edge_type, store.edge_type[graph.edge_id])
+        assert np.array_equal(graph.types.edge_time, store.edge_time[graph.edge_id])
+        assert np.array_equal(graph.types.node_time, node_time[store.original_nid[graph.nodes]])
         row = np.repeat(np.arange(graph.num_local), np.diff(graph.csc.indptr))
         ends = np.stack([store.node_type(graph.nodes[graph.csc.indices]), store.node_type(graph.nodes[row])])
         schema = store.schema
-        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.kinds.edge_type])
+        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.types.edge_type])
     whole = load_whole_graph(store, 0)
-    assert np.array_equal(whole.kinds.edge_type, store.edge_type)
+    assert np.array_equal(whole.types.edge_type, store.edge_type)
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
@@ -133,7 +138,7 @@ def test_a_store_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, monkeypatc
             raise KeyboardInterrupt
         return write(self, *args)
 
-    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_arcs=128, block_bytes=256, checkpoint_bytes=1)
+    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_edges=128, block_bytes=256, checkpoint_bytes=1)
     monkeypatch.setattr(csc_writer.RowWriter, "write", fails_once)
     with pytest.raises(KeyboardInterrupt):
         written(tmp_path / "cut", budget=budget)
@@ -141,35 +146,35 @@ def test_a_store_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, monkeypatc
     assert again.manifest["files"] == store.manifest["files"]
 
 
-def test_loaded_features_of_kinds_equal_gathered_ones(tmp_path):
+def test_loaded_features_of_node_types_equal_gathered_ones(tmp_path):
     _, store = written(tmp_path, description(to_undirected=False))
     some = np.sort(np.random.default_rng(0).choice(store.num_nodes, 50, replace=False))
     loaded, order = store.features.load(some)
     assert order is None and loaded.num_rows == 50
     places = np.array([7, 0, 49, 7])
     mine, theirs = loaded.gather(places), store.features.gather(some[places])
-    assert np.array_equal(mine.kind, theirs.kind)
+    assert np.array_equal(mine.node_type, theirs.node_type)
     for one, other in zip(mine.tables, theirs.tables, strict=True):
         assert (one is None and other is None) or np.array_equal(one, other)
 
 
-def test_codes_of_each_kind_are_within_half_a_scale(tmp_path):
+def test_codes_of_each_node_type_are_within_half_a_scale(tmp_path):
     dataset, store = written(tmp_path, description(to_undirected=False), feature_storage="int8")
-    kind = store.node_type(np.arange(store.num_nodes))
-    own = store.original_nid[kind == 1] - COUNTS["author"]
-    rows = store.features.gather(np.flatnonzero(kind == 1)).tables[1]
+    node_type = store.node_type(np.arange(store.num_nodes))
+    own = store.original_nid[node_type == 1] - COUNTS["author"]
+    rows = store.features.gather(np.flatnonzero(node_type == 1)).tables[1]
     given = dataset.features["paper"][own]
     assert np.all(np.abs(rows - given) <= np.abs(given).max(axis=1, keepdims=True) / 127 / 2 * 1.001)
 
 
-def test_user_ids_may_stand_in_several_kinds(tmp_path):
+def test_user_ids_may_stand_in_several_node_types(tmp_path):
     nodes = {"user": {"nodes": ["x", "a", "b"]}, "item": {"nodes": np.array([7, 5])}}
     edges = {("user", "buys", "item"): (np.array(["a", "b", "x"]), np.array(["5", "7", "7"]))}
     nodes["item"]["nodes"] = ["7", "5"]
-    graph = gs.TypedGraph(nodes, edges, name="shop")
+    graph = gs.HeteroGraph(nodes, edges, name="shop")
     _, store = written(tmp_path, graph, num_parts=1)
     assert store.user_ids(store.store_nid[np.arange(5)]).tolist() == ["x", "a", "b", "7", "5"]
-    assert arcs_of(store) == {(1, 4, 0), (4, 1, 1), (2, 3, 0), (3, 2, 1), (0, 3, 0), (3, 0, 1)}
+    assert directed_edges_of(store) == {(1, 4, 0), (4, 1, 1), (2, 3, 0), (3, 2, 1), (0, 3, 0), (3, 0, 1)}
 
 
 def test_edges_are_streamed_from_any_chunk():
@@ -184,9 +189,9 @@ def test_edges_are_streamed_from_any_chunk():
         assert not part or part[0][2] == start * 7
 
 
-def test_an_edge_of_a_node_that_its_kind_has_not_is_named():
-    graph = gs.TypedGraph({"a": 3, "b": 5}, {("a", "to", "b"): np.array([[0, 3], [4, 1]])})
-    with pytest.raises(EdgeStreamError, match=said("edge 1 source 3 a,to,b 3 nodes kind")):
+def test_an_edge_of_a_node_that_its_node_type_has_not_is_named():
+    graph = gs.HeteroGraph({"a": 3, "b": 5}, {("a", "to", "b"): np.array([[0, 3], [4, 1]])})
+    with pytest.raises(EdgeStreamError, match=said("edge 1 source 3 a,to,b 3 nodes node type")):
         list(graph.dataset().stream.chunks())
 
 
@@ -194,7 +199,7 @@ def test_an_edge_of_a_node_that_its_kind_has_not_is_named():
     ("nodes", "edges", "told"),
     [
         ({"a": {"rows": 3}}, {("a", "to", "a"): np.zeros((2, 1), int)}, "key 'rows'"),
-        ({"a": 3}, {("a", "to", "b"): np.zeros((2, 1), int)}, "with kinds of a"),
+        ({"a": 3}, {("a", "to", "b"): np.zeros((2, 1), int)}, "with node types of a"),
         ({"a": 3}, {("a", "a"): np.zeros((2, 1), int)}, "an edge type must be"),
         ({"a": {}}, {("a", "to", "a"): np.zeros((2, 1), int)}, "how many are there"),
         (
@@ -206,7 +211,7 @@ def test_an_edge_of_a_node_that_its_kind_has_not_is_named():
 )
 def test_a_description_that_does_not_fit_is_one_line(nodes, edges, told):
     with pytest.raises(ValueError, match=said(told)) as caught:
-        gs.TypedGraph(nodes, edges).dataset()
+        gs.HeteroGraph(nodes, edges).dataset()
     assert "\n" not in str(caught.value)
 
 
@@ -223,35 +228,35 @@ def test_values_of_edges_of_several_relations_lie_on_disk_where_they_are_many(tm
         for name, ends in edges.items()
     }
     found = []
-    for limit in (1 << 20, 600):  # bytes: a piece of 37 rows of features, 75 times
-        monkeypatch.setattr(typed_graph, "IN_MEMORY_BYTES", limit)
-        dataset = gs.TypedGraph(description().nodes, values).dataset()
+    for limit in (1 << 20, 600):  # bytes: a chunk of 37 rows of features, 75 times
+        monkeypatch.setattr(hetero_graph, "IN_MEMORY_BYTES", limit)
+        dataset = gs.HeteroGraph(description().nodes, values).dataset()
         given = {name: getattr(dataset, name) for name in ("edge_time", "edge_features")}
         assert all(isinstance(rows, np.memmap) == (limit == 600) for rows in given.values())
-        found.append((given, written(tmp_path / str(limit), gs.TypedGraph(description().nodes, values), **given)[1]))
+        found.append((given, written(tmp_path / str(limit), gs.HeteroGraph(description().nodes, values), **given)[1]))
     (memory, one), (disk, other) = found
     assert all(np.array_equal(memory[name], disk[name]) for name in memory)
-    assert disk["edge_time"].tolist().count(typed_graph.ALWAYS) == edges[TYPES[1]].shape[1]
+    assert disk["edge_time"].tolist().count(hetero_graph.ALWAYS) == edges[TYPES[1]].shape[1]
     assert one.manifest["files"] == other.manifest["files"]
 
 
 def test_as_many_values_as_edges_are_asked_for():
-    edges = {kind: {"edges": ends, "time": np.zeros(ends.shape[1], int)} for kind, ends in edges_of().items()}
+    edges = {node_type: {"edges": ends, "time": np.zeros(ends.shape[1], int)} for node_type, ends in edges_of().items()}
     edges[TYPES[2]]["time"] = np.zeros(79, int)
     with pytest.raises(ValueError, match=said("edges 80 79")):
-        gs.TypedGraph(dict(COUNTS), edges).dataset()
+        gs.HeteroGraph(dict(COUNTS), edges).dataset()
 
 
 def test_relations_must_fit_the_schema():
     schema = GraphSchema(("a",), (("a", "to", "a"),))
     stream = open_edge_stream(np.zeros((2, 3), np.int64))
     with pytest.raises(ValueError, match=said("[0, 1) 0 1")):
-        RelationStream([RelationEdges(stream, np.array([0, 1, 0]))], schema, [1])
-    with pytest.raises(ValueError, match="reverse of each relation"):
-        RelationStream([RelationEdges(stream, 0)], schema, [1], to_undirected=True)
+        HeteroStream([EdgesByType(stream, np.array([0, 1, 0]))], schema, [1])
+    with pytest.raises(ValueError, match="reverse of each edge type"):
+        HeteroStream([EdgesByType(stream, 0)], schema, [1], to_undirected=True)
 
 
-def sparse_authors() -> gs.TypedGraph:
+def sparse_authors() -> gs.HeteroGraph:
     """The description, with sparse rows of authors in place of dense ones."""
     graph = description()
     dense = np.random.default_rng(2).random((COUNTS["author"], 30)).astype(np.float32)
@@ -261,7 +266,7 @@ def sparse_authors() -> gs.TypedGraph:
 
 def rows_told(rows) -> list:
     return [
-        rows.kind.tolist(),
+        rows.node_type.tolist(),
         *(table.dense().tolist() if hasattr(table, "dense") else table for table in rows.tables),
     ]
 
@@ -272,7 +277,7 @@ def rows_told(rows) -> list:
     [(description(), None), (description(to_undirected=False), "int8"), (sparse_authors(), None)],
     ids=["dense", "codes", "sparse"],
 )
-def test_halo_rows_are_packed_kind_by_kind(tmp_path, graph, storage):
+def test_halo_rows_are_packed_node_type_by_node_type(tmp_path, graph, storage):
     _, plain = written(tmp_path / "plain", graph, feature_storage=storage)
     _, store = written(tmp_path / "packed", graph, feature_storage=storage, pack_halo=True)
     store.verify()
@@ -286,12 +291,12 @@ def test_halo_rows_are_packed_kind_by_kind(tmp_path, graph, storage):
     rng, before = np.random.default_rng(0), 0
     for part in range(store.num_parts):
         graph = store.load_part(part)
-        kinds, rows = store.node_kinds.locate(graph.halo_nodes)
+        node_types, rows = store.node_types.locate(graph.halo_nodes)
         own = features_of_part(store.part_features, part)
-        for kind in (0, 1):
-            table = own.tables[kind]
+        for node_type in (0, 1):
+            table = own.tables[node_type]
             first, last = table.halo_offsets[part : part + 2].tolist()
-            assert np.array_equal(table.halo_nodes[first:last], rows[kinds == kind])
+            assert np.array_equal(table.halo_nodes[first:last], rows[node_types == node_type])
             before += last - first
         picked = rng.integers(0, store.num_nodes, 200)  # core, halo and beyond
         nodes = np.unique(np.concatenate([graph.nodes[:50], picked[:40]]))
@@ -303,7 +308,7 @@ def test_halo_rows_are_packed_kind_by_kind(tmp_path, graph, storage):
         for one, other in zip(rows_told(loaded.gather(places)), rows_told(plain.features.gather(nodes)), strict=True):
             assert np.array_equal(one, other) if one is not None else other is None
         assert order is not None or storage is None  # rows that stand in many halos come first
-    assert before == sum(len(own.tables[kind].halo_nodes) for kind in (0, 1)) > 0
+    assert before == sum(len(own.tables[node_type].halo_nodes) for node_type in (0, 1)) > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
@@ -320,7 +325,7 @@ def test_halo_rows_are_packed_kind_by_kind(tmp_path, graph, storage):
         ("kind0_halo_offsets", lambda a: a.__setitem__(1, -1), "kind0_halo_offsets.npy 0"),
     ],
 )
-def test_damage_of_packed_rows_of_kinds_is_named(tmp_path, name, damage, told):
+def test_damage_of_packed_rows_of_node_types_is_named(tmp_path, name, damage, told):
     _, store = written(tmp_path, pack_halo=True)
     rewrite(store, name, damage)
     with pytest.raises(PartitionStoreError, match=said(told)):
@@ -328,10 +333,10 @@ def test_damage_of_packed_rows_of_kinds_is_named(tmp_path, name, damage, told):
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
-def test_packing_of_kinds_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
-    """After a kill in the rows of the second kind, and after damage to what the first pass has made."""
+def test_packing_of_node_types_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    """After a kill in the rows of the second node type, and after damage to what the first pass has made."""
     _, whole = written(tmp_path / "whole", pack_halo=True)
-    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_arcs=128, block_bytes=256, checkpoint_bytes=1)
+    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_edges=128, block_bytes=256, checkpoint_bytes=1)
     append, calls = halo._PackedRows.append, []
 
     def fails_late(self, *args):

@@ -1,4 +1,7 @@
-"""The hub of a trainer node: one request for all its ranks, credits, faults; asynchronous, in a thread or an actor."""
+"""The coordinator of a trainer node:
+
+one request for all its ranks, credits, faults; asynchronous, in a thread or an actor.
+"""
 
 import asyncio
 import math
@@ -10,16 +13,25 @@ from typing import Any
 
 from ..loader.batch_builder import batch_error
 from ..loader.work_queue import Attempt, Job, WorkQueue
+from .assignment import Assignment, Rank
 from .cluster import NAMESPACE, import_ray, one_line, worker_handle, workers_named
-from .dealing import Dealing, Rank
-from .hub_workers import HubWorkers
-from .messages import GROUPS_AT_WORKER, Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
+from .coordinator_workers import CoordinatorWorkers
+from .messages import (
+    GROUPS_AT_WORKER,
+    Answer,
+    CoordinatorSettings,
+    GroupHeader,
+    GroupPayload,
+    GroupRequest,
+    Setup,
+    Table,
+)
 from .ray_worker import start_workers
 from .versioned_cache import CacheUpdate, TrainerCache
 
 
-class HubCaches:
-    """One `TrainerCache` for each feature table that batches of a hub are made of.
+class CoordinatorCaches:
+    """One `TrainerCache` for each feature table that batches of a coordinator are made of.
 
     Args:
         num_rows: Number of rows that each cache keeps; 0: no cache.
@@ -44,7 +56,7 @@ class HubCaches:
                 table.dtype,
                 self._policy,
                 sparse_width=table.sparse_width,
-                kinds=table.kinds,
+                node_types=table.node_types,
             )
         return cache.begin(worker)
 
@@ -77,32 +89,32 @@ _CREW_S = 2.0  # between looks at who has come, and at how many are needed
 _MADE, _ENOUGH = ("batches", "busy_s"), 8  # batches by which the need is measured
 _SLACK = 0.1  # of a worker, for which no other is started
 _SHRINK_AFTER = 3
-_GATHER_S = 5.0  # for workers that start: parts that were dealt without them would be read twice
+_GATHER_S = 5.0  # for workers that start: parts that were assigned without them would be read twice
 _WATCH_S = 0.25
 _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
 
 
-class Hub:
+class Coordinator:
     """Collect the requests of a node's ranks, have workers make the batches, and tell the ranks where they lie.
 
-    A `WorkQueue` says what is wanted, an attempt being a group of batches; a `Dealing` says which worker makes it. Ray
-    restarts a worker that ended; meanwhile its jobs go to the others. So do those of a worker whose group is late, and
-    it gets no further group until it answers.
+    A `WorkQueue` says what is wanted, an attempt being a group of batches; a `Assignment` says which worker makes it.
+    Ray restarts a worker that ended; meanwhile its jobs go to the others. So do those of a worker whose group is late,
+    and it gets no further group until it answers.
 
     Args:
-        name: Name of this hub.
+        name: Name of this coordinator.
         worker_names: Names of the workers' actors.
-        settings: Settings of this hub.
+        settings: Settings of this coordinator.
     """
 
-    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
+    def __init__(self, name: str, worker_names: list[str], settings: CoordinatorSettings):
         self._ray, self.name, self._settings = import_ray(), name, settings
-        self._workers = HubWorkers(
+        self._workers = CoordinatorWorkers(
             worker_names, settings.timeout_s, self._came, self._left, lambda event: self._notices.append(event)
         )
         self._queue, self._ranks = WorkQueue(settings.slow_s), dict[str, Rank]()
-        self._deal = Dealing(self._queue, settings.batches_per_group, settings.credits)
-        self._gathered_s = math.inf  # from then on parts are dealt, though workers are missing
+        self._assign = Assignment(self._queue, settings.batches_per_group, settings.credits)
+        self._gathered_s = math.inf  # from then on parts are assigned, though workers are missing
         self._slow: set[int] = set()
         self._lost: dict[int, asyncio.Future] = {}  # of workers with groups under way, done when they are silent
         self._heard_s: dict[int, float] = {}
@@ -115,7 +127,7 @@ class Hub:
         self._prepared = (0, 0.0)  # batches made and seconds taken when the need was last measured
         self._leaving: set[int] = set()  # of them, those that get no more groups
         self._too_many = 0  # how often in a row there were more workers than needed
-        self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
+        self._caches = CoordinatorCaches(settings.cache_rows, settings.cache_policy)
 
     async def ping(self) -> None:
         """Answer."""
@@ -178,9 +190,9 @@ class Hub:
         return await job.context
 
     async def expect(self, rank: str, part: int, key) -> None:
-        """Have a part read ahead by the worker that it is dealt to."""
+        """Have a part read ahead by the worker that it is assigned to."""
         setup = self._ranks[rank].setup
-        worker = self._deal.worker_of(setup, key, part)
+        worker = self._assign.worker_of(setup, key, part)
         if worker is not None:
             self._workers.tell(worker, "expect", setup, part)
 
@@ -199,7 +211,7 @@ class Hub:
         self._paces.pop(rank, None)
         still = {state.setup.name for state in self._ranks.values()}
         if left is not None and left.setup.name not in still:
-            for worker in self._deal.able:
+            for worker in self._assign.able:
                 self._workers.tell(worker, "leave", self.name, [left.setup.name])
         return len(self._ranks)
 
@@ -209,7 +221,7 @@ class Hub:
         Where workers ask each other for rows, also how many they gathered, and how many came from other machines.
         """
         setups = {state.setup.name: state.setup for state in self._ranks.values()}
-        asks = any(setup.shares is not None for setup in setups.values())
+        asks = any(setup.shard_map is not None for setup in setups.values())
         return {
             "parts": sum(len(setup.parts) for setup in setups.values() if not setup.is_whole),
             "busy_s": self._totals.get("busy_s", 0.0),
@@ -224,7 +236,7 @@ class Hub:
         pids = [await self._workers.reply(worker, "ping") for worker in able]
         reads = [await self._workers.reply(worker, "reads") for worker in able]
         asked = [await self._workers.reply(worker, "asked") for worker in able]
-        held = {self._deal.machines.get(worker): await self._workers.reply(worker, "held") for worker in able}
+        held = {self._assign.machines.get(worker): await self._workers.reply(worker, "held") for worker in able}
         counts = {name: sum(one[name] for one in asked) for name in ("asked", "unanswered")}
         return (
             self._totals
@@ -260,12 +272,12 @@ class Hub:
         if self._workers.broken is not None:
             self._fail_all()
             return
-        if len(self._deal.machines) < len(self._workers) and time.monotonic() < self._gathered_s:
+        if len(self._assign.machines) < len(self._workers) and time.monotonic() < self._gathered_s:
             return
         for most in range(1, GROUPS_AT_WORKER + 1):
-            for worker in sorted(self._deal.able):
+            for worker in sorted(self._assign.able):
                 while len(self._queue.under_way(worker)) < most:
-                    group = self._deal.next_group(worker)
+                    group = self._assign.next_group(worker)
                     if group is None:
                         break
                     self._turn(worker)
@@ -284,7 +296,7 @@ class Hub:
         table = setup.table
         update = self._caches.begin(table, worker)
         try:
-            owned, wanted = self._deal.owned(setup, first.key, worker), self._deal.wanted(setup, worker)
+            owned, wanted = self._assign.owned(setup, first.key, worker), self._assign.wanted(setup, worker)
             request = GroupRequest(self.name, setup, [job.key for job in group.jobs], owned, wanted, update)
             header, payload = await self._unless_lost(worker, self._answered(worker, request))
             self._heard_s[worker] = time.monotonic()
@@ -297,8 +309,8 @@ class Hub:
             if update is not None:
                 self._caches.cancel(table, update)  # unless it was completed
         self._slow.discard(worker)
-        if worker not in self._workers.gone | self._leaving and worker in self._deal.machines:
-            self._deal.resume(worker)
+        if worker not in self._workers.gone | self._leaving and worker in self._assign.machines:
+            self._assign.resume(worker)
         self._deliver(group, header, payload)
         self._turn(worker)
         self._hand_out()
@@ -336,7 +348,7 @@ class Hub:
             if error is not None:
                 _answer(job, Answer(error, notices=self._taken_notices()))
                 continue
-            crew = (len(self._deal.machines), len(set(self._deal.machines.values())))
+            crew = (len(self._assign.machines), len(set(self._assign.machines.values())))
             _answer(job, Answer(None, (payload,), number, told, self._taken_notices(), *crew))
             told = None
 
@@ -344,7 +356,7 @@ class Hub:
         """Give the jobs of a worker that ended to the others."""
         worker, lost = group.worker, self._queue.lose(group, _hopeless)
         self._caches.forget(worker)
-        self._deal.suspend(worker)
+        self._assign.suspend(worker)
         self._slow.discard(worker)
         if worker in self._workers.started:
             self._workers.started.discard(worker)
@@ -359,12 +371,12 @@ class Hub:
     def _came(self, worker: int, place: tuple[str, int | None]) -> None:
         """Give jobs to a worker that answers."""
         machine, memory_bytes = place
-        self._deal.add(worker, machine, memory_bytes is not None)
+        self._assign.add(worker, machine, memory_bytes is not None)
         self._hand_out()
 
     def _left(self, worker: int) -> None:
         """Give no more jobs to a worker that does not answer, and those that it has to others."""
-        self._deal.suspend(worker)
+        self._assign.suspend(worker)
         lost = self._lost.pop(worker, None)
         if lost is not None and not lost.done():
             lost.set_result("it does not answer")
@@ -387,11 +399,11 @@ class Hub:
                 counted_s = time.monotonic()
             self._hand_out()
             for worker in [group.worker for group in self._queue.late()]:
-                if worker not in self._workers.started or not self._deal.able - {worker} - self._slow:
+                if worker not in self._workers.started or not self._assign.able - {worker} - self._slow:
                     continue
                 if worker not in self._slow:
                     self._slow.add(worker)
-                    self._deal.suspend(worker)
+                    self._assign.suspend(worker)
                     self._notices.append({"name": "worker_slow", "worker": worker, "seconds": self._queue.patience_s})
                 for group in self._queue.under_way(worker):
                     self._queue.double(group)
@@ -408,7 +420,7 @@ class Hub:
             for name in set(found) - known:
                 self._meet(name, await asyncio.to_thread(worker_handle, name))
             for worker in [one for one in self._workers.gone if self._workers.names[one] not in found]:
-                if self._deal.able:
+                if self._assign.able:
                     self._dismiss(worker)
 
     def _meet(self, name: str, actor: Any) -> int:
@@ -420,7 +432,7 @@ class Hub:
     def _dismiss(self, worker: int) -> Any:
         """Forget a worker; return its actor."""
         self._notices.append({"name": "worker_left", "worker": worker})
-        self._deal.remove(worker)
+        self._assign.remove(worker)
         self._caches.forget(worker)
         self._slow.discard(worker)
         return self._workers.remove(worker)
@@ -446,7 +458,7 @@ class Hub:
             return
         needed, there = min(max(needed, growth.least), growth.most), len(self._workers) - len(self._leaving)
         self._too_many = self._too_many + 1 if needed < there else 0
-        if needed > there and len(self._deal.able) >= there:  # those on their way are not counted yet
+        if needed > there and len(self._assign.able) >= there:  # those on their way are not counted yet
             if growth.workers.num_cpus:
                 free = (await asyncio.to_thread(self._ray.available_resources)).get("CPU", 0)
                 needed = min(needed, there + int(free / growth.workers.num_cpus))
@@ -457,7 +469,7 @@ class Hub:
                 self._grown.append(self._meet(name, actor))
         elif self._too_many >= _SHRINK_AFTER and self._grown:
             self._leaving.add(self._grown[-1])
-            self._deal.suspend(self._grown.pop())
+            self._assign.suspend(self._grown.pop())
             self._too_many = 0
 
     def _probe(self) -> None:
@@ -496,11 +508,11 @@ def _hopeless(job: Job) -> str:
     return str(batch_error(job.key, f"{what}: memory may be short, lower worker_memory_bytes or batch_size"))
 
 
-def start_hub(name: str, *arguments) -> Any:
-    """Return the hub of this machine, started by the first of its ranks that asks."""
+def start_coordinator(name: str, *arguments) -> Any:
+    """Return the coordinator of this machine, started by the first of its ranks that asks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray = import_ray()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(Hub)
+    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(Coordinator)
     return actor.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(name, *arguments)

@@ -1,4 +1,7 @@
-"""Kinds with features of their own under placements and caches: plain indexing bit for bit, bytes and reads counted."""
+"""Node types with features of their own under placements and caches:
+
+plain indexing bit for bit, bytes and reads counted.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,14 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.kind_rows import as_rows, indexed, write_kinds
+from oracles.typed_rows import as_rows, indexed, write_typed
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.placement import cuda_tiers
-from lightning_gnnscale.placement.place import METHODS, Room
-from lightning_gnnscale.sampler.minibatch import rows_by_kind
+from lightning_gnnscale.placement.place import METHODS, Capacity
+from lightning_gnnscale.sampler.minibatch import rows_by_node_type
 from tests.says import said
 from tests.tiers import each_value
 
@@ -24,9 +27,9 @@ AUTHOR, PAPER, INST, TOPIC = range(4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "coded"])
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "quantised"])
 def store(request, tmp_path_factory):
-    return write_kinds(tmp_path_factory.mktemp("kinds") / "store", coded=request.param)
+    return write_typed(tmp_path_factory.mktemp("node_types") / "store", quantised=request.param)
 
 
 def placed(store, num_devices=1, share=0.3, groups=None, **options):
@@ -39,29 +42,29 @@ def placed(store, num_devices=1, share=0.3, groups=None, **options):
 @each_value
 @pytest.mark.parametrize("host", ["map", "copy"])
 @pytest.mark.parametrize("policy", [None, "lru", "sieve", "belady"])
-def test_every_kind_is_gathered_as_indexed(store, host, policy):
+def test_every_node_type_is_gathered_as_indexed(store, host, policy):
     placement, prob = placed(store, 2, host_rows=60)
-    caches = gs.PlacementSettings(cache_rows=20, cache_policy=policy or "lru").caches_by_kind(
+    caches = gs.PlacementSettings(cache_rows=20, cache_policy=policy or "lru").caches_by_node_type(
         store.features, placement, 1, prob
     )
-    buffer = gs.KindBuffers(placement, store.features, 1, host=host, caches=caches if policy else ())
+    buffer = gs.TypedBuffers(placement, store.features, 1, host=host, caches=caches if policy else ())
     random, pool = np.random.default_rng(3), BufferPool()
     batches = [random.integers(0, store.num_nodes, number) for number in (0, 1, 60, 200, 90)]
     buffer.expect(batches)
     for nodes in batches:
         rows = buffer.gather(nodes, pool.take)
-        assert np.array_equal(rows.kind, store.node_type(nodes))
+        assert np.array_equal(rows.node_type, store.node_type(nodes))
         assert as_rows(rows) == indexed(store, nodes)
     reads, hits = np.concatenate(batches), buffer.hits
-    kind, dev_num = store.node_type(reads), placement.dev_num[1][reads]
+    node_type, dev_num = store.node_type(reads), placement.dev_num[1][reads]
     assert hits["local"] == np.count_nonzero(dev_num == 1) > 0
     assert hits["peer"] == np.count_nonzero(dev_num == 0) > 0
-    far = np.count_nonzero((dev_num < 0) & (kind != INST))
+    far = np.count_nonzero((dev_num < 0) & (node_type != INST))
     assert hits["host"] + hits["disk"] + hits["cache"] == far
     assert (hits["cache"] > 0) == (policy is not None)
     if policy is None:
-        assert hits["disk"] == np.count_nonzero((dev_num == gs.placement.DISK) & (kind != INST)) > 0
-    assert sum(hits.values()) == np.count_nonzero(kind != INST)
+        assert hits["disk"] == np.count_nonzero((dev_num == gs.placement.DISK) & (node_type != INST)) > 0
+    assert sum(hits.values()) == np.count_nonzero(node_type != INST)
     buffer.reset_hits()
     assert not any(buffer.hits.values())
     buffer.gather(np.flatnonzero(store.node_type(np.arange(store.num_nodes)) == TOPIC))
@@ -75,8 +78,8 @@ def test_cached_and_placed_rows_are_not_read_from_the_store(store):
     placement, prob = placed(store, share=0.2)
     settings = gs.PlacementSettings(cache_rows=store.num_nodes)
     tables = [table if table is None or table.is_sparse else copied(table) for table in store.features.tables]
-    features = type(store.features)(tuple(tables), store.features.kinds)
-    buffer = gs.KindBuffers(placement, features, caches=settings.caches_by_kind(features, placement, 0, prob))
+    features = type(store.features)(tuple(tables), store.features.node_types)
+    buffer = gs.TypedBuffers(placement, features, caches=settings.caches_by_node_type(features, placement, 0, prob))
     nodes = np.arange(store.num_nodes)
     expected = indexed(store, nodes)
     assert as_rows(buffer.gather(nodes)) == expected
@@ -98,20 +101,20 @@ def copied(table):
 
 def test_threads_gather_side_by_side(store):
     placement, prob = placed(store, 1, share=0.1)
-    caches = gs.PlacementSettings(cache_rows=15, cache_policy="sieve").caches_by_kind(
+    caches = gs.PlacementSettings(cache_rows=15, cache_policy="sieve").caches_by_node_type(
         store.features, placement, 0, prob
     )
-    buffer, barrier = gs.KindBuffers(placement, store.features, caches=caches), threading.Barrier(4)
+    buffer, barrier = gs.TypedBuffers(placement, store.features, caches=caches), threading.Barrier(4)
 
     def gather(seed):
         barrier.wait()
         random = np.random.default_rng(seed)
         for _ in range(8):
             nodes = random.integers(0, store.num_nodes, 100)
-            kind = store.node_type(nodes)
+            node_type = store.node_type(nodes)
             rows = buffer.gather(nodes)
             for number in (AUTHOR, PAPER):
-                own = store.features.gather(nodes[kind == number]).tables[number]
+                own = store.features.gather(nodes[node_type == number]).tables[number]
                 assert rows.tables[number].tobytes() == own.tobytes()
         return 800
 
@@ -122,21 +125,21 @@ def test_threads_gather_side_by_side(store):
 
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("policy", [None, "sieve"])
-def test_kernels_of_a_gpu_gather_every_kind(store, monkeypatch, on, policy):
+def test_kernels_of_a_gpu_gather_every_node_type(store, monkeypatch, on, policy):
     """On the CPU the kernels run in Triton's interpreter."""
     monkeypatch.setattr(cuda_tiers, "device_of", lambda _, device: torch.device(on))
     placement, prob = placed(store, 2, host_rows=60)
-    caches = gs.PlacementSettings(cache_rows=20, cache_policy="sieve").caches_by_kind(
+    caches = gs.PlacementSettings(cache_rows=20, cache_policy="sieve").caches_by_node_type(
         store.features, placement, 0, prob
     )
-    buffer = gs.KindBuffers(placement, store.features, on="cuda", caches=caches if policy else ())
+    buffer = gs.TypedBuffers(placement, store.features, on="cuda", caches=caches if policy else ())
     for nodes in (np.arange(store.num_nodes), np.random.default_rng(0).integers(0, store.num_nodes, 40)):
         rows = buffer.gather(torch.from_numpy(nodes).to(on), None)
         assert all(table.device.type == on for table in rows.tables if isinstance(table, torch.Tensor))
-        moved = rows_by_kind(rows).apply(lambda tensor: tensor.cpu())
+        moved = rows_by_node_type(rows).apply(lambda tensor: tensor.cpu())
         assert as_rows(moved) == indexed(store, nodes) and isinstance(rows.tables[PAPER], torch.Tensor)
-    kind = store.node_type(np.arange(store.num_nodes))
-    assert sum(buffer.hits.values()) > np.count_nonzero(kind != INST)
+    node_type = store.node_type(np.arange(store.num_nodes))
+    assert sum(buffer.hits.values()) > np.count_nonzero(node_type != INST)
     buffer.close()
 
 
@@ -152,7 +155,7 @@ def test_a_process_a_device_reads_its_peers(store, tmp_path):
             return list(told)
 
         options = {"make": gs.FeatureBuffer.join, "exchange": exchange, "folder": tmp_path, "host": "copy"}
-        buffer = gs.KindBuffers(placement, store.features, rank, **options)
+        buffer = gs.TypedBuffers(placement, store.features, rank, **options)
         nodes = np.arange(store.num_nodes)
         return as_rows(buffer.gather(nodes)) == indexed(store, nodes) and buffer.hits["peer"] > 0
 
@@ -202,7 +205,7 @@ def test_rows_of_one_width_are_placed_as_without(seed, method):
 
 
 def test_a_group_holds_the_hot_rows_of_every_width():
-    """Two devices that read each other for nothing have room for both widths; one alone is filled by the hotter."""
+    """Two devices that read each other for nothing have space for both widths; one alone is filled by the hotter."""
     prob = np.array([1.0] * 10 + [0.9] * 10 + [0.01] * 20)
     row_bytes = np.array([10] * 10 + [20] * 10 + [10] * 20)
     placement = gs.place(prob, 2, 12, alpha=0.0, row_bytes=row_bytes)  # 12 x 12.5 bytes on each
@@ -219,7 +222,7 @@ def test_stores_are_placed_by_every_method(store):
         for device, own in enumerate(placement.rows):
             assert len(own) and not set(np.unique(store.node_type(own))) & {INST, TOPIC if sparse(store) else INST}
             assert store.features.row_bytes[own].sum() <= 0.2 * size + 1
-            rows = gs.KindBuffers(placement, store.features, device).gather(np.arange(store.num_nodes))
+            rows = gs.TypedBuffers(placement, store.features, device).gather(np.arange(store.num_nodes))
             assert as_rows(rows) == indexed(store, np.arange(store.num_nodes))
 
 
@@ -227,26 +230,26 @@ def test_caches_share_bytes_by_likelihood(store):
     placement, _ = placed(store, share=0.01)
     prob = np.where(store.node_type(np.arange(store.num_nodes)) == PAPER, 1.0, 0.1)
     setting = gs.PlacementSettings(cache_rows=30)
-    author, paper, inst, topic = setting.caches_by_kind(store.features, placement, 0, prob)
+    author, paper, inst, topic = setting.caches_by_node_type(store.features, placement, 0, prob)
     assert (author, inst, topic) == (None, None, None)
-    assert paper.capacity == Room(30, store.features.row_bytes).num_bytes // store.features.row_bytes.max()
-    author, *_ = setting.caches_by_kind(store.features, placement, 0, 1 - prob)
+    assert paper.capacity == Capacity(30, store.features.row_bytes).num_bytes // store.features.row_bytes.max()
+    author, *_ = setting.caches_by_node_type(store.features, placement, 0, 1 - prob)
     assert author.capacity > paper.capacity
 
 
 def test_what_no_buffer_has_is_refused(store):
     placement, _ = placed(store)
-    with pytest.raises(PlacementError, match=said("kind features gs.KindBuffers")):
+    with pytest.raises(PlacementError, match=said("node type features gs.TypedBuffers")):
         gs.FeatureBuffer(placement, store.features)
-    without = type(store.features)((None, None, None, None), store.features.kinds)
-    with pytest.raises(PlacementError, match=said("kind store dense rows placement")):
-        gs.KindBuffers(placement, without)
-    with pytest.raises(ValueError, match=said("caches kind 4 1")):
-        gs.KindBuffers(placement, store.features, caches=[None])
+    without = type(store.features)((None, None, None, None), store.features.node_types)
+    with pytest.raises(PlacementError, match=said("node type store dense rows placement")):
+        gs.TypedBuffers(placement, without)
+    with pytest.raises(ValueError, match=said("caches node type 4 1")):
+        gs.TypedBuffers(placement, store.features, caches=[None])
     with pytest.raises(PlacementError, match="made for another store"):
         other = replace(placement, fingerprint=store.layout_fingerprint)
-        gs.KindBuffers(other, store.features, fingerprint="another")
+        gs.TypedBuffers(other, store.features, fingerprint="another")
     with pytest.raises(ValueError, match=said("row_bytes (4,) 0")):
         gs.place(np.ones(4), 1, 2, row_bytes=np.array([1, 2, 3]))
     with pytest.raises(ValueError, match="node ids must be in"):
-        gs.KindBuffers(placement, store.features).gather(np.array([store.num_nodes]))
+        gs.TypedBuffers(placement, store.features).gather(np.array([store.num_nodes]))

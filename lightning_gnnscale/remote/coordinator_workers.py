@@ -1,4 +1,4 @@
-"""The workers as a hub sees them: their actors, who answers, who is started again, and who is gone for good."""
+"""The workers as a coordinator sees them: their actors, who answers, who is started again, and who is gone for good."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ from ..errors import GNNScaleError
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
 
 _RETRY_S = 0.2
-_LAST_TRY_S = 1.0  # for a hub that was itself stopped, and finds the time gone
+_LAST_TRY_S = 1.0  # for a coordinator that was itself stopped, and finds the time gone
 
 
-class HubWorkers:
+class CoordinatorWorkers:
     """Call workers, and find out which of them no longer answer; more may join.
 
     Args:
@@ -66,7 +66,7 @@ class HubWorkers:
         return False
 
     def add(self, name: str, actor: Any) -> int:
-        """Take in a worker that is not known, or one that was gone and has been started anew; return its number."""
+        """Take in a worker that is not known, or one that was gone and has been started again; return its number."""
         known = {known: worker for worker, known in self.names.items()}
         worker = known.get(name, max(self.names, default=-1) + 1)
         self.names[worker], self._actors[worker] = name, actor

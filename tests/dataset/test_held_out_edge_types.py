@@ -1,4 +1,7 @@
-"""Links held out of graphs with kinds: none comes back, by any relation, and false ends are of the right kind."""
+"""Links held out of heterogeneous graphs:
+
+none comes back, by any edge type, and negatives are of the right node type.
+"""
 
 import lightning as L
 import numpy as np
@@ -7,7 +10,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import GraphDataset, load_typed
+from lightning_gnnscale.dataset import GraphDataset, load_hetero
 from tests.says import said
 
 COUNTS = {"author": 70, "paper": 90, "inst": 12}
@@ -23,10 +26,10 @@ def edges_by_relation(seed: int = 0) -> dict:
     }
 
 
-def description(edges=None, **options) -> gs.TypedGraph:
+def description(edges=None, **options) -> gs.HeteroGraph:
     rng = np.random.default_rng(1)
-    nodes = {kind: {"features": rng.random((count, 4), np.float32)} for kind, count in COUNTS.items()}
-    return gs.TypedGraph(nodes, edges_by_relation() if edges is None else edges, **options)
+    nodes = {node_type: {"features": rng.random((count, 4), np.float32)} for node_type, count in COUNTS.items()}
+    return gs.HeteroGraph(nodes, edges_by_relation() if edges is None else edges, **options)
 
 
 def offsets() -> dict[str, int]:
@@ -34,10 +37,10 @@ def offsets() -> dict[str, int]:
 
 
 def triples_of(dataset: GraphDataset) -> set:
-    """Listed edges of a stream, as (source, relation, target)."""
+    """Listed edges of a stream, as (source, edge type, target)."""
     found, at = set(), 0
     for chunk in dataset.stream.chunks():
-        relation = dataset.stream.relation_of(np.arange(at, at + len(chunk.src)))
+        relation = dataset.stream.edge_type_of(np.arange(at, at + len(chunk.src)))
         found |= set(zip(chunk.src.tolist(), relation.tolist(), chunk.dst.tolist(), strict=True))
         at += len(chunk.src)
     return found
@@ -56,24 +59,24 @@ def stored(root, dataset, parts=3):
     return gs.write_partition_store(root, dataset.stream, p, features=dataset.features)
 
 
-def arcs_of(store) -> set:
-    """All arcs of a store in original ids, with their relations."""
+def edges_of(store) -> set:
+    """All edges of a store in original ids, with their edge types."""
     target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
     ends = np.asarray(store.original_nid)[np.stack([np.asarray(store.csc.indices), target])]
     return set(zip(ends[0].tolist(), store.edge_type.tolist(), ends[1].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"reverse_apart": True}, {"to_undirected": False}])
+@pytest.mark.parametrize("options", [{}, {"separate_reverses": True}, {"to_undirected": False}])
 def test_no_held_out_link_is_in_the_store_by_any_relation(tmp_path, options):
     given = description(**options).dataset()
     held = gs.hold_out_edges(given, val=0.1, test=0.2, seed=3)
     store, schema = stored(tmp_path / "s", held), held.stream.schema
-    arcs = arcs_of(store)
+    edges = edges_of(store)
     sets = {name: links_of(links) for name, links in held.links.items()}
     assert not sets["val"] & sets["test"]
     for (a, r, b), split in ((triple, name) for name, triples in sets.items() for triple in triples):
-        assert (a, r, b) not in arcs, split
-        assert not schema.reverse or (b, schema.reverse[r], a) not in arcs, split
+        assert (a, r, b) not in edges, split
+        assert not schema.reverse or (b, schema.reverse[r], a) not in edges, split
     before, after = without_order(triples_of(given), 1), without_order(triples_of(held), 1)
     apart = [without_order(triples, 1) for triples in sets.values()]
     assert after | apart[0] | apart[1] == before and not after & (apart[0] | apart[1])
@@ -88,9 +91,11 @@ def test_relations_that_are_named_are_held_out_alone():
         held = gs.hold_out_edges(given, test=0.3, relations=relations)
         assert {r for _, r, _ in links_of(held.links["test"])} == {0}
     assert {one for one in triples_of(given) if one[1]} == {one for one in triples_of(held) if one[1]}
-    kinds = offsets()
-    assert (held.links["test"].edges[0] < kinds["paper"]).all()
-    assert ((held.links["test"].edges[1] >= kinds["paper"]) & (held.links["test"].edges[1] < kinds["inst"])).all()
+    node_types = offsets()
+    assert (held.links["test"].edges[0] < node_types["paper"]).all()
+    assert (
+        (held.links["test"].edges[1] >= node_types["paper"]) & (held.links["test"].edges[1] < node_types["inst"])
+    ).all()
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -100,11 +105,11 @@ def test_reverses_that_the_graph_lists_go_with_their_edges(named):
     back = "written_by" if named else "rev_writes"
     edges["paper", back, "author"] = np.ascontiguousarray(writes[::-1])
     data = HeteroData()
-    for kind, count in COUNTS.items():
-        data[kind].num_nodes = count
+    for node_type, count in COUNTS.items():
+        data[node_type].num_nodes = count
     for edge_type, ends in edges.items():
         data[edge_type].edge_index = torch.from_numpy(ends)
-    given = gs.TypedGraph.of_hetero(data).dataset()
+    given = gs.HeteroGraph.of_hetero(data).dataset()
     reverses = {"written_by": "writes"} if named else None
     held = gs.hold_out_edges(given, val=0.1, test=0.2, reverses=reverses)
     kept = triples_of(held)
@@ -123,13 +128,13 @@ def test_order_and_chunks_change_no_split_and_values_follow_their_edges():
         other = gs.hold_out_edges(description(shuffled, chunk_edges=chunk_edges).dataset(), seed=5)
         assert triples_of(other) == triples_of(reference)
         for split, links in reference.links.items():
-            # of two edges that are each other's reverse within a kind, the first that is listed stands for both
+            # of two edges that are each other's reverse within a node type, the first that is listed stands for both
             assert without_order(links_of(other.links[split]), 1) == without_order(links_of(links), 1)
-    kinds, weights, at = offsets(), reference.edge_weight, 0
+    node_types, weights, at = offsets(), reference.edge_weight, 0
     for chunk in reference.stream.chunks():
-        relation = reference.stream.relation_of(np.arange(at, at + len(chunk.src)))
-        first = np.array([kinds[RELATIONS[r][0]] for r in relation])
-        second = np.array([kinds[RELATIONS[r][2]] for r in relation])
+        relation = reference.stream.edge_type_of(np.arange(at, at + len(chunk.src)))
+        first = np.array([node_types[RELATIONS[r][0]] for r in relation])
+        second = np.array([node_types[RELATIONS[r][2]] for r in relation])
         found = weights[at : at + len(chunk.src)]
         assert np.array_equal(found, (chunk.src - first) * 1000.0 + chunk.dst - second)
         at += len(chunk.src)
@@ -154,7 +159,7 @@ def held_edges(dataset) -> np.ndarray:
 
 
 class Ends(torch.nn.Module):
-    """Scores that follow from node numbers: the other end alone decides, differently for each relation."""
+    """Scores that follow from node numbers: the other end alone decides, differently for each edge type."""
 
     def forward(self, source, other, relation=None):
         return (source * other).sum(-1)
@@ -171,7 +176,7 @@ class Ends(torch.nn.Module):
         {"positives": "edge", "negatives": "all", "relations": [1], "corrupt": "both"},
     ],
 )
-def test_false_ends_are_of_the_kind_that_they_stand_for(tmp_path, options, scope):
+def test_false_ends_are_of_the_node_type_that_they_stand_for(tmp_path, options, scope):
     store = stored(tmp_path / "s", description().dataset(), parts=2)
     sampler = gs.LinkSampler(gs.NeighborSampler([3]), num_negatives=4, **options)
     dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32, scope=scope)
@@ -180,26 +185,28 @@ def test_false_ends_are_of_the_kind_that_they_stand_for(tmp_path, options, scope
     for source in (gs.Threads(), gs.TaskGraphs()):
         dm.source = source
         for batch in dm.train_dataloader():
-            kinds, size = batch.node_type, batch.pairs.shape[1]
-            wanted = kinds[batch.pairs[1]][:, None]
-            assert (kinds[batch.negatives].expand(size, -1) == wanted).all()
+            node_types, size = batch.node_type, batch.pairs.shape[1]
+            wanted = node_types[batch.pairs[1]][:, None]
+            assert (node_types[batch.negatives].expand(size, -1) == wanted).all()
             if batch.source_negatives is not None:
-                assert (kinds[batch.source_negatives].expand(size, -1) == kinds[batch.pairs[0]][:, None]).all()
-            seen |= set(kinds[batch.pairs[1]].tolist())
+                assert (
+                    node_types[batch.source_negatives].expand(size, -1) == node_types[batch.pairs[0]][:, None]
+                ).all()
+            seen |= set(node_types[batch.pairs[1]].tolist())
             assert batch.negatives.numel()
     assert seen == ({1} if "relations" in options else {0, 1, 2} if options["positives"] != "edge" else {1, 2})
 
 
-def test_shared_false_ends_of_several_kinds_are_refused(tmp_path):
+def test_shared_false_ends_of_several_node_types_are_refused(tmp_path):
     store = stored(tmp_path / "s", description().dataset(), parts=2)
     for options in ({"positives": "edge", "negatives": "all"}, {"share_negatives": True}):
         dm = gs.PartitionDataModule(store=store, sampler=gs.LinkSampler(gs.NeighborSampler([2]), **options))
-        with pytest.raises(ValueError, match=said("shares false kind")):
+        with pytest.raises(ValueError, match=said("shares false node type")):
             dm.setup("fit")
 
 
 @pytest.mark.parametrize("negatives", ["auto", 7])
-def test_links_are_ranked_among_nodes_of_the_kind(tmp_path, monkeypatch, negatives):
+def test_links_are_ranked_among_nodes_of_the_node_type(tmp_path, monkeypatch, negatives):
     held = gs.hold_out_edges(description().dataset(), val=0, test=0.1, relations=["writes", "at"])
     store = stored(tmp_path / "s", held)
     mode = "layerwise" if negatives == "auto" else "sampled"
@@ -209,9 +216,9 @@ def test_links_are_ranked_among_nodes_of_the_kind(tmp_path, monkeypatch, negativ
     dm.setup("test")
     if negatives == 7:
         for batch in dm.test_dataloader():
-            kinds = batch.node_type
-            assert (kinds[batch.negatives] == kinds[batch.pairs[1]][:, None]).all()
-            assert torch.equal(kinds[batch.pairs[1]], torch.where(batch.pair_type == 0, 1, 2))
+            node_types = batch.node_type
+            assert (node_types[batch.negatives] == node_types[batch.pairs[1]][:, None]).all()
+            assert torch.equal(node_types[batch.pairs[1]], torch.where(batch.pair_type == 0, 1, 2))
         return
     torch.manual_seed(0)
     widths = dict.fromkeys(COUNTS, 4)
@@ -230,13 +237,13 @@ def test_links_are_ranked_among_nodes_of_the_kind(tmp_path, monkeypatch, negativ
     table = torch.empty_like(predicted["prediction"])
     table[torch.from_numpy(np.asarray(store.original_nid)[predicted["nodes"]])] = predicted["prediction"]
     expected, links, true = [], held.links["test"], links_of(held.links["test"]) | triples_of(held)
-    kinds = [*offsets().values(), sum(COUNTS.values())]
+    node_types = [*offsets().values(), sum(COUNTS.values())]
     for reverse in (False, True):
         for head, tail, relation in zip(*links.edges.tolist(), links.edge_type.tolist(), strict=True):
             known, answer = (tail, head) if reverse else (head, tail)
-            kind = list(COUNTS).index(RELATIONS[relation][0 if reverse else 2])
+            node_type = list(COUNTS).index(RELATIONS[relation][0 if reverse else 2])
             false = [
-                node for node in range(kinds[kind], kinds[kind + 1])
+                node for node in range(node_types[node_type], node_types[node_type + 1])
                 if node != answer and ((node, relation, tail) if reverse else (head, relation, node)) not in true
             ]  # fmt: skip
             scores = table[false] @ table[known]
@@ -248,7 +255,7 @@ def test_links_are_ranked_among_nodes_of_the_kind(tmp_path, monkeypatch, negativ
 
 def test_it_is_chosen_by_config(tmp_path):
     edges = {",".join(name): ends for name, ends in edges_by_relation().items()}
-    held = load_typed(nodes=COUNTS, edges=edges, hold_out={"test": 0.2, "val": 0, "relations": ["at"]})
+    held = load_hetero(nodes=COUNTS, edges=edges, hold_out={"test": 0.2, "val": 0, "relations": ["at"]})
     assert set(held.links) == {"test"} and set(held.links["test"].edge_type.tolist()) == {2}
 
 
@@ -265,7 +272,7 @@ def test_it_is_chosen_by_config(tmp_path):
 def test_what_does_not_fit_is_told_in_one_line(options, message):
     edges = {",".join(name): ends for name, ends in edges_by_relation().items()}
     with pytest.raises(ValueError, match=said(message)):
-        load_typed(nodes=COUNTS, edges=edges, hold_out=options)
+        load_hetero(nodes=COUNTS, edges=edges, hold_out=options)
     plain = GraphDataset("g", gs.open_edge_stream(np.array([[0, 1], [1, 2]])))
-    with pytest.raises(ValueError, match=said("relations graph relations")):
+    with pytest.raises(ValueError, match=said("edge types graph edge types")):
         gs.hold_out_edges(plain, relations=["writes"])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from processes import launch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale import apart
+from lightning_gnnscale import across_ranks
 from lightning_gnnscale.datamodule import StoreLayerSource, layer_source
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import CheckpointError, GNNScaleError
@@ -44,9 +44,9 @@ def passes(folder: Path, root: Path, machines: list[int], round_bytes: int) -> d
     """Give the outputs of each model, of all nodes and of the test nodes, as the folder of this rank has them."""
     layer_source._ROUND_BYTES = round_bytes
     store, results = gs.PartitionStore.open(root), {}
-    scratch = Scratch(folder / f"machine{machines[apart.rank()]}", "run-1")
-    parts = list(range(apart.rank(), store.num_parts, apart.world_size()))
-    source = StoreLayerSource(store, parts, scratch, block_arcs=500)
+    scratch = Scratch(folder / f"machine{machines[across_ranks.rank()]}", "run-1")
+    parts = list(range(across_ranks.rank(), store.num_parts, across_ranks.world_size()))
+    source = StoreLayerSource(store, parts, scratch, block_edges=500)
     for name, make in BACKBONES.items():
         for dtype in ("float32", "bfloat16"):
             torch.manual_seed(0)
@@ -77,24 +77,27 @@ def test_tables_are_whole_on_every_machine(root, tmp_path, machines, round_bytes
 
 def files(folder: Path) -> dict:
     """Send files of each rank to one and to several others; give what this rank has, and how it was first told."""
-    apart.PIECE_BYTES = 1000
-    me, own = apart.rank(), folder / f"of{apart.rank()}"
+    across_ranks.PIECE_BYTES = 1000
+    me, own = across_ranks.rank(), folder / f"of{across_ranks.rank()}"
     own.mkdir()
-    found = {"firsts": apart.first_in_folder(own, ""), "together": apart.first_in_folder(folder / "all", "")}
+    found = {
+        "firsts": across_ranks.first_in_folder(own, ""),
+        "together": across_ranks.first_in_folder(folder / "all", ""),
+    }
     for source, takers, size in [(0, [1, 2], 2500), (2, [0], 3000), (1, [2], 0)]:
         path = own / f"{source}-{size}"
         if me == source:
             path.write_bytes(np.random.default_rng(size).bytes(size))
-        apart.send_file(source, takers, path, "")
+        across_ranks.send_file(source, takers, path, "")
     found["contents"] = {path.name: path.read_bytes() for path in own.iterdir()}
     below_a_file = own / "0-2500" / "x" if me == 0 else own / ("1-0" if me == 1 else "fine")
     for case, source, takers, path in [("no file", 0, [2], own / "none"), ("no folder", 1, [0, 2], below_a_file)]:
         with pytest.raises(GNNScaleError) as error:
-            apart.send_file(source, takers, path, "free space")
+            across_ranks.send_file(source, takers, path, "free space")
         found[case] = str(error.value)
     found["left"] = [path.name for path in own.glob("*.part")]
-    found["first"] = apart.of_first_rank(lambda: "said" if me == 0 else 1 / 0)
-    with pytest.raises(CheckpointError, match=said("rank 1")), apart.failing_together():
+    found["first"] = across_ranks.of_first_rank(lambda: "said" if me == 0 else 1 / 0)
+    with pytest.raises(CheckpointError, match=said("rank 1")), across_ranks.failing_together():
         if me == 1:
             raise CheckpointError("rank 1 cannot")
     return found
@@ -113,18 +116,18 @@ def test_files_are_sent_whole_or_the_failure_is_told_on_all(tmp_path):
 
 
 def full_table(folder: Path, root: Path) -> str:
-    """Have the second machine's disk full where a table is made; give what this rank is told."""
-    scratch = Scratch(folder / f"machine{apart.rank()}", "run-1")
-    if apart.rank() == 1:
-        os.posix_fallocate = _no_room
-    source = StoreLayerSource(gs.PartitionStore.open(root), [apart.rank()], scratch)
+    """Have the second machine's disk full where a table is made; give what this rank is reported."""
+    scratch = Scratch(folder / f"machine{across_ranks.rank()}", "run-1")
+    if across_ranks.rank() == 1:
+        os.posix_fallocate = _no_space
+    source = StoreLayerSource(gs.PartitionStore.open(root), [across_ranks.rank()], scratch)
     with pytest.raises(GNNScaleError) as error:
         source.table("layer", 4)
     dist.barrier()
     return str(error.value)
 
 
-def _no_room(descriptor: int, start: int, length: int) -> None:
+def _no_space(descriptor: int, start: int, length: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -20,8 +20,8 @@ def roots(dataset, tmp_path_factory):
     parts = gs.partition(dataset.stream, "random", num_parts=4, seed=1)
     arrays = {"labels": dataset.labels, "masks": dataset.masks}
     options = {"features": dataset.features, "feature_storage": "int8", "pack_halo": True}
-    coded = gs.write_partition_store(folder / "int8", dataset.stream, parts, **arrays, **options)
-    decoded = coded.features.gather(coded.store_nid)
+    quantised = gs.write_partition_store(folder / "int8", dataset.stream, parts, **arrays, **options)
+    decoded = quantised.features.gather(quantised.store_nid)
     assert not np.array_equal(decoded, dataset.features)
     gs.write_partition_store(folder / "plain", dataset.stream, parts, **arrays, features=decoded, pack_halo=True)
     return folder / "int8", folder / "plain"

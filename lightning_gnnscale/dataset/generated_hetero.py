@@ -1,4 +1,4 @@
-"""Generated graphs with kinds and times: papers in MAG240M's proportions; events whose future tells the label."""
+"""Generated heterogeneous graphs: papers in MAG240M's proportions; events whose future tells the label."""
 
 import json
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..rng import combine, fold, unit
 from .graph_dataset import GraphDataset
-from .typed_graph import TypedGraph
+from .hetero_graph import HeteroGraph
 
-# MAG240M-LSC (Hu et al., 2021): nodes and edges of each kind.
+# MAG240M-LSC (Hu et al., 2021): nodes and edges of each node type.
 MAG_NODES = {"paper": 121_751_666, "author": 122_383_112, "institution": 25_721}
 MAG_EDGES = {
     ("paper", "cites", "paper"): 1_297_748_926,
@@ -24,14 +24,15 @@ MAG_EDGES = {
     ("author", "affiliated", "institution"): 44_592_586,
 }
 LABELLED = 0.0115  # share of its papers that have a label
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class GroupedEdges(EdgeStream):
-    """Generated edges between two kinds whose nodes lie in groups, an edge a function of its number.
+    """Generated edges between two node types whose nodes lie in groups, an edge a function of its number.
 
-    Kinds are cut into as many groups, group g of the one beside group g of the other. An edge stays in a group with the
-    chance `homophily`. Low ids of a group have more edges: the density of a position x in (0, 1) falls as x ** -0.5.
+    Node types are cut into as many groups, group g of the one beside group g of the other. An edge stays in a group
+    with the probability `homophily`. Low ids of a group have more edges: the density of a position x in (0, 1) falls
+    as x ** -0.5.
 
     Args:
         counts: Nodes of the kind of the sources, and of that of the targets.
@@ -55,20 +56,20 @@ class GroupedEdges(EdgeStream):
     ):
         options = StreamOptions(max(counts), chunk_edges, "directed")
         super().__init__("generated edges", id_dtype(max(counts)), options, num_edges)
-        self._drawn_by = (counts[0], counts[1], num_groups, float(homophily), np.uint64(fold(seed)))
+        self._sampled_by = (counts[0], counts[1], num_groups, float(homophily), np.uint64(fold(seed)))
 
     def _identity(self) -> dict:
-        return {"grouped": [str(value) for value in self._drawn_by], "num_edges": self.num_edges}
+        return {"grouped": [str(value) for value in self._sampled_by], "num_edges": self.num_edges}
 
     def _blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for first in range(first_edge, self.num_edges, _PIECE):
-            ends = np.empty((2, min(_PIECE, self.num_edges - first)), np.int64)
-            _draw(first, *self._drawn_by, ends)
+        for first in range(first_edge, self.num_edges, _CHUNK):
+            ends = np.empty((2, min(_CHUNK, self.num_edges - first)), np.int64)
+            _sample(first, *self._sampled_by, ends)
             yield ends[0], ends[1]
 
 
 @kernel
-def _draw(first, num_sources, num_targets, num_groups, homophily, key, ends):
+def _sample(first, num_sources, num_targets, num_groups, homophily, key, ends):
     for i in range(ends.shape[1]):
         word = combine(key, np.uint64(first + i))
         group = np.int64(unit(word) * num_groups)
@@ -87,7 +88,7 @@ def _member(count, num_groups, group, share):
 
 
 def group_of(count: int, num_groups: int) -> np.ndarray:
-    """Return the (count,) int64 group of each node of a kind."""
+    """Return the (count,) int64 group of each node of a node type."""
     bounds = np.arange(num_groups + 1) * count // num_groups
     return np.repeat(np.arange(num_groups), np.diff(bounds))
 
@@ -112,7 +113,7 @@ def load_mag_shape(
     Papers have float16 features and some have a label, the class of their group; authors and institutions have neither.
 
     Args:
-        num_nodes, num_edges: Nodes and edges of all kinds together.
+        num_nodes, num_edges: Nodes and edges of all node types together.
         folder: Folder of the data; features go to a file in it, named after the parameters, written once.
         feature_dim, feature_noise: Columns of the papers' features, and the standard deviation of their noise around
             the mean of their class.
@@ -122,15 +123,18 @@ def load_mag_shape(
         seed: Decides everything.
         chunk_edges, name: See `open_edge_stream` and `GraphDataset`.
 
-    Cost: 2 bytes a feature value on disk, written once; edges are made anew at each pass, about 20 ns an edge.
-    Source: Hu et al., OGB-LSC, 2021 (MAG240M): its kinds, relations and their shares. Differs: generated groups.
+    Cost: 2 bytes a feature value on disk, written once; edges are made again at each pass, about 20 ns an edge.
+    Source: Hu et al., OGB-LSC, 2021 (MAG240M): its node types, edge types and their shares. Differs: generated groups.
     """
     for key, value in {"num_nodes": num_nodes, "num_edges": num_edges, "feature_dim": feature_dim}.items():
         check_count(key, value)
     num_groups = num_groups or 16 * num_classes
     total = sum(MAG_NODES.values())
-    counts = {kind: round(num_nodes * MAG_NODES[kind] / total) for kind in ("author", "institution")}
-    counts = {"paper": num_nodes - sum(counts.values()), **{kind: max(1, count) for kind, count in counts.items()}}
+    counts = {node_type: round(num_nodes * MAG_NODES[node_type] / total) for node_type in ("author", "institution")}
+    counts = {
+        "paper": num_nodes - sum(counts.values()),
+        **{node_type: max(1, count) for node_type, count in counts.items()},
+    }
     papers = counts["paper"]
     classes = group_of(papers, num_groups) % num_classes
     facts = {"papers": papers, "dim": feature_dim, "classes": num_classes, "groups": num_groups, "seed": seed}
@@ -157,7 +161,7 @@ def load_mag_shape(
         edges[edge_type] = GroupedEdges(between, size, num_groups, homophily, seed + 7 * number + 1, chunk_edges)
     nodes = {**counts, "paper": {"features": str(rows), "labels": labels, "masks": masks}}
     options = {"chunk_edges": chunk_edges, "num_classes": num_classes}
-    return TypedGraph(nodes, edges, name=name, **options).dataset()
+    return HeteroGraph(nodes, edges, name=name, **options).dataset()
 
 
 def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int, noise: float, seed: int) -> None:
@@ -165,11 +169,11 @@ def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int,
     means = np.random.default_rng(seed).standard_normal((num_classes, dim), np.float32)
     partial = path.with_suffix(".tmp.npy")
     rows = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float16, shape=(len(classes), dim))
-    step = max(1, _PIECE * 8 // dim)
+    step = max(1, _CHUNK * 8 // dim)
     for number, begin in enumerate(range(0, len(classes), step)):
         own = classes[begin : begin + step]
-        drawn = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
-        rows[begin : begin + step] = means[own] + noise * drawn
+        sampled = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
+        rows[begin : begin + step] = means[own] + noise * sampled
     rows.flush()
     del rows
     partial.rename(path)
@@ -190,7 +194,7 @@ def load_leaky_events(
     one that looks at the past is right half the time.
 
     Args:
-        num_users, num_items: Nodes of either kind.
+        num_users, num_items: Nodes of either node type.
         events_per_user: Events of a user, half of them before its time.
         seed: Decides everything.
         name, fractions: See `GraphDataset` and `random_split`.
@@ -211,4 +215,4 @@ def load_leaky_events(
         "item": {"features": features, "time": np.zeros(num_items, np.int64)},
     }
     edges = {("user", "buys", "item"): {"edges": np.stack([user, item]), "time": asked[user] - span}}
-    return TypedGraph(nodes, edges, name=name, fractions=fractions, split_seed=seed).dataset()
+    return HeteroGraph(nodes, edges, name=name, fractions=fractions, split_seed=seed).dataset()
