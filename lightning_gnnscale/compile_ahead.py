@@ -15,6 +15,7 @@ from pathlib import Path
 from time import time
 
 from .kernel_sets import Kernel, cache_folder, compiled_list, missing, of_sets
+from .system import CAN_FORK, usable_cores
 
 _PACKAGE = __package__
 _NICE = 5
@@ -112,13 +113,13 @@ def still_missing(kernels: list[Kernel]) -> list[Kernel]:
 
 def main(words: list[str]) -> None:
     """Compile what is missing of some sets, in a process a core but for the one that started this."""
-    if hasattr(os, "fork") and os.fork():
+    if CAN_FORK and os.fork():
         os._exit(0)  # whoever started this one has no descendants that compile
     with suppress(OSError):
         os.nice(_NICE)
     todo = still_missing(of_sets(word for word in words if word != "--tell"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(cores - 1, len(todo))) if hasattr(os, "fork") else 1
+    cores = usable_cores()
+    workers = max(1, min(cores - 1, len(todo))) if CAN_FORK else 1
     if "--tell" in words and todo:
         seconds = max(1, round(sum(kernel.seconds for kernel in todo) / min(cores, workers + 1)))
         print(f"compiling {len(todo)} kernels for this machine, about {seconds} s, once", file=sys.stderr, flush=True)

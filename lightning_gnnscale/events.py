@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from .memory import memory_limit_bytes
 from .memory_peak import MemoryPeak
+from .system import usable_cores
 
 PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
@@ -129,7 +130,7 @@ def machine() -> dict[str, str | int]:
             versions[package] = ""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": _gpu(),
         "system": f"{platform.system()} {platform.release()}",

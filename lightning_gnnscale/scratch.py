@@ -15,6 +15,7 @@ from filelock import FileLock
 from .across_ranks import first_in_folder
 from .errors import GNNScaleError
 from .events import SYSTEM_TEMPORARY
+from .system import preallocate
 
 _LONGEST_OF_SOCKETS = 107 - len("/listener-12345678")  # bytes of a folder: a socket's path has 107 at most
 
@@ -139,10 +140,8 @@ def keep_sockets() -> None:
 
 
 def _set_aside(path: Path) -> None:
-    # A page of a sparse file that finds no space when it is written ends the process by a signal, without a word.
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    with path.open("r+b") as file:
+        preallocate(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def _remove_left(parent: Path) -> None:

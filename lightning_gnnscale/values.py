@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .foreign import is_tensor
+
 ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
 _LOWEST, _HIGHEST = ALWAYS, np.iinfo(np.int64).max
 _BLOCK = 1 << 20  # values looked at together, so that a map of a file is never whole in memory
@@ -119,7 +121,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
 
 def of_tensor(values: Any) -> Any:
     """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are."""
-    if not hasattr(values, "detach"):
+    if not is_tensor(values):
         return values
     tensor = values.detach().cpu()
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()

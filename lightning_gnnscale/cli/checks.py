@@ -8,6 +8,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..object_store import is_url
+from ..traits import ModuleTraits
 from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
@@ -134,7 +135,7 @@ def _check_layers(config: DictConfig) -> None:
     backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
     if inspect.isclass(backbone) and issubclass(backbone, Backbone):
         taken = inspect.signature(backbone).parameters.get("num_layers")
-        num_layers = getattr(backbone, "num_layers", None) if taken is None else taken.default
+        num_layers = backbone.num_layers if taken is None else taken.default
         check_hops(config, config.model.backbone.get("num_layers", num_layers))
 
 
@@ -173,7 +174,7 @@ def trains_on_links(config: DictConfig) -> bool:
         UsageError: only one of them does.
     """
     model, sampler = (
-        getattr(get_object(node._target_), "trains_on_links", False) for node in (config.model, config.sampler)
+        ModuleTraits(get_object(node._target_)).trains_on_links for node in (config.model, config.sampler)
     )
     if model and not sampler:
         raise UsageError("model trains on links, the sampler samples none: say sampler=links, or another model")

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from .. import compile_ahead, kernel_sets
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
+from ..system import advise, usable_cores
 from .errors import UsageError
 
 _PACKAGES = ("lightning-gnnscale", "lightning", "torch", "torch-geometric", "triton", "numpy", "numba", "pyarrow")
@@ -177,12 +178,12 @@ def _measure_disk(path: Path, num_bytes: int) -> tuple[float, float, float]:
         os.fsync(file.fileno())
     written = num_bytes / (time.perf_counter() - began)
     with open(path, "rb", buffering=0) as file:
-        _forget(file.fileno())
+        advise(file.fileno(), 0, 0, "dontneed")
         began = time.perf_counter()
         while file.read(_BLOCK):
             pass
         read = num_bytes / (time.perf_counter() - began)
-        _forget(file.fileno())
+        advise(file.fileno(), 0, 0, "dontneed")
         places = np.random.default_rng(1).permutation(num_bytes // 4096)[:500] * 4096
         began = time.perf_counter()
         for place in places.tolist():
@@ -190,13 +191,8 @@ def _measure_disk(path: Path, num_bytes: int) -> tuple[float, float, float]:
         return written, read, len(places) / (time.perf_counter() - began)
 
 
-def _forget(fd: int) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _processors(advice: list[str]) -> dict[str, str]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = usable_cores()
     load = os.getloadavg()[0]
     if load > usable:
         advice.append(f"{load:.1f} processes want {usable} CPUs: other work runs here, and runs will take longer")

@@ -18,7 +18,7 @@ def stored_columns(config: DictConfig, dataset) -> int | dict[str, int]:
     """Return the columns of the stored features that are read, by node type where node types have their own."""
     if not config.datamodule.get("stored_features", True):
         return 0
-    return getattr(dataset, "feature_dims", None) or dataset.feature_dim
+    return dataset.feature_dims or dataset.feature_dim
 
 
 def learned_node_types(
@@ -105,7 +105,7 @@ def model_widths(config: DictConfig, dataset) -> dict:
         "hidden_channels": config.model.backbone.get("hidden_channels"),
         "embedding_dim": (config.model.get("inputs") or {}).get("dim"),
     }
-    node_types = learned_node_types(config, getattr(dataset, "schema", None), stored_columns(config, dataset))
+    node_types = learned_node_types(config, dataset.schema, stored_columns(config, dataset))
     if node_types is not None:
         widths["embedding_rows"] = sum(dataset.type_sizes[node_type] for node_type in node_types)
     return {name: width for name, width in widths.items() if width}

@@ -25,6 +25,7 @@ from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..report.terminal import stage_rows
 from ..scratch import temporary_scratch
+from ..traits import CheckpointTraits
 from .errors import UsageError, one_line
 from .ranks import is_first_rank
 
@@ -128,7 +129,7 @@ def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> Earl
         states = _callback_states(resume)
     except CheckpointError as error:
         raise UsageError(f"resume: {error}") from None
-    if getattr(checkpoint, "monitor", None) is None:
+    if CheckpointTraits(checkpoint).monitor is None:
         return None
     before = states.get(EarlierBest.__qualname__)
     known = [_saved_best(states, checkpoint), EarlierBest(before["path"], before["score"]) if before else None]
@@ -198,10 +199,10 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
     if resume is not None:
         facts["epochs of this run"] = len(epochs)
         facts["goes on from"] = f"{resume} (all other figures are of this run alone)"
-    monitor = getattr(checkpoint, "monitor", None) or "val_acc"
+    monitor = CheckpointTraits(checkpoint).monitor or "val_acc"
     values = [value for _, value in _logged(rows, monitor) if isfinite(value)]
     if values:
-        best = min if getattr(checkpoint, "mode", "max") == "min" else max
+        best = min if CheckpointTraits(checkpoint).mode == "min" else max
         facts[f"best {monitor}"] = best(values)
     lost = next((epoch for epoch, loss in _logged(rows, "train_loss") if not isfinite(loss)), None)
     if lost is not None:

@@ -32,6 +32,16 @@ from ..partition_store.composition import store_composition
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
+from ..traits import (
+    ANY,
+    BackboneTraits,
+    CheckpointTraits,
+    DataTraits,
+    InputsTraits,
+    ModuleTraits,
+    StrategyTraits,
+    arguments_of,
+)
 from .checks import (
     check_dataset,
     check_hops,
@@ -100,7 +110,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     trainer, model, datamodule = run.trainer, run.model, run.datamodule
     if is_first_rank():
         keep_earlier_run(folder)
-    with _interruptible(folder, getattr(trainer.checkpoint_callback, "dirpath", None)):
+    with _interruptible(folder, CheckpointTraits(trainer.checkpoint_callback).dirpath):
         with events.stage("train", note=_parts_and_processes(datamodule.store.num_parts, trainer.world_size)):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
@@ -195,7 +205,7 @@ class CommandRun:
             if store is None and config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
                 check_num_parts(config.num_parts, trainer.world_size)
             held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
-            held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
+            held["start_method"] = StrategyTraits(trainer.strategy).start_method
             held["mixed_parts"] = datamodule.mixed_parts(policy_of(trainer))
             make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config, dataset))
             if store is None:
@@ -254,7 +264,7 @@ def _interruptible(folder: Path, checkpoints: str | None) -> Iterator[None]:
         leave_report(folder)
         last = None if checkpoints is None else _last_checkpoint(Path(checkpoints), began)
         go_on = f"go on with resume={last}" if last else "no checkpoint was saved; type the same command again"
-        raise Interrupted(go_on, getattr(stop, "code", None) == SIGTERM_CODE) from None
+        raise Interrupted(go_on, isinstance(stop, SystemExit) and stop.code == SIGTERM_CODE) from None
     except Exception:
         leave_report(folder)
         raise
@@ -268,7 +278,7 @@ def _last_checkpoint(folder: Path, began: float) -> Path | None:
 
 def _crosses_parts(trainer, datamodule) -> bool:
     """Whether a process needs no part of its own: batches belong to none, or every part is shared by all."""
-    scope = getattr(datamodule, "scope", None)
+    scope = DataTraits(datamodule).scope
     return scope is not None and (scope == "graph" or trainer.strategy.weights.equal_batches)
 
 
@@ -294,7 +304,7 @@ def make_trainer(config: DictConfig, folder: Path):
     options = instantiate(config.callbacks) or {}
     callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder(), EpochTimes()]
     for callback in callbacks:
-        if hasattr(callback, "dirpath") and callback.dirpath is None:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")
     if config.predict:
         callbacks.append(PredictionWriter(folder / PREDICTIONS))
@@ -351,12 +361,12 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
-    dims = getattr(datamodule, "feature_dims", None)
-    schema = getattr(datamodule, "schema", None)
+    data = DataTraits(datamodule)
+    dims, schema = data.feature_dims, data.schema
     stored = datamodule.num_features if dims is None else dims
     node_types = learned_node_types(config, schema, stored)
     inputs = make_inputs(config, datamodule, node_types)
-    in_channels = in_channels_of(stored, getattr(inputs, "dim", 0), node_types, schema)
+    in_channels = in_channels_of(stored, InputsTraits(inputs).dim, node_types, schema)
     outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, in_channels)
     if trains_on_links(config):
         options = _relations(config, datamodule.store.schema)
@@ -388,7 +398,7 @@ def check_model(config: DictConfig, dataset) -> None:
     """
     inputs, schema, stored = (
         config.model.get("inputs"),
-        getattr(dataset, "schema", None),
+        dataset.schema,
         stored_columns(config, dataset),
     )
     node_types = learned_node_types(config, schema, stored)
@@ -406,9 +416,9 @@ def check_model(config: DictConfig, dataset) -> None:
     else:
         outputs |= {"out_channels": dataset.num_classes}
         module = _build(config, in_channels, outputs, _label_options(config, dataset.multilabel))
-    if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
+    if dataset.edge_weight is not None and not BackboneTraits(module.backbone).takes_negative_weights:
         check_edge_weights(module.backbone, least_value(dataset.edge_weight))
-    make_optimizer = getattr(module, "make_optimizer", None)
+    make_optimizer = ModuleTraits(module).make_optimizer
     if make_optimizer is not None:
         try:
             make_optimizer(module.parameters())
@@ -457,7 +467,7 @@ def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | d
         return {}
     if takes:
         return {"schema": schema.as_json()}
-    named = inspect.signature(getattr(backbone, "forward", backbone)).parameters
+    named = arguments_of(backbone)
     if (schema.num_edge_types > 1 and "edge_type" not in named) or (
         isinstance(in_channels, dict) and "node_type" not in named
     ):
@@ -492,7 +502,7 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
         )
     if fills_in:
         return {"edge_dim": edge_dim}
-    if not is_own and "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters:
+    if not is_own and "edge_attr" in arguments_of(backbone):
         return {}
     relational = "schema" in inspect.signature(backbone).parameters
     readers = "model=rgat or model=hgt" if relational else "model=gat or model=gine"
@@ -505,7 +515,7 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
 def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):
     """Return the module of the config; `outputs` are further arguments of its backbone, `options` its own."""
     backbone = instantiate(config.model.backbone, in_channels=in_channels, **outputs)
-    check_hops(config, getattr(backbone, "num_layers", None))
+    check_hops(config, BackboneTraits(backbone).num_layers)
     if inputs is not None:
         options = options | {"inputs": inputs}
     own = config.copy().model
@@ -513,7 +523,7 @@ def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, i
     for name in ("backbone", "inputs"):
         own.pop(name, None)
     module = instantiate(own, backbone=backbone, **options)
-    if hasattr(module, "backbone_settings") and not isinstance(backbone, Backbone):
+    if ModuleTraits(module).backbone_settings is not ANY and not isinstance(backbone, Backbone):
         settings = written(config.model)["backbone"]
         module.backbone_settings = {**settings, "in_channels": in_channels, **outputs}
     return module

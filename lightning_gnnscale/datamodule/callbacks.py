@@ -23,6 +23,7 @@ from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..sampler.locality import LocalityScale
+from ..traits import ANY, DataTraits, ModuleTraits
 
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
 _STATE = ("scale", "previous", "fixed")
@@ -66,14 +67,15 @@ class LocalityController(L.Callback):
         if stage != "fit":
             return
         datamodule = trainer.datamodule
-        if not all(callable(getattr(datamodule, name, None)) for name in ("set_locality_scale", "loading_share")):
+        data = DataTraits(datamodule)
+        if data.set_locality_scale is None or data.loading_share is None:
             given = "no datamodule" if datamodule is None else type(datamodule).__name__
             raise StrategyError(
                 "LocalityController needs a datamodule with set_locality_scale and loading_share, got "
                 f"{given}: use PartitionDataModule, or leave the callback out"
             )
-        sampler = getattr(datamodule, "sampler", None)
-        if getattr(sampler, "locality", None) is None:
+        sampler = data.sampler
+        if sampler is None or as_batch_sampler(sampler).locality is None:
             raise StrategyError(
                 f"LocalityController needs a sampler with locality, got {type(sampler).__name__} without one: give "
                 "NeighborSampler or LayerwiseSampler locality=LocalityBias(placement), or leave the callback out"
@@ -279,12 +281,12 @@ class PredictionWriter(BasePredictionWriter):
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ask a module of this package for its rows as they are computed, a block at a time."""
-        if hasattr(pl_module, "write_predictions"):
+        if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let go of the module."""
-        if hasattr(pl_module, "write_predictions"):
+        if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = None
 
     def write_on_epoch_end(self, trainer: L.Trainer, pl_module, predictions, batch_indices) -> None:

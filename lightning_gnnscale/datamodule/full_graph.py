@@ -14,6 +14,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
 from ..store_source import StoreMaking, StoreSource
+from ..traits import BackboneTraits, ModuleTraits, StrategyTraits
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, policy_of
 
@@ -49,6 +50,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     """
 
     takes_inputs = False
+    trains_full_graph = True
     kernel_set = "full_graph"  # that is compiled ahead
 
     @passes_on(StoreSource.of, StoreSource, pack_halo=False)
@@ -116,7 +118,7 @@ class FullGraphDataModule(StoredGraphDataModule):
             self._check_trainable()
             module = self._module
             check_model(module, self.store)
-            if hasattr(getattr(module, "backbone", None), "forward_rows"):
+            if BackboneTraits(ModuleTraits(module).backbone).forward_rows:
                 check_edge_features(module, self.store.edge_features, "write the store without them")
         if self.trainer is not None:
             _check_exchanges(self.trainer)
@@ -208,7 +210,7 @@ def _check_one_batch(trainer: pl.Trainer) -> None:
 
 
 def _check_exchanges(trainer: pl.Trainer) -> None:
-    if trainer.world_size > 1 and not hasattr(trainer.strategy, "exchange"):
+    if trainer.world_size > 1 and StrategyTraits(trainer.strategy).exchange is None:
         raise StrategyError(
             f"{type(trainer.strategy).__name__} exchanges no rows between the {trainer.world_size} processes: "
             'use Trainer(strategy="gnnscale")'

@@ -18,6 +18,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
+from ..system import CAN_ADVISE, advise
 from .evaluation import EvaluationLinks
 
 GAP_BYTES = 64 << 10  # read along rather than skipped: a read from a new place costs about as long
@@ -274,10 +275,10 @@ class FileRows:
         rows = out.reshape(len(out), -1).view(np.uint8)
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[cuts]
         for run in range(len(firsts)):
-            if run % _READS_AHEAD == 0 and hasattr(os, "posix_fadvise"):
+            if run % _READS_AHEAD == 0 and CAN_ADVISE:
                 for coming in range(run + 1, min(run + 1 + 2 * _READS_AHEAD, len(firsts))):
                     position, size = self._place(firsts[coming], lasts[coming])
-                    os.posix_fadvise(self._file.fileno(), position, size, os.POSIX_FADV_WILLNEED)
+                    advise(self._file.fileno(), position, size, "willneed")
             first, last, place = int(firsts[run]), int(lasts[run]), int(places[run])
             if last - first == places[run + 1] - place:
                 self._fill(rows[place : place + last - first], first)
@@ -295,9 +296,8 @@ class FileRows:
             position = self._place(first, first)[0]
             while done < len(data):
                 done += os.pwrite(file.fileno(), data[done:], position + done)
-            if hasattr(os, "posix_fadvise"):
-                # The disk begins to write: pages that wait to be written cannot give way where memory is capped.
-                os.posix_fadvise(file.fileno(), position, len(data), os.POSIX_FADV_DONTNEED)
+            # The disk begins to write: pages that wait to be written cannot give way where memory is capped.
+            advise(file.fileno(), position, len(data), "dontneed")
 
     def _place(self, first: int, last: int) -> tuple[int, int]:
         return self.offset + int(first) * self.row_bytes, int(last - first) * self.row_bytes

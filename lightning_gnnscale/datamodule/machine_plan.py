@@ -22,6 +22,7 @@ from ..remote.batch_group import pack_group
 from ..remote.held_rows import most_linked, part_of
 from ..remote.holder import deal_in_order, row_bytes_of, stored_table
 from ..sampler.minibatch import MiniBatch
+from ..traits import SourceTraits
 from .partition import PartitionDataModule
 from .train_loader import part_targets
 
@@ -159,7 +160,7 @@ class Machines:
 
         Cost: samples `batches` batches for each machine that trains, without features.
         """
-        if self.preparing and not hasattr(data.source, "construction"):
+        if self.preparing and SourceTraits(data.source).construction is None:
             raise ValueError(
                 f"preparing={self.preparing} machines make batches for source=ray alone: set source=ray, or preparing=0"
             )
@@ -169,7 +170,10 @@ class Machines:
             whole, replicate = crosses and data.source.construction == "local", data.source.replicate_bytes
         else:
             owner = data.owners(self.training * self.devices, weights) // self.devices
-            whole, replicate = crosses and not data.asks_owners, getattr(data.row_reads, "replicate_bytes", 0)
+            whole, replicate = (
+                crosses and not data.asks_owners,
+                (0 if isinstance(data.row_reads, str) else data.row_reads.replicate_bytes),
+            )
         row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
         traffic = RowsAsked(store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"))
         sent, targets = self._sent(data, weights, traffic, asks=crosses and not whole), self._targets(data, weights)

@@ -34,6 +34,7 @@ from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..store_source import StoreMaking, StoreSource
+from ..traits import ModuleTraits, SourceTraits
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -180,7 +181,7 @@ class PartitionDataModule(StoredGraphDataModule):
         self.loader_options = LoaderOptions(
             batch_size,
             seed,
-            num_threads=getattr(self.source, "num_threads", 1),
+            num_threads=SourceTraits(self.source).num_threads,
             prefetch_batches=self.source.batches_ahead,
             edge_features=stored_edge_features,
         )
@@ -399,7 +400,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def _predicted_edges(self) -> str | None:
         """Return the split whose edges are predicted; None: nodes are."""
         module = self._module
-        if not (self.sampler.labelled and getattr(module, "predicts_edges", module is None)):
+        if not (self.sampler.labelled and (module is None or ModuleTraits(module).predicts_edges)):
             return None
         for split in ("test", "val"):
             if split in self.links and np.size(self.links[split].edges):
@@ -470,7 +471,7 @@ class PartitionDataModule(StoredGraphDataModule):
             return self.scope
         if weights is None or not weights.equal_batches or self.mode == "full_batch":
             return "part"
-        asks_owners = self.asks_owners or getattr(self.source, "construction", "local") == "distributed"
+        asks_owners = self.asks_owners or SourceTraits(self.source).construction == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
@@ -492,7 +493,7 @@ class PartitionDataModule(StoredGraphDataModule):
         trainer = self.trainer
         if trainer is None:
             return RankPlace()
-        share, num_local = getattr(trainer.strategy, "broadcast", None), trainer.world_size // trainer.num_nodes
+        share, num_local = trainer.strategy.broadcast, trainer.world_size // trainer.num_nodes
         return RankPlace(
             trainer.global_rank, trainer.world_size, trainer.node_rank, trainer.local_rank, num_local, share
         )

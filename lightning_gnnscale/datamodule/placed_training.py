@@ -19,6 +19,7 @@ from ..placement.link_cost import link_alphas
 from ..placement.place import RULES
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.minibatch import rows_by_node_type
+from ..traits import StrategyTraits
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
 SAMPLED_BATCHES = 64  # of each rank, by which probabilities are corrected
@@ -172,7 +173,7 @@ def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.nda
         if size == 1:
             within = np.zeros((1, 1))
         elif trainer.global_rank == first:
-            devices = getattr(trainer.strategy, "parallel_devices", None) or [torch.device("cpu")] * size
+            devices = StrategyTraits(trainer.strategy).parallel_devices or [torch.device("cpu")] * size
             within = link_alphas(devices, alpha)
         alphas[first : first + size, first : first + size] = (
             within if size == 1 else trainer.strategy.broadcast(within, src=first)

@@ -28,16 +28,17 @@ from ..partition_store.manifest import read_manifest
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
+from ..traits import ANY, BackboneTraits, ModuleTraits, StrategyTraits
 
 
 def policy_of(trainer: L.Trainer | None) -> Any:
     """Return the weight policy of a run; None without a trainer, and under another strategy than this package's."""
-    return None if trainer is None else getattr(trainer.strategy, "weights", None)
+    return None if trainer is None else StrategyTraits(trainer.strategy).weights
 
 
 def num_layers_of(module: Any) -> int | None:
     """Return the layers of a module's backbone, where it tells."""
-    layers = getattr(getattr(module, "backbone", None), "num_layers", None)
+    layers = BackboneTraits(ModuleTraits(module).backbone).num_layers
     return layers if isinstance(layers, int) else None
 
 
@@ -52,14 +53,15 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     Raises:
         StrategyError: batches would not fit the model; the message names both numbers.
     """
-    backbone = getattr(module, "backbone", None)
-    if store.schema is not None and hasattr(module, "check_edge_types"):
+    says = ModuleTraits(module)
+    backbone = says.backbone
+    if store.schema is not None and says.check_edge_types is not None:
         own_features = store.features is not None and store.features.by_node_type
         module.check_edge_types(store.schema.num_edge_types > 1, own_features)
-    width = getattr(backbone, "in_channels", None)
-    if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
+    width = BackboneTraits(backbone).in_channels
+    if isinstance(width, int) and store.features is not None and says.inputs is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
-    classifies, regresses = hasattr(module, "multilabel"), hasattr(module, "num_targets")
+    classifies, regresses = says.multilabel is not None, says.num_targets is not None
     if store.labels is not None and store.regression != regresses:
         if store.regression and classifies:
             raise StrategyError(
@@ -91,11 +93,12 @@ def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
         edge_features: (num_edges, edge_dim) of the store, or None.
         without: How to do without them; by default what `PartitionDataModule` takes.
     """
-    reads = getattr(module, "reads_edge_features", None)
+    reads = ModuleTraits(module).reads_edge_features
     if reads is None:
         return
     backbone, given = module.backbone, None if edge_features is None else edge_features.shape[1]
-    edge_dim = getattr(backbone, "edge_dim", given if reads else None)
+    edge_dim = BackboneTraits(backbone).edge_dim
+    edge_dim = (given if reads else None) if edge_dim is ANY else edge_dim
     try:
         check_edge_attr(type(backbone).__name__, edge_dim, given, *without)
     except ValueError as error:
@@ -112,7 +115,7 @@ def check_edge_weights(backbone: Any, least: float | None) -> None:
     Raises:
         StrategyError: names the weight, the backbone and the remedy.
     """
-    if least is not None and least < 0 and not getattr(backbone, "takes_negative_weights", True):
+    if least is not None and least < 0 and not BackboneTraits(backbone).takes_negative_weights:
         raise StrategyError(
             f"edge_weight goes down to {least:g}, and {type(backbone).__name__} needs weights of at least 0: give "
             "such ones, or use GraphSAGE, which sums with any"
@@ -124,7 +127,7 @@ def _check_labels(module: Any, labels: Any) -> None:
     if several != bool(module.multilabel):
         node_type = f"{labels.shape[1]} labels a node" if several else "one label a node"
         raise StrategyError(f"the store has {node_type}: say multilabel={several} to {type(module).__name__}")
-    outputs = getattr(module, "num_classes", None)
+    outputs = ModuleTraits(module).num_classes
     if not isinstance(outputs, int):
         return
     if several:
@@ -281,7 +284,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             self.check_trainer(self.trainer)
         if self.store.fetched is not None and self.trainer is not None:
             self._check_same_store()
-        inputs = getattr(self._module, "inputs", None)
+        inputs = ModuleTraits(self._module).inputs
         if not self.stored_features and inputs is None:
             raise StrategyError("stored_features=False leaves batches without features, and the model has no inputs=")
         if self.store.features is None and (inputs is None or not self.takes_inputs):
@@ -293,7 +296,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     @property
     def _module(self) -> L.LightningModule | None:
         """The module that is trained or evaluated; None without a trainer, or before it has one."""
-        return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
+        return None if self.trainer is None else self.trainer.lightning_module
 
     def _check_same_store(self) -> None:
         """Refuse a store that is not the first rank's: machines that share no folder may find different ones."""

@@ -39,6 +39,7 @@ from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
 from ..sampler.protocol import BatchSampler
+from ..traits import SourceTraits
 
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
@@ -63,7 +64,7 @@ def row_reads_setting(row_reads: Any, source: SourceSettings, sampler: Any, scop
         from ..remote import OwnerReads
 
         row_reads = OwnerReads()
-    if isinstance(row_reads, str) or not callable(getattr(row_reads, "open", None)):
+    if isinstance(row_reads, str) or not callable(SourceTraits(row_reads).open):
         if row_reads not in ("auto", *HOWS):
             allowed = ", ".join(("auto", *HOWS, "owners"))
             raise ValueError(f"row_reads must be one of {allowed}, or gs.OwnerReads(), got {row_reads!r}")
@@ -90,7 +91,7 @@ def source_settings(source: str | SourceSettings) -> SourceSettings:
     """
     if isinstance(source, str) and source in SOURCES:
         return SOURCES[source]()
-    if isinstance(source, str) or not callable(getattr(source, "connect", None)):
+    if isinstance(source, str) or not callable(SourceTraits(source).connect):
         raise ValueError(
             f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {source!r}"
         )
@@ -329,7 +330,7 @@ def make_interleaved_loader(
         load = partial(load_part_graph, store, halo_hops, rows=features is not None)
         data = _data(store, load, features, options)
     targets, connected = part_targets(store, sampler), source.connect(place)
-    cap = getattr(connected, "machine_bytes", None)
+    cap = SourceTraits(connected).machine_bytes
     if cap is not None and halo_hops is not None and open_parts > 1:
         stage = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
         open_parts = _lanes_that_fit(store, stage, features, cap, open_parts)

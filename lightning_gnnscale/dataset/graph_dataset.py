@@ -16,6 +16,7 @@ from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_b
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..values import exact_integers, exact_times, same_clock
+from ..foreign import is_csr, is_sparse
 
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
 
@@ -220,9 +221,9 @@ class GraphDataset:
         """
         for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
             rows = getattr(self, name)
-            if rows is None or hasattr(rows, "indptr") or isinstance(rows, Mapping):
+            if rows is None or is_csr(rows) or isinstance(rows, Mapping):
                 continue
-            if name == "features" and (hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", ""))):
+            if name == "features" and is_sparse(rows):
                 self.features = CSRArrays(*load_features(rows, rows.shape[0]))
                 continue
             if isinstance(rows, str | os.PathLike):
@@ -311,7 +312,7 @@ class GraphDataset:
         return total / max(1, num_nodes)
 
     def _batch_row_bytes(self, rows) -> float:
-        if hasattr(rows, "indptr"):
+        if is_csr(rows):
             return sparse_batch_row_bytes(len(rows.indices), rows.shape[0])
         code = row_code(self.feature_storage, rows.shape[1])
         gathered = np.float32 if code is not None else self.feature_storage or rows.dtype
@@ -333,7 +334,7 @@ class GraphDataset:
         if self.features is None:
             return []
         tables = list(self.features.values()) if isinstance(self.features, Mapping) else [self.features]
-        return [rows if hasattr(rows, "indptr") else np.asanyarray(opened(rows)) for rows in tables]
+        return [rows if is_csr(rows) else np.asanyarray(opened(rows)) for rows in tables]
 
 
 def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchema | None) -> HeteroStream:

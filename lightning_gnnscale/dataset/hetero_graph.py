@@ -16,6 +16,8 @@ from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folde
 from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
+from ..foreign import is_csr, is_sparse
+from ..foreign import is_array
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
@@ -176,7 +178,7 @@ class HeteroGraph:
         for name in ("features", "labels", "time"):
             if given[name] is not None:
                 rows = given[name]
-                counts[name] = int(rows.shape[0]) if hasattr(rows, "shape") else len(opened(rows))
+                counts[name] = int(rows.shape[0]) if is_array(rows) else len(opened(rows))
         if given["nodes"] is not None:
             given["nodes"] = _listed(node_type, given["nodes"])
             counts["nodes"] = len(given["nodes"])
@@ -222,9 +224,9 @@ class HeteroGraph:
             rows = given["features"]
             if rows is None:
                 continue
-            if hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", "")):
+            if is_sparse(rows):
                 rows = CSRArrays(*load_features(rows, int(rows.shape[0])))
-            found[node_type] = rows if isinstance(rows, str) or hasattr(rows, "indptr") else np.asanyarray(opened(rows))
+            found[node_type] = rows if isinstance(rows, str) or is_csr(rows) else np.asanyarray(opened(rows))
         return found
 
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from ..edge_stream.options import StreamOptions
 from ..values import exact_integers, exact_times
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
+from ..foreign import csr_of, is_array, is_hetero, is_temporal, is_tensor
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, which overrides what its callers ask for
 
@@ -60,12 +61,10 @@ def load_pyg(
         named = {"name": name} if name else {}
         data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
     options = {"chunk_edges": chunk_edges, "to_undirected": to_undirected, "remove_self_loops": remove_self_loops}
-    if _is_temporal(data):
+    if is_temporal(data):
         return held_out(_events(data, (name or dataset or "pyg").lower(), options), hold_out)
     _check_data(data)
-    edge_index, edge_weight, edge_attr = (
-        getattr(data, key, None) for key in ("edge_index", "edge_weight", "edge_attr")
-    )
+    edge_index, edge_weight, edge_attr = (data.get(key) for key in ("edge_index", "edge_weight", "edge_attr"))
     if edge_index is None:
         stream = AdjacencyStream("data.adj_t", data.adj_t, StreamOptions(**options), transposed=True)
         values = stream.values
@@ -79,9 +78,9 @@ def load_pyg(
     masks = {
         part: _mask(data, f"{part}_mask", split)
         for part in ("train", "val", "test")
-        if getattr(data, f"{part}_mask", None) is not None
+        if data.get(f"{part}_mask") is not None
     }
-    labels = getattr(data, "y", None)
+    labels = data.get("y")
     if labels is not None:
         labels = _numpy(labels)
         labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
@@ -91,17 +90,13 @@ def load_pyg(
     graph = GraphDataset(
         name=(name or dataset or "pyg").lower(),
         stream=stream,
-        features=_features(getattr(data, "x", None)),
+        features=_features(data.get("x")),
         labels=labels,
         masks=masks,
         edge_weight=None if edge_weight is None else _numpy(edge_weight).reshape(-1),
         edge_features=None if edge_attr is None else _numpy(edge_attr).reshape(len(edge_attr), -1),
     )
     return held_out(graph, hold_out)
-
-
-def _is_temporal(data) -> bool:
-    return all(hasattr(data, key) for key in ("src", "dst", "t"))
 
 
 def _events(data, name: str, options: dict) -> GraphDataset:
@@ -128,9 +123,9 @@ def _events(data, name: str, options: dict) -> GraphDataset:
 
 def _check_data(data) -> None:
     kind = type(data).__name__
-    if hasattr(data, "edge_types"):
+    if is_hetero(data):
         raise ValueError(f"{kind}: {ONE_NODE_TYPE}")
-    if getattr(data, "edge_index", None) is None and getattr(data, "adj_t", None) is None:
+    if data.get("edge_index") is None and data.get("adj_t") is None:
         raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
     if data.num_nodes is None:
         raise ValueError("data does not say how many nodes it has: set data.num_nodes")
@@ -161,14 +156,14 @@ def tell_unread_types(data) -> None:
     for kind, store in (*data.node_items(), *data.edge_items()):
         name = ",".join(kind) if isinstance(kind, tuple) else kind
         unread += [
-            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if hasattr(store[key], "shape")
+            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if is_array(store[key])
         ]
     if unread:
         warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)
 
 
 def _mask(data, key: str, split: int) -> np.ndarray:
-    mask = _numpy(getattr(data, key))
+    mask = _numpy(data[key])
     if mask.ndim == 1:
         return mask
     if not 0 <= split < mask.shape[1]:
@@ -197,16 +192,13 @@ def _weights_only(make, **options):
 
 
 def _numpy(values) -> np.ndarray:
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+    return values.detach().cpu().numpy() if is_tensor(values) else np.asarray(values)
 
 
 def _features(x):
     """Return dense features as an array, sparse ones as CSR; None of none."""
-    if x is None:
-        return None
-    if hasattr(x, "sparse_sizes"):
-        x = x.to_torch_sparse_csr_tensor()
-    if not hasattr(x, "is_sparse") or not (x.is_sparse or x.is_sparse_csr):
-        return _numpy(x)
-    x = x.detach().cpu().to_sparse_csr()
-    return CSRArrays(x.crow_indices().numpy(), x.col_indices().numpy(), x.values().numpy(), tuple(x.shape))
+    sparse = csr_of(x)
+    if sparse is not None:
+        *arrays, shape = sparse
+        return CSRArrays(*map(_numpy, arrays), shape)
+    return None if x is None else _numpy(x)

@@ -10,15 +10,10 @@ from ..errors import EdgeStreamError
 from .array import native_ids
 from .options import StreamOptions
 from .stream import EdgeStream
+from ..foreign import is_scipy, is_sparse_tensor
 
 _SLICE_EDGES = 1 << 17
 _OTHER_FORMATS = ("bsr", "dia", "dok", "lil")
-
-
-def is_adjacency(source) -> bool:
-    """Whether a source is a sparse matrix; neither SciPy nor torch is imported for the answer."""
-    layout = str(getattr(source, "layout", ""))
-    return hasattr(source, "tocsr") or hasattr(source, "sparse_sizes") or layout.startswith("torch.sparse")
 
 
 class AdjacencyStream(EdgeStream):
@@ -43,7 +38,7 @@ class AdjacencyStream(EdgeStream):
 
     def __init__(self, name: str, matrix, options: StreamOptions, transposed: bool = False):
         shape = tuple(
-            int(size) for size in (matrix.sparse_sizes() if hasattr(matrix, "sparse_sizes") else matrix.shape)
+            int(size) for size in (matrix.sparse_sizes() if is_sparse_tensor(matrix) else matrix.shape)
         )
         if len(shape) != 2 or shape[0] != shape[1]:
             raise EdgeStreamError(f"{name}: a matrix of edges must be square, (num_nodes, num_nodes), got {shape}")
@@ -86,10 +81,10 @@ class AdjacencyStream(EdgeStream):
 
 def _compressed(matrix) -> tuple[np.ndarray | None, np.ndarray, bool, np.ndarray | None]:
     """Return (indptr, indices, whether rows are compressed, values); without indptr indices are rows and columns."""
-    if hasattr(matrix, "sparse_sizes"):
+    if is_sparse_tensor(matrix):
         indptr, indices, values = matrix.csr()
         return _array(indptr), _array(indices), True, _array(values)
-    if hasattr(matrix, "tocsr"):
+    if is_scipy(matrix):
         if matrix.format in _OTHER_FORMATS:
             matrix = matrix.tocsr()
         if matrix.format == "coo":

@@ -14,6 +14,7 @@ from ..values import as_array, of_tensor
 from .options import StreamOptions
 from .read_ahead import ChunkPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
+from ..foreign import is_pair_of_arrays
 
 BIN_LAYOUTS = ("pairs", "columns")
 _SLICE_EDGES = 1 << 17  # small enough to stay in the cache between reading and splitting
@@ -216,7 +217,7 @@ def _is_plain(array: np.ndarray) -> bool:
 
 def _columns(name: str, array) -> tuple[np.ndarray, np.ndarray]:
     """Return two (num_edges,) views."""
-    if isinstance(array, tuple | list) and len(array) == 2 and all(hasattr(end, "shape") for end in array):
+    if is_pair_of_arrays(array):
         src, dst = (_integers(name, end) for end in array)
         if src.ndim != 1 or src.shape != dst.shape or src.dtype != dst.dtype:
             got = " and ".join(f"{end.dtype} {end.shape}" for end in (src, dst))

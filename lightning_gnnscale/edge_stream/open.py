@@ -9,17 +9,13 @@ from pathlib import Path
 
 from ..errors import EdgeStreamError
 from ..object_store import is_url, local_copy
-from .adjacency import AdjacencyStream, is_adjacency, open_adjacency, told
+from .adjacency import AdjacencyStream, open_adjacency, told
 from .array import ArrayStream, open_array, open_bin, open_npy
 from .options import CHUNK_EDGES, StreamOptions
 from .relabel import NodeIds
 from .stream import EdgeStream
 from .synthetic import SyntheticGraph
-
-
-def is_pyg_data(source) -> bool:
-    """Whether the source is a graph of PyG; nothing is imported for the answer."""
-    return any(hasattr(source, name) for name in ("edge_index", "adj_t", "edge_types"))
+from ..foreign import has_all, is_array, is_hetero, is_lazy_table, is_pair_of_arrays, is_pyg, is_sparse, is_table, is_table_reader, is_tabular
 
 
 def open_pyg(data, options: StreamOptions) -> EdgeStream:
@@ -29,7 +25,7 @@ def open_pyg(data, options: StreamOptions) -> EdgeStream:
         EdgeStreamError: the data has neither, or no integers, or has several node types or edge types.
     """
     name = type(data).__name__
-    if hasattr(data, "edge_types"):
+    if is_hetero(data):
         raise EdgeStreamError(f"{name}: {ONE_NODE_TYPE}")
     edge_index, adj_t = getattr(data, "edge_index", None), getattr(data, "adj_t", None)
     if edge_index is None and adj_t is None:
@@ -54,12 +50,12 @@ def _known_num_nodes(data) -> int | None:
 
 
 def _node_counts(data) -> Iterator[int | None]:
-    keys = data.keys() if callable(getattr(data, "keys", None)) else ()
+    keys = data.keys() if has_all(data, "keys") else ()
     if "num_nodes" in keys:
         yield int(data.num_nodes)
     for key in ("x", "y", "pos", "train_mask"):
-        value = getattr(data, key, None)
-        if value is not None and getattr(value, "ndim", 0) > 0:
+        value = data[key] if key in keys else None
+        if is_array(value) and len(value.shape) > 0:
             yield int(value.shape[0])
 
 
@@ -144,15 +140,14 @@ def _reader_of(source) -> tuple[str, Callable, object]:
         return "a synthetic graph", _open_synthetic, source
     if isinstance(source, str | os.PathLike):
         return _reader_of_path(Path(source))
-    if is_pyg_data(source):
+    if is_pyg(source):
         return "PyG data", open_pyg, source
-    if is_adjacency(source):
+    if is_sparse(source):
         return "a sparse matrix", open_adjacency, source
     given = _table_reader(source)
     if given is not None:
         return given
-    pair = isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(end, "shape") for end in source)
-    if pair or hasattr(source, "shape"):
+    if is_pair_of_arrays(source) or is_array(source):
         return "an array", open_array, source
     raise ValueError(
         f"edge_stream: source must be a path ({_ALLOWED}), PyG Data, an array or tensor of shape (2, num_edges), a "
@@ -162,30 +157,21 @@ def _reader_of(source) -> tuple[str, Callable, object]:
 
 def _table_reader(source) -> tuple[str, Callable, object] | None:
     """Return the reader of a table, of a pair of columns, or of arrays of strings; None for another source."""
-    if hasattr(source, "collect_schema") and hasattr(source, "collect"):
+    if is_lazy_table(source):
         raise ValueError(f"edge_stream: a {type(source).__name__} holds no rows yet: give source.collect()")
-    if hasattr(source, "read_next_batch"):
+    if is_table_reader(source):
         raise ValueError(
             f"edge_stream: a {type(source).__name__} can be read once, and edges are read several times: give "
             "source.read_all(), or the file"
         )
     ends = source if isinstance(source, tuple | list) and len(source) == 2 else [source]
-    if not any(map(_is_tabular, ends)):
+    if not any(map(is_tabular, ends)):
         return None
-    from .table import is_table, open_columns, open_table
+    from .table import open_columns, open_table
 
     if is_table(source):
         return "a table", open_table, source
     return "columns", open_columns, source
-
-
-_OF_TABLES = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "iloc", "get_column")
-
-
-def _is_tabular(source) -> bool:
-    """Whether a source is a table, a column, or an array of strings; nothing is imported for the answer."""
-    strings = getattr(getattr(source, "dtype", None), "kind", None) in ("U", "T", "O") and hasattr(source, "ndim")
-    return strings or any(hasattr(source, name) for name in _OF_TABLES)
 
 
 def _reader_of_path(path: Path) -> tuple[str, Callable, Path]:

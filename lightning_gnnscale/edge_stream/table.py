@@ -22,21 +22,9 @@ from .options import StreamOptions, pick_columns, table_path, tell_unread
 from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
 from .stream import EdgeStream
+from ..foreign import has_all, is_array, is_column, is_pandas, is_polars_table, is_table, name_of, speaks_arrow, torch_layout
 
 _PAIR = "a pair of columns"
-
-
-def is_table(source: Any) -> bool:
-    """Whether a source is a table; nothing is imported for the answer."""
-    return hasattr(source, "columns") and (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__dataframe__"))
-
-
-def is_column(source: Any) -> bool:
-    """Whether a source is a column: a Series of pandas or polars, or an array of Arrow."""
-    if is_table(source):
-        return False
-    kinds = ("__arrow_c_stream__", "__arrow_c_array__")
-    return any(hasattr(source, name) for name in kinds) or (hasattr(source, "to_numpy") and hasattr(source, "name"))
 
 
 def as_column(source: Any) -> pa.ChunkedArray:
@@ -45,7 +33,7 @@ def as_column(source: Any) -> pa.ChunkedArray:
     Raises:
         EdgeStreamError: Arrow cannot hold it, or its numbers stand for something else, see `plain_values`.
     """
-    return plain_values(str(getattr(source, "name", None) or type(source).__name__), _arrow_column(source))
+    return plain_values(name_of(source, type(source).__name__), _arrow_column(source))
 
 
 def _arrow_column(source: Any) -> pa.ChunkedArray:
@@ -54,9 +42,9 @@ def _arrow_column(source: Any) -> pa.ChunkedArray:
             return pa.chunked_array([source])
         if isinstance(source, pa.ChunkedArray):
             return source
-        if hasattr(source, "__arrow_c_stream__"):
+        if speaks_arrow(source):
             return pa.chunked_array(source)
-        values = source.to_numpy() if hasattr(source, "to_numpy") else np.asarray(of_tensor(source))
+        values = source.to_numpy() if has_all(source, "to_numpy") else np.asarray(of_tensor(source))
         return pa.chunked_array([pa.array(values.tolist() if values.dtype.kind in "UT" else values)])
     except (pa.ArrowException, TypeError) as error:
         raise EdgeStreamError(
@@ -68,9 +56,9 @@ def table_columns(table: Any, names: list[int]) -> list[pa.ChunkedArray]:
     """Return some columns of a table, by position; what they hold is shared where Arrow takes it as it lies."""
     if isinstance(table, pa.Table):
         return [as_column(table.column(place)) for place in names]
-    if hasattr(table, "iloc"):  # of pandas: the other columns need not be of Arrow's types
+    if is_pandas(table):  # of pandas: the other columns need not be of Arrow's types
         return [as_column(table.iloc[:, place]) for place in names]
-    if hasattr(table, "get_column"):  # of polars
+    if is_polars_table(table):  # of polars
         return [as_column(table.get_column(list(table.columns)[place])) for place in names]
     return [as_column(pa.table(table).column(place)) for place in names]
 
@@ -102,13 +90,13 @@ def rows_of(values: Any) -> Any:
         path, values = values, read_table(*found)
         if found[1] is None:
             _check_numbers(path, values)
-    if hasattr(values, "detach") and str(values.layout) == "torch.strided":
+    if torch_layout(values) == "strided":
         return of_tensor(values)
     if is_column(values):
-        return _numbers(as_column(values), str(getattr(values, "name", None) or "values"), dates=True)
+        return _numbers(as_column(values), name_of(values, "values"), dates=True)
     if not is_table(values):
         return values
-    if hasattr(values, "iloc") and len(set(values.dtypes)) == 1 and len(values.columns) > 1:
+    if is_pandas(values) and len(set(values.dtypes)) == 1 and len(values.columns) > 1:
         rows = values.to_numpy()  # of one block: shared
         if rows.dtype != object:
             return rows
@@ -270,7 +258,7 @@ def open_table(
 
 def open_columns(source, options: StreamOptions) -> EdgeStream:
     """Stream a pair of columns, or arrays of strings: a pair, (2, num_edges) or (num_edges, 2)."""
-    if hasattr(source, "shape") and len(source.shape) == 2 and 2 in source.shape:
+    if is_array(source) and len(source.shape) == 2 and 2 in source.shape:
         source = tuple(source if source.shape[0] == 2 else source.T)
     ends = tuple(as_column(end) for end in source)
     if len(ends) != 2:

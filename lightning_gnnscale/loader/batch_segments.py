@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..system import MAP_POPULATE
 from .buffer_pool import rounded_capacity
 from .shared_value import space
 from .work_queue import Attempt, Job, Line, WorkQueue
 
 MAPS_KEPT = 4  # of a worker
-_SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
+_SHARED = mmap.MAP_SHARED | MAP_POPULATE  # the pages are there: all at once, not fault by fault
 
 
 class SegmentHandle(NamedTuple):

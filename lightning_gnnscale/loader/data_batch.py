@@ -16,6 +16,7 @@ from ..triton_kernels.intrinsics import prefetch
 from .batch_builder import BatchBuilder
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
+from ..foreign import is_tensor
 
 
 def check_data(data) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +196,7 @@ class DataBatchBuilder(BatchBuilder):
             return _rows(self.pool, value, index)
         from torch_geometric.loader.utils import index_select
 
-        return index_select(value, index.to(value.device) if hasattr(value, "device") else index, dim=dim)
+        return index_select(value, index.to(value.device) if is_tensor(value) else index, dim=dim)
 
     def _describe(self, batch, items: np.ndarray, sampled: Subgraph):
         if sampled.num_sampled_nodes is not None:

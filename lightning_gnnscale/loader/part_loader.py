@@ -16,6 +16,7 @@ from ..graph import MASK_NAMES
 from ..partition_store.features import FeatureTable, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
+from ..traits import SourceTraits
 from .batch_builder import BatchBuilder, BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
@@ -376,7 +377,7 @@ class PartLoader:
 
     def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:
         """Whether a batch may be asked for now: not of too many visits further, and not of one part too many."""
-        further = getattr(self._source, "parts_further", 0)
+        further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
         return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open + further
@@ -390,7 +391,7 @@ class PartLoader:
         coming = next(positions, None)
         try:
             while coming or pending:
-                most = self.chunks * max(self._most_ahead, getattr(source, "batches_ahead", 0))
+                most = self.chunks * max(self._most_ahead, SourceTraits(source).batches_ahead)
                 while coming and len(pending) < most and self._has_space(pending, coming):
                     source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import StrategyError
 from ..graph import batch_of
+from ..traits import BackboneTraits
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
@@ -57,7 +58,7 @@ class BackboneModule(TakesInputs):
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
         # how a model of PyG's layers is run over the rows of one process; models of this package have their own way
-        self.row_model = None if hasattr(backbone, "forward_rows") else RowModel(backbone)
+        self.row_model = None if BackboneTraits(backbone).forward_rows else RowModel(backbone)
         self.write_predictions: Callable | None = None  # takes rows as `predict_step` does; `PredictionWriter` sets it
         self.backbone_settings: dict[str, Any] | None = None  # of one that does not tell: how Hydra made it
 
@@ -187,17 +188,17 @@ class BackboneModule(TakesInputs):
         if isinstance(backbone, Backbone):
             return backbone.edge_dim is not None
         # PyG's own models name edge_attr, and some leave it alone.
-        return "edge_attr" in self._accepted and getattr(backbone, "supports_edge_attr", True)
+        return "edge_attr" in self._accepted and BackboneTraits(backbone).supports_edge_attr
 
     def _features(self, batch: Any) -> Any:
         """Return what the backbone reads of a mini-batch; sparse rows stay sparse where it takes them."""
         if self.inputs is not None:
             return self.features_of(batch)
-        sparse = batch.x_csr if getattr(self.backbone, "accepts_sparse", False) else None
+        sparse = batch.x_csr if BackboneTraits(self.backbone).accepts_sparse else None
         return batch.x if sparse is None else sparse
 
     def _check_full_graph(self) -> None:
-        if getattr(self.backbone, "reads_edge_types", False):
+        if BackboneTraits(self.backbone).reads_edge_types:
             raise StrategyError(
                 f"{type(self.backbone).__name__} reads node types and edge types, which full-graph training does "
                 f"not: train "
@@ -250,14 +251,14 @@ class BackboneModule(TakesInputs):
         return batch.batch_size
 
     def _infer(self, batch: Any) -> LayerwiseOutput:
-        if not hasattr(self.backbone, "layer"):
+        if BackboneTraits(self.backbone).layer is None:
             raise StrategyError(
                 f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
                 'layer: give the DataModule evaluation="sampled"'
             )
         trainer = self._trainer
         try:
-            check_times(type(self.backbone).__name__, getattr(self.backbone, "time_channels", None))
+            check_times(type(self.backbone).__name__, BackboneTraits(self.backbone).time_channels)
         except ValueError as error:
             raise StrategyError(str(error)) from None
         needed = None if batch.needed is None else batch.needed(self.backbone.num_layers)
@@ -315,7 +316,7 @@ class BackboneModule(TakesInputs):
         backbone that does not average has that factor taken out again.
         """
         weight = batch.edge_weight
-        if weight is None or not batch.averaging_weights or getattr(self.backbone, "averages", True):
+        if weight is None or not batch.averaging_weights or BackboneTraits(self.backbone).averages:
             return weight
         return weight * batch.degree[batch.edge_index[1]]
 

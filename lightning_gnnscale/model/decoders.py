@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..traits import DecoderTraits, arguments_of
+
 
 class LinkDecoder(nn.Module):
     """Base of the decoders: a score of two ends, and scores of one end with many candidates for the other.
@@ -283,7 +285,7 @@ def make_decoder(name: str, channels: int, num_relations: int | None = None, **o
 
 def reads_edge_types(decoder: Any) -> bool:
     """Whether a decoder is called with relations."""
-    return "relation" in inspect.signature(getattr(decoder, "forward", decoder)).parameters
+    return "relation" in arguments_of(decoder)
 
 
 def pair_scores(
@@ -306,7 +308,7 @@ def scores_against(
     decoder: Any, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
 ) -> Tensor:
     """Return the (num_ends, num_candidates) scores of any decoder; arguments as `LinkDecoder.against` has them."""
-    if hasattr(decoder, "against"):
+    if DecoderTraits(decoder).against is not None:
         return decoder.against(ends, candidates, relation, reverse)
     return pair_scores(decoder, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
 

@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from ..errors import StrategyError
 from ..graph import batch_of
+from ..traits import BackboneTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .node_classifier import UNKNOWN
 from .node_inputs import NodeInputs
@@ -62,7 +63,7 @@ class EdgeClassifier(BackboneModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        channels = embedding_channels or getattr(backbone, "out_channels", None)
+        channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
         if num_classes < 2:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..graph import GraphSchema
+from ..traits import BackboneTraits
 from .relational import places_of_node_types, read_schema, type_channels
 from .sparse_linear import as_input, dense_rows, is_by_node_type
 
@@ -63,8 +64,8 @@ class Hetero(nn.Module):
                 "edge types, or train RGCN, RGAT or HGT"
             )
         named = inspect.signature(model.forward).parameters
-        self.supports_edge_weight = "edge_weight" in named and getattr(model, "supports_edge_weight", True)
-        self.supports_edge_attr = "edge_attr" in named and getattr(model, "supports_edge_attr", True)
+        self.supports_edge_weight = "edge_weight" in named and BackboneTraits(model).supports_edge_weight
+        self.supports_edge_attr = "edge_attr" in named and BackboneTraits(model).supports_edge_attr
         self.name = type(model).__name__
         if edge_dim is not None:
             self.edge_dim = edge_dim

@@ -12,6 +12,7 @@ from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError
 from ..graph import batch_of
+from ..traits import BackboneTraits, DecoderTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .decoders import DECODERS, make_decoder, pair_scores, reads_edge_types, scores_against
 from .inference import LayerwiseOutput
@@ -162,7 +163,7 @@ class LinkPredictor(BackboneModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        channels = embedding_channels or getattr(backbone, "out_channels", None)
+        channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
         if callable(decoder) and decoder_options:
@@ -182,7 +183,7 @@ class LinkPredictor(BackboneModule):
         if not callable(decoder):
             decoder = make_decoder(decoder, self.channels, num_relations, **decoder_options)
         self.decoder = decoder
-        if not penalty >= 0 or (penalty and not hasattr(decoder, "penalty")):
+        if not penalty >= 0 or (penalty and DecoderTraits(decoder).penalty is None):
             able = "a decoder of relations, such as distmult" if penalty >= 0 else "at least 0"
             raise ValueError(f"penalty must be 0, or of {able}, got {penalty}")
         self._warned = False
@@ -308,7 +309,7 @@ class LinkPredictor(BackboneModule):
         relation = self._relation(relation, "links with edge_type")
         ends, answers = self._rows(output, queries.ends), self._rows(output, queries.answers)
         num, num_nodes = len(ends), queries.num_nodes
-        width = self.channels if getattr(self.decoder, "pairwise", True) else 1
+        width = self.channels if DecoderTraits(self.decoder).pairwise else 1
         most_nodes = max(1, min(num_nodes, CHUNK_BYTES // (4 * self.channels)))
         most_ends = max(1, SCORE_BYTES // (4 * width * most_nodes))
 
@@ -364,7 +365,7 @@ class LinkPredictor(BackboneModule):
         return None
 
     def _infer(self, batch: Any) -> LayerwiseOutput:
-        if getattr(self.backbone, "num_layers", None) == 0:
+        if BackboneTraits(self.backbone).num_layers == 0:
             source = self.source_of(batch)
             return LayerwiseOutput(batch.rows, NodeRows(source))
         return super()._infer(batch)

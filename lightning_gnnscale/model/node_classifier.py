@@ -10,6 +10,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
 from ..graph import batch_of
+from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .node_inputs import NodeInputs
 
@@ -177,7 +178,7 @@ class NodeClassifier(NodeModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        num_classes = num_classes or getattr(backbone, "out_channels", None)
+        num_classes = num_classes or BackboneTraits(backbone).out_channels
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
         num_classes = int(num_classes)

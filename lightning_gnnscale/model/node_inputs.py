@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..errors import StrategyError
+from ..traits import BackboneTraits, DataTraits, InputsTraits, ModuleTraits, StrategyTraits
 from .checkpoint_entries import named_as
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
@@ -85,7 +86,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f'{type(self.inputs).__name__} would push scaled gradients under Trainer(precision="16-mixed"): use '
                 '"bf16-mixed" or "32-true"'
             )
-        store = getattr(trainer.datamodule, "store", None)
+        store = DataTraits(trainer.datamodule).store
         if store is not None and store.num_nodes != self.inputs.num_nodes:
             raise StrategyError(
                 f"{type(self.inputs).__name__} has rows for {self.inputs.num_nodes} nodes, the store has "
@@ -93,7 +94,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             )
         if store is not None and _node_types_of(self.inputs) is not None:
             self._check_node_types(trainer.datamodule, _node_types_of(self.inputs))
-        self.inputs.join(getattr(trainer.datamodule, "rank_of_part", None))
+        self.inputs.join(DataTraits(trainer.datamodule).rank_of_part)
 
     def features_of(self, batch: Any) -> Any:
         """Return a batch's features with its rows behind them, or the rows alone where it has no features.
@@ -129,13 +130,14 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     @property
     def _node_type_channels(self) -> Sequence[int] | None:
         """Columns that the backbone reads of each node type's nodes, where it tells."""
-        return getattr(getattr(self, "backbone", None), "type_channels", None)
+        return BackboneTraits(ModuleTraits(self).backbone).type_channels
 
     def source_of(self, batch: Any) -> LayerSource:
         """Return what layer-wise inference over an `EvaluationShare` reads."""
         if self.inputs is None:
             return batch.source
-        untouched = not getattr(self.inputs, "num_pushes", 1) and not getattr(self.inputs, "loaded", True)
+        traits = InputsTraits(self.inputs)
+        untouched = not traits.num_pushes and not traits.loaded
         if untouched and not self.trainer.sanity_checking:
             rank_zero_warn(
                 f"the rows of {type(self.inputs).__name__} are as they were initialised: give ckpt_path= of a "
@@ -160,21 +162,21 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             folder: Folder on each machine.
             with_state: Whether the optimizer's state is written too.
         """
-        return self.inputs.save(folder, with_state) if hasattr(self.inputs, "save") else None
+        return None if InputsTraits(self.inputs).save is None else self.inputs.save(folder, with_state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to leave learned rows out of a checkpoint."""
-        if hasattr(self.inputs, "save"):
+        if InputsTraits(self.inputs).save is not None:
             self._check_strategy()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read the rows that lie beside a checkpoint."""
         saved = checkpoint.get(ROWS_KEY)
-        if saved is None or not hasattr(self.inputs, "load"):
+        if saved is None or InputsTraits(self.inputs).load is None:
             return
         if not self.inputs.is_open:
             self.inputs.open()
-        if hasattr(self.inputs, "files_read"):
+        if InputsTraits(self.inputs).files_read is not None:
             bring_rows(saved["folder"], self.inputs.files_read(saved["ranks"]))
         self.inputs.load(saved["folder"], saved["ranks"])
 
@@ -185,8 +187,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             raise StrategyError(
                 f"{what} has rows for {given} of another store: make it by for_store() of the store that is trained on"
             )
-        dims = getattr(datamodule, "feature_dims", None)
-        if dims is None and getattr(datamodule, "num_features", 0):
+        dims = DataTraits(datamodule).feature_dims
+        if dims is None and DataTraits(datamodule).num_features:
             raise StrategyError(
                 f"{what} has rows for {given}, and the store has features of all node types in one table, which "
                 f"they would "
@@ -203,7 +205,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 )
 
     def _check_strategy(self) -> None:
-        if not hasattr(self.trainer.strategy, "exchange_run"):
+        if StrategyTraits(self.trainer.strategy).exchange is None:
             raise StrategyError(
                 f"{type(self.inputs).__name__} is joined, and saved beside checkpoints, by GNNScaleStrategy, got "
                 f'{type(self.trainer.strategy).__name__}: use Trainer(strategy="gnnscale"); one process without '
@@ -231,7 +233,9 @@ class InputSource:
                 for start in range(ids.start, ids.stop, CHUNK_ROWS):
                     chunk = np.arange(start, min(start + CHUNK_ROWS, ids.stop))
                     source.write(self._table, chunk, rows[start - ids.start :][: len(chunk)])
-        getattr(inputs, "settle", lambda: None)()  # pushes may still be under way
+        settle = InputsTraits(inputs).settle
+        if settle is not None:
+            settle()  # pushes may still be under way
         source.barrier()  # all ranks have pushed, and written
 
     def __getattr__(self, name: str) -> Any:
@@ -312,4 +316,4 @@ def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
 
 
 def _node_types_of(inputs: NodeInputs) -> Any:
-    return getattr(inputs, "node_types", None)
+    return InputsTraits(inputs).node_types

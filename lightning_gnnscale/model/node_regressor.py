@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 
 from ..errors import StrategyError
+from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER
 from .node_classifier import NodeModule
 from .node_inputs import NodeInputs
@@ -50,7 +51,7 @@ class NodeRegressor(NodeModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        num_targets = num_targets or getattr(backbone, "out_channels", None)
+        num_targets = num_targets or BackboneTraits(backbone).out_channels
         if num_targets is None:
             raise ValueError("num_targets must be given: the backbone has no out_channels to take it from")
         num_targets = int(num_targets)

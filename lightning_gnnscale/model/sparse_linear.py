@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..triton_kernels.aggregate import aggregate
 from .dropout import dropout
+from ..foreign import is_csr
 
 
 class SparseInput(NamedTuple):
@@ -28,7 +29,7 @@ class SparseInput(NamedTuple):
 
 def is_sparse(x: Any) -> bool:
     """Whether x is a set of sparse rows: anything with `indptr`, `indices`, `data` and `dim`."""
-    return hasattr(x, "indptr")
+    return is_csr(x)
 
 
 def is_by_node_type(x: Any) -> bool:

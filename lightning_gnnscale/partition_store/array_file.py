@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..system import sync_data
+
 HEADER_BYTES = 128  # fixed, so that the shape can be written last and the data stand aligned
 _BLOCK_BYTES = 1 << 24
 _CRC_ONE, _CRC_BYTE = 1 << 31, 1 << 23  # x^0 and x^8
@@ -194,11 +196,6 @@ def _crc_product(a: int, b: int) -> int:
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
     return product
-
-
-def sync_data(fd: int) -> None:
-    """Wait until a file's data are on the disk."""
-    (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)  # macOS has the latter alone
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:

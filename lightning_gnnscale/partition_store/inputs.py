@@ -22,6 +22,7 @@ from ..object_store import is_url, local_copy
 from ..values import as_array, exact_times, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
+from ..foreign import csr_of, is_csr
 
 
 class StoreIds(NamedTuple):
@@ -292,7 +293,7 @@ def check_storage(storage: str | None, features) -> None:
         raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
     if features is None:
         raise ValueError(f"feature_storage={storage} says how features are stored, and there are none: leave it out")
-    sparse = hasattr(features, "indptr")
+    sparse = is_csr(features)
     dtype = features.data.dtype if sparse else features.dtype
     if dtype.kind != "f":
         raise ValueError(f"feature_storage={storage} takes floats, the features are {dtype}: leave it out to keep them")
@@ -308,7 +309,7 @@ def feature_bytes(features, storage: str | None) -> int:
         return 0
     if isinstance(features, Mapping):
         return sum(feature_bytes(rows, storage) for rows in features.values())
-    if hasattr(features, "indptr"):
+    if is_csr(features):
         width = np.dtype(storage or features.data.dtype).itemsize
         return len(features.indices) * (4 + width) + len(features.indptr) * 8
     dtype, items = stored_form(storage, features.shape[1], features.dtype)
@@ -325,13 +326,8 @@ def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
     """
     if features is None:
         return None
-    if str(getattr(features, "layout", "")).startswith("torch.sparse"):
-        features = features.detach().cpu().to_sparse_csr()
-        features = (features.crow_indices(), features.col_indices(), features.values(), tuple(features.shape))
-    if hasattr(features, "tocsr"):
-        features = features.tocsr()  # SciPy's other formats have the same attributes, and mean other things by them
-    if all(hasattr(features, name) for name in ("indptr", "indices", "data", "shape")):
-        features = (features.indptr, features.indices, features.data, features.shape)
+    sparse = csr_of(features)
+    features = features if sparse is None else sparse
     if isinstance(features, tuple) and len(features) == 4:
         return _sparse_source(*features, num_nodes)
     return _load_rows("features", features, num_nodes, (2,))
@@ -533,7 +529,7 @@ def input_files(stream, columns: Columns, part_id=None) -> dict:
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
         parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]
-        if hasattr(array, "indptr"):
+        if is_csr(array):
             parts = [array.indptr, array.indices, array.data]
         elif isinstance(array, tuple):
             parts = [*array[:3]]

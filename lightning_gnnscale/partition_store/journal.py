@@ -13,7 +13,8 @@ from filelock import Timeout
 
 from ..errors import PartitionStoreError
 from ..events import held_lock, lock_holder
-from .array_file import HEADER_BYTES, ArrayFile, checksum, sync_data
+from ..system import sync_data
+from .array_file import HEADER_BYTES, ArrayFile, checksum
 from .manifest import MANIFEST, SOURCE, is_whole, read_manifest, read_source, sealed, sync_folder, unsealed
 
 JOURNAL = "journal.jsonl"

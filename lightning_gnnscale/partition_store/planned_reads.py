@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
+from ..system import CAN_ADVISE, O_DIRECT, advise
 from ..triton_kernels.gather_rows import pack_places
 from ..triton_kernels.intrinsics import copy_bytes, popcount, pread
 from .array_file import file_place
@@ -101,13 +102,13 @@ def read_slice(array: np.ndarray) -> np.ndarray:
         PartitionStoreError: the file ends early.
     """
     place = file_place(array)
-    if place is None or not hasattr(os, "posix_fadvise"):
+    if place is None or not CAN_ADVISE:
         return np.array(array)
     (path, begin), out, done = place, np.empty(array.shape, array.dtype), 0
     target = out.reshape(-1).view(np.uint8)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        advise(descriptor, 0, 0, "random")
         while done < len(target):
             count = os.preadv(descriptor, [target[done:]], begin + done)
             if count == 0:
@@ -145,8 +146,7 @@ def _opened(path) -> Iterator[int]:
     descriptor = _open_direct(path)
     if descriptor is None:
         descriptor = os.open(path, os.O_RDONLY)
-        if hasattr(os, "posix_fadvise"):  # what is to be read with a row is decided here
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        advise(descriptor, 0, 0, "random")  # what is to be read with a row is decided here
     try:
         yield descriptor
     finally:
@@ -155,10 +155,10 @@ def _opened(path) -> Iterator[int]:
 
 def _open_direct(path) -> int | None:
     """Open a file past the page cache: pages that a cap of memory must drop again cost more than their reads."""
-    if not hasattr(os, "O_DIRECT"):
+    if not O_DIRECT:
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        descriptor = os.open(path, os.O_RDONLY | O_DIRECT)
     except OSError:
         return None
     try:

@@ -26,8 +26,9 @@ from ..errors import ObjectStoreError, PartitionStoreError, disk_errors
 from ..events import held_lock, record, stage
 from ..memory import format_bytes, parse_bytes
 from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder, is_url
+from ..system import sync_data
 from ..triton_kernels.gather_rows import RowCode
-from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header, sync_data
+from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header
 from .features import DenseFeatures, checked_rows
 from .manifest import MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sealed, unsealed, write_json
 from .planned_reads import read_rows

@@ -10,6 +10,7 @@ import numpy as np
 from ..graph import MASK_NAMES
 from .inputs import check_whole, opened
 from .node_tables import not_finite
+from ..foreign import is_csr
 
 UNKNOWN = -1
 _BLOCK_VALUES = 1 << 20
@@ -34,7 +35,7 @@ def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: An
     if labels is not None:
         check_label_values(np.asarray(labels))
     for rows in features.values() if isinstance(features, Mapping) else (features,):
-        if finite and hasattr(rows, "indptr"):
+        if finite and is_csr(rows):
             check_sparse_features(rows)
     for name, values in (("edge_weight", edge_weight), ("edge_features", edge_features)):
         if finite and values is not None:

@@ -20,6 +20,7 @@ from .feature_cache import FeatureCache
 from .placement import Placement
 from .row_layout import FIRST_DEVICE, OUTSIDE, LaidRows, RowLayout, check_layout, group_of, row_places, tier_of_tables
 from .shared_rows import devices_here, digest_of, gather_objects, machine_id
+from ..foreign import is_csr
 
 TIERS = ("local", "peer", "host", "disk", "cache")
 
@@ -309,7 +310,7 @@ class TypedBuffers(FeatureTable):
         begun = time.perf_counter()
         nodes = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else nodes
         rows = self._rows.gather(nodes, take if self.on == "cpu" else None)
-        sparse = sum(table.num_rows for table in rows.tables if hasattr(table, "indptr"))
+        sparse = sum(table.num_rows for table in rows.tables if is_csr(table))
         with self._lock:
             self._sparse_reads += sparse
             self.gather_s += time.perf_counter() - begun

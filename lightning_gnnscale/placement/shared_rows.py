@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import PlacementError, clear_error
+from ..system import MADV_HUGEPAGE
 from .placement import Placement
 
 Made = TypeVar("Made")
@@ -225,7 +226,7 @@ def _map(fd: int, shape: tuple[int, int], dtype: np.dtype, write: bool) -> np.nd
 
 
 def _as_rows(memory: mmap.mmap, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if MADV_HUGEPAGE is not None:
         with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory.madvise(MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)

@@ -38,6 +38,7 @@ from .preparation import (
     standing_parts,
     unfinished_packs_halo,
 )
+from ..foreign import is_hetero
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -185,7 +186,7 @@ class StoreSource:
             )
         if isinstance(dataset, HeteroGraph):
             dataset = dataset.dataset()
-        elif hasattr(dataset, "edge_types"):
+        elif is_hetero(dataset):
             dataset = HeteroGraph.of_hetero(dataset).dataset()
         elif is_pyg_data(dataset):
             dataset = load_pyg(dataset, to_undirected=False)

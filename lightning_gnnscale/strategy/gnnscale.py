@@ -29,6 +29,7 @@ from ..events import clock
 from ..graph import batch_of
 from ..model import checkpoint_entries, checkpoint_file
 from ..scratch import keep_sockets
+from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .trainer_check import check_module, check_on_exception
@@ -232,7 +233,7 @@ class GNNScaleStrategy(DDPStrategy):
             # sync_dist in training_step would wait for ranks that have no batch left.
             warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")
             for callback in trainer.checkpoint_callbacks:
-                if getattr(callback, "save_last", None) == "link":
+                if CheckpointTraits(callback).save_last == "link":
                     callback._link_checkpoint = checkpoint_file.link_checkpoint  # Lightning's removes, then links
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
@@ -261,8 +262,9 @@ class GNNScaleStrategy(DDPStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             self.exchange.check(trainer)
-            if hasattr(trainer.datamodule, "check_processes"):
-                trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
+            check_processes = DataTraits(trainer.datamodule).check_processes
+            if check_processes is not None:
+                check_processes(trainer.num_devices * trainer.num_nodes)
         self._check_one_number_of_processes()
         if self._start_method == "forkserver":
             _own_memory(self.lightning_module)
@@ -303,6 +305,11 @@ class GNNScaleStrategy(DDPStrategy):
     def _is_alone(self) -> bool:
         return self.num_processes * self.num_nodes == 1
 
+    @property
+    def start_method(self) -> str:
+        """How the processes of this machine start: "popen", "fork", "forkserver" or "spawn"."""
+        return self._start_method
+
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         if self._start_method == "popen" and self._starts_processes and self._is_alone:
@@ -336,8 +343,9 @@ class GNNScaleStrategy(DDPStrategy):
         # The one hook that sees every training batch, None included, before anything is done with it.
         if self.lightning_module is not None and self.lightning_module.trainer.training:
             self.weights.begin_batch(batch)
-            if batch is None and hasattr(self.lightning_module, "on_batch_missing"):
-                self.lightning_module.on_batch_missing()
+            on_batch_missing = ModuleTraits(self.lightning_module).on_batch_missing
+            if batch is None and on_batch_missing is not None:
+                on_batch_missing()
             if self._exchange_run is not None:
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
             key = batch_of(batch).key
@@ -389,11 +397,12 @@ class GNNScaleStrategy(DDPStrategy):
 
     def _save_inputs(self, checkpoint: dict[str, Any], filepath: Any) -> list[dict[str, Any]] | None:
         """Let each rank write the rows that it owns; the checkpoint tells their names."""
-        if not hasattr(self.lightning_module, "save_inputs"):
+        save_inputs = ModuleTraits(self.lightning_module).save_inputs
+        if save_inputs is None:
             return None
         folder = checkpoint_file.rows_folder(filepath)
         with failing_together(CheckpointError):
-            own = self.lightning_module.save_inputs(folder, "optimizer_states" in checkpoint)
+            own = save_inputs(folder, "optimizer_states" in checkpoint)
         if own is None:
             return None
         ranks = gather_from_ranks(own)

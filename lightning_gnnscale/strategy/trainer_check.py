@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.nn.parameter import is_lazy
 
 from ..errors import StrategyError
+from ..traits import CheckpointTraits
 from . import averaging
 
 _OWN_AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")  # the second since Lightning 2.6
@@ -38,7 +39,7 @@ def check_on_exception(trainer: pl.Trainer) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, OnExceptionCheckpoint):
             given = "OnExceptionCheckpoint"
-        elif getattr(callback, "save_on_exception", False):
+        elif CheckpointTraits(callback).save_on_exception:
             given = f"{type(callback).__name__}(save_on_exception=True)"
         else:
             continue

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import events
 from ...errors import GNNScaleError, disk_errors
+from ...system import preallocate
 from .. import phases
 
 AUTO = "auto"
@@ -68,9 +69,7 @@ def nameless_map(folder: Path, shape: tuple[int, ...], dtype) -> np.memmap:
     file, num_bytes = nameless_file(folder), max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     with disk_errors(folder, f"given {num_bytes} bytes of scratch files", _REMEDY):
         file.truncate(num_bytes)
-        # A page of a sparse file that finds no space when it is written ends the process by a signal, without a word.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        preallocate(file.fileno(), num_bytes)
     return np.memmap(file, dtype, "r+", shape=shape)
 
 

@@ -1,6 +1,5 @@
 """Graphs as the multilevel method reads them: weighted rows, or edges pass after pass; and threads that share them."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
@@ -9,6 +8,7 @@ import numba
 import numpy as np
 
 from ...jit import kernel
+from ...system import usable_cores
 from ..graph_access.simple_graph import SimpleGraph, symmetric_adjacency
 
 PART_DTYPE = np.dtype(np.int16)  # of part ids while they are worked on: small arrays stay in the processor's cache
@@ -155,7 +155,7 @@ def share_of(node, num_shares):
 
 def num_cores() -> int:
     """Return how many threads the partitioners use: the cores of this process, at most NUMBA_NUM_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return max(1, min(cores, numba.config.NUMBA_NUM_THREADS))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import StrategyError
 from ...model.row_layers import RowLayer
+from ...traits import DataTraits, ModuleTraits, StrategyTraits
 from .bounds import BOUNDS, Bound, checked_epochs_or_share, checked_number
 
 BACKWARDS = ("auto", "push", "pull")
@@ -118,7 +119,7 @@ def exchange_layers(model: nn.Module) -> list[Any]:
 
 def row_model_of(model: nn.Module) -> Any:
     """Return what runs a model of PyG's layers over rows (`RowModel`); None where it has its own way, or none."""
-    return getattr(model, "row_model", None)
+    return ModuleTraits(model).row_model
 
 
 class ExchangePolicy:
@@ -177,7 +178,7 @@ class ExchangePolicy:
         plan, name = self.plan(), type(self).__name__
         if plan is None:
             return
-        if not hasattr(trainer.datamodule, "blocks"):
+        if not DataTraits(trainer.datamodule).trains_full_graph:
             given = "no DataModule" if trainer.datamodule is None else type(trainer.datamodule).__name__
             raise StrategyError(
                 f"{name} exchanges rows of the whole graph ({given} gives parts): train with FullGraphDataModule, or "
@@ -429,7 +430,7 @@ def check_wrapped(policy: ExchangePolicy, inner: ExchangePolicy) -> None:
         ValueError: the message says what may stand there.
     """
     innermost = inner
-    while not isinstance(innermost, type(policy)) and hasattr(innermost, "exchange"):
+    while not isinstance(innermost, type(policy)) and StrategyTraits(innermost).exchange is not None:
         innermost = innermost.exchange
     repeated = isinstance(innermost, type(policy))
     if repeated or not isinstance(inner, ExchangePolicy) or inner.plan() is None:

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...across_ranks import of_first_rank
 from ...errors import StrategyError
 from ...events import record
+from ...traits import DataTraits
 from .. import averaging
 from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers, row_model_of
@@ -210,7 +211,7 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
     Raises:
         StrategyError: gradients cannot be pulled in this graph.
     """
-    blocks = getattr(trainer.datamodule, "blocks", None)
+    blocks = DataTraits(trainer.datamodule).blocks
     if blocks is None:
         return None
     row_model = row_model_of(trainer.lightning_module)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ...errors import StrategyError
 from ...events import clock, record
 from ...graph import batch_of
+from ...traits import DataTraits
 from .. import averaging
 from ..averaging import check_ranks
 from .policy import Step, WeightPolicy, load_gradients, saved_gradients
@@ -142,7 +143,7 @@ class GradientAveraging(WeightPolicy):
             return 0
         if not self._trainer.is_last_batch:
             self._own = averaging.copy_state(buffers)
-        blocks = getattr(self._trainer.datamodule, "blocks", None)
+        blocks = DataTraits(self._trainer.datamodule).blocks
         weight = 1.0 if blocks is None else float(blocks.num_local)  # of the full graph, statistics of its own rows
         average, num_bytes = averaging.weighted_average([(weight, buffers)], like=buffers)
         averaging.load_state(buffers, average)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import StrategyError
+from ...traits import DataTraits
 from .. import averaging
 from ..exchange.bounds import checked_epochs
 from .gradient_averaging import GradientAveraging, reduce_gradients
@@ -41,7 +42,7 @@ class BoundedGradientStaleness(GradientAveraging):
 
     def check(self, trainer: pl.Trainer) -> None:
         super().check(trainer)
-        if not hasattr(trainer.datamodule, "blocks"):
+        if not DataTraits(trainer.datamodule).trains_full_graph:
             raise StrategyError(
                 "BoundedGradientStaleness adds up shares of one loss over the full graph: train with "
                 "FullGraphDataModule, or use weights=GradientAveraging()"

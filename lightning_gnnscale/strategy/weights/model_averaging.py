@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ...errors import StrategyError
 from ...events import clock, record
 from ...graph import batch_of
+from ...traits import DataTraits
 from .. import averaging
 from ..averaging import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..exchange import ExchangePolicy
@@ -160,8 +161,8 @@ class ModelAveraging(WeightPolicy):
     def setup(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._weights = [float(weight) for weight in trainer.datamodule.part_weights]
-        store = getattr(trainer.datamodule, "store", None)
-        self._parts = {"weights": self._weights, "store": getattr(store, "layout_fingerprint", None)}
+        store = DataTraits(trainer.datamodule).store
+        self._parts = {"weights": self._weights, "store": None if store is None else store.layout_fingerprint}
         self._start = averaging.copy_state(self._live)
         self._model_holds_start = True
         self._own: dict[int, averaging.State] = {}

@@ -1,0 +1,40 @@
+"""What this system can do that others cannot: hints on files, space ahead of writing, the cores that are allowed."""
+
+import mmap
+import os
+
+CAN_FORK = hasattr(os, "fork")
+CAN_ADVISE = hasattr(os, "posix_fadvise")
+O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: all reads go through the page cache
+MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+sync_data = getattr(os, "fdatasync", os.fsync)  # waits until a file's data are on the disk; macOS has fsync alone
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def advise(fd: int, start: int, num_bytes: int, how: str) -> None:
+    """Tell the system how bytes of a file will be read; a no-op where it takes no advice.
+
+    Args:
+        fd: Descriptor of the file.
+        start, num_bytes: Which bytes; 0 bytes: up to the end.
+        how: "random", "willneed" or "dontneed".
+    """
+    if CAN_ADVISE:
+        os.posix_fadvise(fd, start, num_bytes, getattr(os, f"POSIX_FADV_{how.upper()}"))
+
+
+def preallocate(fd: int, num_bytes: int) -> None:
+    """Reserve the disk space of a file; a no-op where the system cannot.
+
+    A page of a sparse file that finds no space when it is written ends the process by a signal, without a message.
+
+    Raises:
+        OSError: there is no space.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, num_bytes)
