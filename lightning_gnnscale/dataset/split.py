@@ -251,7 +251,7 @@ def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
 def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> np.ndarray:
     """Return (num_relations,) int64 `KeepEdgeTypes.follows`."""
     if isinstance(relations, str):
-        raise ValueError(f"edge types must be a list of edge types, got {relations!r}: write [{relations}]")
+        raise ValueError(f"relations must be a list of edge types, got {relations!r}: write [{relations}]")
     listed = np.flatnonzero(schema.listed)
     numbers = {schema.edge_types[number]: number for number in listed.tolist()}
     found = {}
@@ -270,7 +270,7 @@ def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> n
     twice = next((number for number in chosen if number in found), None)
     if relations is not None and twice is not None:
         names = [",".join(schema.edge_types[number]) for number in (twice, found[twice])]
-        raise ValueError(f"edge types: {names[0]} is the reverse of {names[1]}: name {names[1]}")
+        raise ValueError(f"relations: {names[0]} is the reverse of {names[1]}: name {names[1]}")
     follows = np.full(schema.num_edge_types, -1, np.int64)
     for number in chosen:
         if number not in found:
@@ -284,7 +284,7 @@ def _relation(schema, name: str | int) -> int:
     number = schema.edge_type_number(name) if isinstance(name, str | tuple | list) else int(name)
     if not 0 <= number < schema.num_edge_types or not schema.listed[number]:
         known = "; ".join(",".join(schema.edge_types[at]) for at in np.flatnonzero(schema.listed))
-        raise ValueError(f"edge types must be of those that are listed, {known}, got {name}")
+        raise ValueError(f"relations must be of those that are listed, {known}, got {name}")
     return number
 
 
@@ -407,11 +407,11 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
         raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
     unknown = sorted(set(options) - {"val", "test", "seed", "relations", "by_time", "reverses"})
     if unknown:
-        raise ValueError(f"hold_out takes val, test, seed, edge types, by_time and reverses, got {', '.join(unknown)}")
+        raise ValueError(f"hold_out takes val, test, seed, relations, by_time and reverses, got {', '.join(unknown)}")
     try:
         return hold_out_edges(dataset, **options)
     except ValueError as error:
-        told, names = str(error), "val|test|edge types|by_time|reverses"
+        told, names = str(error), "val|test|relations|by_time|reverses"
         raise ValueError(f"hold_out.{told}" if re.match(rf"({names})\b", told) else told) from error
 
 

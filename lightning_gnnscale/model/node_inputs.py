@@ -192,7 +192,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             raise StrategyError(
                 f"{what} has rows for {given}, and the store has features of all node types in one table, which "
                 f"they would "
-                "stand behind: leave kinds= out, so that every node has a row"
+                "stand behind: leave node_types= out, so that every node has a row"
             )
         for number, reads in enumerate(self._node_type_channels or ()):
             name, learned = node_types.node_types[number], self.inputs.dim * bool(node_types.has_rows[number])
@@ -201,7 +201,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 raise StrategyError(
                     f"nodes of node type {name!r} have {stored} features and learned rows of {learned} columns, "
                     f"{type(self.backbone).__name__} reads {reads}: make it with in_channels of {stored + learned} for "
-                    f"{name!r}, or {what} with other node types than {given[len('kinds=') :]}"
+                    f"{name!r}, or {what} with other node types than {given[len('node_types=') :]}"
                 )
 
     def _check_strategy(self) -> None:

@@ -256,7 +256,7 @@ class LinkSampler(BatchSampler):
                 raise ValueError(f'edge types need positives="edge", got positives={self.positives!r}')
             object.__setattr__(self, "relations", tuple(int(relation) for relation in self.relations))
             if not self.relations or min(self.relations) < 0:
-                raise ValueError(f"edge types must be numbers >= 0, at least one, or None, got {self.relations}")
+                raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
         if not math.isfinite(self.degree_power):
             raise ValueError(f"degree_power must be finite, got {self.degree_power}")
 
@@ -305,7 +305,7 @@ class LinkSampler(BatchSampler):
     def check_schema(self, schema: GraphSchema | None) -> None:
         """Raise ValueError where the graph has not the edge types, or links share negatives of several node types."""
         if self.relations is not None and max(self.relations) >= schema.num_edge_types:
-            raise ValueError(f"edge types must be below {schema.num_edge_types}, got {list(self.relations)}")
+            raise ValueError(f"relations must be below {schema.num_edge_types}, got {list(self.relations)}")
         self._shared_node_type(schema)
         self.sampler.check_schema(schema)
 

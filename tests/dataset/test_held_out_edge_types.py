@@ -201,7 +201,7 @@ def test_shared_false_ends_of_several_node_types_are_refused(tmp_path):
     store = stored(tmp_path / "s", description().dataset(), parts=2)
     for options in ({"positives": "edge", "negatives": "all"}, {"share_negatives": True}):
         dm = gs.PartitionDataModule(store=store, sampler=gs.LinkSampler(gs.NeighborSampler([2]), **options))
-        with pytest.raises(ValueError, match=said("shares false node type")):
+        with pytest.raises(ValueError, match=said("shares negatives node type")):
             dm.setup("fit")
 
 
@@ -274,5 +274,5 @@ def test_what_does_not_fit_is_told_in_one_line(options, message):
     with pytest.raises(ValueError, match=said(message)):
         load_hetero(nodes=COUNTS, edges=edges, hold_out=options)
     plain = GraphDataset("g", gs.open_edge_stream(np.array([[0, 1], [1, 2]])))
-    with pytest.raises(ValueError, match=said("edge types graph edge types")):
+    with pytest.raises(ValueError, match=said("relations graph edge types")):
         gs.hold_out_edges(plain, relations=["writes"])

@@ -134,7 +134,7 @@ def test_what_is_no_edge_is_refused(kind):
     three = TO[kind](pd.DataFrame({"a": [1], "b": [2], "c": [3]}))
     refused("which columns are the edges", three, ValueError)
     np.testing.assert_array_equal(edges_of(open_edge_stream(three, src="c", dst=0)), [[3], [1]])
-    with pytest.warns(UserWarning, match=said("edge type edges edge_weight")):
+    with pytest.warns(UserWarning, match=said("relation edges edge_weight")):
         open_edge_stream(table(kind, relation=["x"] * 400))
     listed = {"relabel": True, "nodes": column(kind, NAMES[:49])}
     refused("node id 'né49' is not among the 49 listed", table(kind, NAMES[EDGES[0]], NAMES[EDGES[1]]), **listed)

@@ -338,7 +338,7 @@ def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
     shared = gs.write_partition_store(tmp_path / "shared", stream, parts, **given)
     inputs = gs.DistributedEmbedding.for_store(shared, 4, node_types=["a"])
     model = gs.NodeClassifier(gs.model.RGCN(7, 8, 2, schema=shared.schema), inputs=inputs)
-    with pytest.raises(StrategyError, match=said("features kinds=")):
+    with pytest.raises(StrategyError, match=said("features node_types=")):
         trainer.fit(model, gs.PartitionDataModule(shared))
 
 

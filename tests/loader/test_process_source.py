@@ -287,7 +287,7 @@ def test_shared_memory_that_runs_out_says_what_was_needed(processes, monkeypatch
     def no_space(num_bytes):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lightning_gnnscale.loader.batch_segments.room", no_space)
+    monkeypatch.setattr("lightning_gnnscale.loader.batch_segments.space", no_space)
     message = r"part 0, batch 0 of epoch 1: no space for \d+ bytes in shared memory .*lower queue_bytes=67108864"
     with pytest.raises(GNNScaleError, match=message):
         list(processes())

@@ -212,7 +212,7 @@ def test_links_have_times(data):
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, time_attr="time"), "edge_label_time time_attr"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, input_time=1), "pass edge_label_time"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, generator=1), "LinkNeighborLoader follow"),
-        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality node type nodes"),
+        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality node type"),
     ],
 )  # fmt: skip
 def test_what_is_refused(data, make, message):

@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
     batch = typed.batch()
     with pytest.raises(ValueError, match=said("RGCN schema=")):
         RGCN(6, 8, 4)
-    with pytest.raises(ValueError, match=said("in_channels columns kind")):
+    with pytest.raises(ValueError, match=said("in_channels columns node type")):
         RGCN({"paper": 6}, 8, 4, schema=SCHEMA)
     with pytest.raises(ValueError, match=said("features 'author' 5 RGCN 4")):
         forward_of(RGCN(WIDTHS | {"author": 4}, 8, 4, schema=SCHEMA).double(), batch)
@@ -358,7 +358,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
     for kind in (RGAT, HGT):
         with pytest.raises(ValueError, match=said("hidden_channels multiple heads")):
             kind(WIDTHS, 8, 4, schema=SCHEMA, heads=3)
-    with pytest.raises(ValueError, match=said("RGCN kinds edge types")):
+    with pytest.raises(ValueError, match=said("RGCN node types edge types")):
         model.row_edges(None, None, {})
 
 

@@ -264,7 +264,7 @@ def typed(reverses: bool):
     csc = build_csc(edges[0], edges[2], 12)
     assert csc.indices.tolist() == edges[0].tolist()
     node_types = GraphTypes(schema, None, edges[1].astype(np.uint8))
-    part = replace(WholeGraph.of(csc, 0), node_types=node_types)
+    part = replace(WholeGraph.of(csc, 0), types=node_types)
     return part, {tuple(triple) for triple in triples.T.tolist()}
 
 
@@ -346,8 +346,8 @@ def test_links_of_a_graph_without_relations_have_none():
     [
         ({"corrupt": "heads"}, "corrupt 'heads'"),
         ({"relations": [1]}, "edge types positives=\"edge\" positives='neighbor'"),
-        ({"relations": [], "positives": "edge"}, "edge types >= 0 None"),
-        ({"relations": [-1], "positives": "edge"}, "edge types >= 0 None"),
+        ({"relations": [], "positives": "edge"}, "relations >= 0 None"),
+        ({"relations": [-1], "positives": "edge"}, "relations >= 0 None"),
     ],
 )
 def test_bad_arguments_of_triples(options, message):

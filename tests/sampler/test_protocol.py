@@ -77,7 +77,7 @@ def test_own_names_that_are_like_none_are_left_alone():
 
 def test_what_is_no_sampler_says_what_it_lacks():
     half = type("Half", (), {"num_batches": len, "items": len})()
-    with pytest.raises(ValueError, match=r"got .*Half.*, without sample, prepare"):
+    with pytest.raises(ValueError, match=r"got .*Half.*, without prepare, sample"):
         as_batch_sampler(half)
 
 

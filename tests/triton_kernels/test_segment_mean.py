@@ -161,9 +161,9 @@ for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i6
     factor = "fp64" if floating == "fp64" else "fp32"
     rows = dict(x_ptr="*" + floating, indptr_ptr="*i64", indices_ptr="*" + index)
     total = rows | dict(weight_ptr="*" + factor, out_ptr="*" + floating, width="i32", heads="i32", channels="i32",
-                        WEIGHTED=weighted, MEAN=not weighted, ARCS=1024 // block, BLOCK=block)
+                        WEIGHTED=weighted, MEAN=not weighted, EDGES=1024 // block, BLOCK=block)
     dot = dict(grad_ptr="*" + floating) | rows | dict(out_ptr="*" + factor, heads="i32", channels="i32",
-                                                      MEAN=weighted, ARCS=1024 // block, BLOCK=block)
+                                                      MEAN=weighted, EDGES=1024 // block, BLOCK=block)
     for function, arguments in ((kernel.gather_sum_kernel, total), (kernel.edge_dot_kernel, dot)):
         types = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
         constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
