@@ -45,7 +45,7 @@ def is_sparse(matrix: Any) -> bool:
 
 
 def csr_of(rows: Any) -> tuple[Any, Any, Any, tuple] | None:
-    """Return (indptr, indices, data, shape) of sparse rows of any library, shared where they are CSR; None of others."""
+    """Return (indptr, indices, data, shape) of sparse rows of any library, CSR ones shared; None of others."""
     if is_sparse_tensor(rows):
         rows = rows.to_torch_sparse_csr_tensor()
     if torch_layout(rows).startswith("sparse"):

@@ -111,6 +111,33 @@ class DecoderTraits(Traits):
     pairwise = True
 
 
+class StreamTraits(Traits):
+    """Of a stream of edges.
+
+    Attributes:
+        node_ids: The user's ids by node number (`NodeIds`); None: nodes are numbers. schema: Node types and edge types;
+            None: one of each.
+        source_files: Returns the files that it reads.
+    """
+
+    node_ids = schema = None
+    source_files = staticmethod(tuple)
+
+
+class PartitioningTraits(Traits):
+    """Of a partitioning, beside its `part_id` and `num_parts`: how it came about.
+
+    Attributes:
+        seed, method, options: Of the partitioner. quality: `Quality`, where it was measured.
+        edge_files: State of the files of the edges when they were read.
+    """
+
+    seed = 0
+    method = "given"
+    options = quality = None
+    edge_files = ()
+
+
 class DataTraits(Traits):
     """Of a DataModule.
 
@@ -158,6 +185,7 @@ class SourceTraits(Traits):
     Attributes:
         connect: Makes what prepares batches; settings of a source have it. open: Opens what answers for rows; settings
             of `row_reads` have it.
+        replicate_bytes: Bytes of rows of others that a machine keeps.
         machine_bytes: Bytes of parts that the workers of a machine hold at most; None: no cap.
         num_threads: Threads that sample. construction: "local", or "distributed" where owners answer for their rows.
         batches_ahead, parts_further: Batches, and parts, that it holds beyond what the loader has asked for.
@@ -165,4 +193,4 @@ class SourceTraits(Traits):
 
     connect = construction = open = machine_bytes = None
     num_threads = 1
-    batches_ahead = parts_further = 0
+    batches_ahead = parts_further = replicate_bytes = 0

@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
             with _own_modules():
                 _run(command)
     except KeyboardInterrupt as stop:
-        code = getattr(stop, "code", 130)
+        code = stop.code if isinstance(stop, Interrupted) else 130
         how = "interrupted" if code == 130 else "ended by SIGTERM"
         print(f"gnnscale: {how}; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
         sys.exit(code)

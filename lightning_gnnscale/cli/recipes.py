@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
+from ..report.run_files import yaml_problem
 from .compose import GROUPS
 from .environment import check_names
 from .errors import UsageError, did_you_mean
@@ -89,9 +90,8 @@ def bench_of(path: Path) -> str | None:
     try:
         recipe = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # of the parser, which has none of its own
-        mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise UsageError(f"recipe={path}: no YAML ({what}{f' in line {mark.line + 1}' if mark else ''})") from None
+        what, where = yaml_problem(error)
+        raise UsageError(f"recipe={path}: no YAML ({what}{where})") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("defaults"), list):
         raise UsageError(
             f"recipe={path} has no list of defaults, so most settings would be missing: begin it with "

@@ -23,6 +23,7 @@ from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..sampler.locality import LocalityScale
+from ..sampler.protocol import as_batch_sampler
 from ..traits import ANY, DataTraits, ModuleTraits
 
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"

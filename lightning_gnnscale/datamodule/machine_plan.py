@@ -172,7 +172,7 @@ class Machines:
             owner = data.owners(self.training * self.devices, weights) // self.devices
             whole, replicate = (
                 crosses and not data.asks_owners,
-                (0 if isinstance(data.row_reads, str) else data.row_reads.replicate_bytes),
+                SourceTraits(data.row_reads).replicate_bytes,
             )
         row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
         traffic = RowsAsked(store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"))

@@ -13,9 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..dataset import GraphDataset
-from ..edge_stream.open import is_pyg_data
 from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
+from ..foreign import is_pyg
 from ..graph import GraphSchema
 from ..kernel_sets import compile_ahead
 from ..loader import LoaderOptions
@@ -174,7 +174,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
-        if is_pyg_data(store):
+        if is_pyg(store):
             store = StoreSource.of(dataset=store, seed=seed, **making)
         elif store is not None:
             _check_making(making)

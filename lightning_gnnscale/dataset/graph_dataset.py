@@ -11,12 +11,13 @@ import numpy as np
 from ..edge_stream import EdgeStream, NodeIds
 from ..edge_stream.options import table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream
+from ..foreign import is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
+from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, same_clock
-from ..foreign import is_csr, is_sparse
 
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
 
@@ -319,7 +320,7 @@ class GraphDataset:
         return dense_batch_row_bytes(rows.shape[1], np.dtype(gathered))
 
     def _check_row_order(self) -> None:
-        node_ids = getattr(self.stream, "node_ids", None)
+        node_ids = StreamTraits(self.stream).node_ids
         given = [name for name in ("features", "labels") if getattr(self, name) is not None]
         given += ["masks"] if self.masks else []
         if given and node_ids is not None and not node_ids.complete:

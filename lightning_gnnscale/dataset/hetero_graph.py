@@ -10,14 +10,13 @@ from ..edge_stream.open import open_edge_stream
 from ..edge_stream.options import CHUNK_EDGES
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
+from ..foreign import is_array, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
-from ..foreign import is_csr, is_sparse
-from ..foreign import is_array
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")

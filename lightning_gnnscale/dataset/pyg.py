@@ -11,10 +11,10 @@ from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
 from ..edge_stream.open import ONE_NODE_TYPE
 from ..edge_stream.options import StreamOptions
+from ..foreign import csr_of, is_array, is_hetero, is_temporal, is_tensor
 from ..values import exact_integers, exact_times
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
-from ..foreign import csr_of, is_array, is_hetero, is_temporal, is_tensor
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, which overrides what its callers ask for
 
@@ -155,9 +155,7 @@ def tell_unread_types(data) -> None:
     unread = []
     for kind, store in (*data.node_items(), *data.edge_items()):
         name = ",".join(kind) if isinstance(kind, tuple) else kind
-        unread += [
-            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if is_array(store[key])
-        ]
+        unread += [f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if is_array(store[key])]
     if unread:
         warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import EdgeStreamError
+from ..foreign import is_scipy, is_sparse_tensor
 from .array import native_ids
 from .options import StreamOptions
 from .stream import EdgeStream
-from ..foreign import is_scipy, is_sparse_tensor
 
 _SLICE_EDGES = 1 << 17
 _OTHER_FORMATS = ("bsr", "dia", "dok", "lil")
@@ -37,9 +37,7 @@ class AdjacencyStream(EdgeStream):
     seekable = True
 
     def __init__(self, name: str, matrix, options: StreamOptions, transposed: bool = False):
-        shape = tuple(
-            int(size) for size in (matrix.sparse_sizes() if is_sparse_tensor(matrix) else matrix.shape)
-        )
+        shape = tuple(int(size) for size in (matrix.sparse_sizes() if is_sparse_tensor(matrix) else matrix.shape))
         if len(shape) != 2 or shape[0] != shape[1]:
             raise EdgeStreamError(f"{name}: a matrix of edges must be square, (num_nodes, num_nodes), got {shape}")
         if options.relabel:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
+from ..foreign import is_pair_of_arrays
 from ..values import as_array, of_tensor
 from .options import StreamOptions
 from .read_ahead import ChunkPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
-from ..foreign import is_pair_of_arrays
 
 BIN_LAYOUTS = ("pairs", "columns")
 _SLICE_EDGES = 1 << 17  # small enough to stay in the cache between reading and splitting

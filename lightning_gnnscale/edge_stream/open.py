@@ -8,6 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..errors import EdgeStreamError
+from ..foreign import (
+    has_all,
+    is_array,
+    is_hetero,
+    is_lazy_table,
+    is_pair_of_arrays,
+    is_pyg,
+    is_sparse,
+    is_table,
+    is_table_reader,
+    is_tabular,
+)
 from ..object_store import is_url, local_copy
 from .adjacency import AdjacencyStream, open_adjacency, told
 from .array import ArrayStream, open_array, open_bin, open_npy
@@ -15,7 +27,6 @@ from .options import CHUNK_EDGES, StreamOptions
 from .relabel import NodeIds
 from .stream import EdgeStream
 from .synthetic import SyntheticGraph
-from ..foreign import has_all, is_array, is_hetero, is_lazy_table, is_pair_of_arrays, is_pyg, is_sparse, is_table, is_table_reader, is_tabular
 
 
 def open_pyg(data, options: StreamOptions) -> EdgeStream:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import EdgeStreamError
 from ..jit import kernel
+from ..traits import StreamTraits
 from .options import StreamOptions, checked_integer
 from .read_ahead import ChunkPool, read_ahead
 from .relabel import NodeIds
@@ -258,7 +259,7 @@ def file_identity(path: str | os.PathLike) -> dict:
 
 def file_states(stream) -> list[list]:
     """Return `file_state` of each file that a stream reads; [] where it has none, or cannot tell."""
-    return [file_state(path) for path in getattr(stream, "source_files", list)()]
+    return [file_state(path) for path in StreamTraits(stream).source_files()]
 
 
 def file_state(path: str | os.PathLike) -> list:

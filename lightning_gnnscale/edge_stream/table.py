@@ -16,13 +16,23 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError, one_line_of
+from ..foreign import (
+    has_all,
+    is_array,
+    is_column,
+    is_pandas,
+    is_polars_table,
+    is_table,
+    name_of,
+    speaks_arrow,
+    torch_layout,
+)
 from ..values import of_tensor
 from .array import open_array
 from .options import StreamOptions, pick_columns, table_path, tell_unread
 from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
 from .stream import EdgeStream
-from ..foreign import has_all, is_array, is_column, is_pandas, is_polars_table, is_table, name_of, speaks_arrow, torch_layout
 
 _PAIR = "a pair of columns"
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..sampler import NeighborSampler
@@ -16,7 +17,6 @@ from ..triton_kernels.intrinsics import prefetch
 from .batch_builder import BatchBuilder
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
-from ..foreign import is_tensor
 
 
 def check_data(data) -> tuple[np.ndarray, np.ndarray]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..foreign import is_csr
 from ..triton_kernels.aggregate import aggregate
 from .dropout import dropout
-from ..foreign import is_csr
 
 
 class SparseInput(NamedTuple):

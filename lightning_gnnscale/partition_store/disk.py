@@ -8,6 +8,7 @@ from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
 from ..memory import format_bytes, read_sizes
+from ..traits import PartitioningTraits
 from .halo_rows import number_bytes
 from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
@@ -45,7 +46,7 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
     there = sum(path.stat().st_size for path in journal.folder.iterdir())
     free = shutil.disk_usage(root.parent).free
     if needed - there > free:  # a closer bound is worth the pass that a quality may take
-        quality = getattr(p, "quality", None)
+        quality = PartitioningTraits(p).quality
         counted = quality is not None and quality.halo_hops == 1
         halo_rows = sum(quality.halo_per_part) if counted else None
         needed = disk_bytes(inputs, 1.0 if quality is None else quality.edge_cut_ratio, halo_rows)

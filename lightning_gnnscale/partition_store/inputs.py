@@ -16,13 +16,14 @@ from ..edge_stream.options import split_columns, table_path
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
+from ..foreign import csr_of, is_csr
 from ..graph import id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
+from ..traits import PartitioningTraits
 from ..values import as_array, exact_times, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
-from ..foreign import csr_of, is_csr
 
 
 class StoreIds(NamedTuple):
@@ -196,13 +197,14 @@ def check_inputs(stream, p, columns: Columns, pack_halo: bool) -> StoreInputs:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
     arrays = load_arrays(stream, columns)
     check_storage(columns.feature_storage, arrays["features"])
+    facts = PartitioningTraits(p)
     return StoreInputs(
         stream=stream,
         part_id=np.ascontiguousarray(part_id, dtype=np.int32),
         num_parts=int(p.num_parts),
-        seed=int(getattr(p, "seed", 0) or 0),
-        method=str(getattr(p, "method", "given")),
-        options=dict(getattr(p, "options", None) or {}),
+        seed=int(facts.seed or 0),
+        method=str(facts.method),
+        options=dict(facts.options or {}),
         **arrays,
         pack_halo=packs_halo(pack_halo, arrays["features"]),
         feature_storage=columns.feature_storage,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..foreign import is_csr
 from ..graph import MASK_NAMES
 from .inputs import check_whole, opened
 from .node_tables import not_finite
-from ..foreign import is_csr
 
 UNKNOWN = -1
 _BLOCK_VALUES = 1 << 20

@@ -15,6 +15,7 @@ from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
 from ..events import stage
 from ..graph import CSC, id_dtype
 from ..keywords import passes_on
+from ..traits import PartitioningTraits, StreamTraits
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .csc_writer import drop_cross, write_rows
@@ -150,7 +151,7 @@ def _check_unchanged(now: dict, before: dict, when: str) -> None:
 def _partitioned(p, files: dict) -> dict:
     """Return the state of the edge files when they were partitioned, of those that are stored now."""
     stored = {path for path, *_ in files["edges"]}
-    known = [list(state) for state in getattr(p, "edge_files", ()) if state[0] in stored]
+    known = [list(state) for state in PartitioningTraits(p).edge_files if state[0] in stored]
     return {"edges": files["edges"]} if len(known) < len(stored) else {"edges": known}
 
 
@@ -194,7 +195,7 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
     arrays = ids._asdict()
     if inputs.relations is not None:
         arrays["kind_starts"] = _type_starts(inputs)
-    if getattr(inputs.stream, "node_ids", None) is not None:
+    if StreamTraits(inputs.stream).node_ids is not None:
         arrays |= _user_ids(inputs.stream.node_ids, ids.original_nid)
     files = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
     for file, array in zip(files, arrays.values(), strict=True):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..jit import kernel
+from ..traits import StreamTraits
 from ..values import as_array, refuse_outside
 from . import phases
 from .registry import check_number
@@ -78,7 +79,7 @@ def balance_by_node_type(stream, masks: Mapping[str, np.ndarray] | None, balance
     Cost: a byte a node and node type; for edge types one pass over the edges and 4 bytes a node each.
     """
     found = {} if masks is None else dict(masks)
-    schema = getattr(stream, "schema", None)
+    schema = StreamTraits(stream).schema
     if schema is None or not balance:
         return found
     kind, relations = None, {}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import PlacementError
+from ..foreign import is_csr
 from ..memory import parse_bytes
 from ..partition_store.features import FeatureTable, as_stored, checked_rows
 from ..partition_store.typed_features import NodeTypes, TypedFeatures, TypedRows
@@ -20,7 +21,6 @@ from .feature_cache import FeatureCache
 from .placement import Placement
 from .row_layout import FIRST_DEVICE, OUTSIDE, LaidRows, RowLayout, check_layout, group_of, row_places, tier_of_tables
 from .shared_rows import devices_here, digest_of, gather_objects, machine_id
-from ..foreign import is_csr
 
 TIERS = ("local", "peer", "host", "disk", "cache")
 

@@ -69,8 +69,7 @@ def _load(path: Path) -> Any:
     except GNNScaleError:
         raise
     except Exception as error:  # of YAML's parser, and of the values that it makes
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
+        where = yaml_problem(error)[1]
         kind = CutShort if isinstance(error, yaml.YAMLError) else GNNScaleError
         raise kind(f"{path}: no settings of a run ({_line(error)}{where})") from None
 
@@ -338,7 +337,7 @@ def _check_events(text: str, path: Path) -> None:
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
         line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        if isinstance(event, yaml.NodeEvent) and event.anchor:
             raise GNNScaleError(f"{path}: line {line}: settings of a run hold no aliases (& and *)")
         if str(getattr(event, "tag", None) or "!").strip("!"):
             raise GNNScaleError(f"{path}: line {line}: settings of a run hold no tags, got {str(event.tag)[:80]}")
@@ -362,6 +361,13 @@ def _short(value: Any) -> str:
     return told if len(told) <= 80 else f"{told[:80]}..."
 
 
+def yaml_problem(error: Exception) -> tuple[str, str]:
+    """Return what YAML's parser says, or another error's message, on one line; and " in line N", or ""."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    told = isinstance(error, yaml.MarkedYAMLError) and error.problem
+    return told or " ".join(str(error).split()), f" in line {mark.line + 1}" if mark else ""
+
+
 def _line(error: Exception) -> str:
-    told = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
+    told = error.strerror if isinstance(error, OSError) else yaml_problem(error)[0]
     return " ".join(str(told).split())[:200] or type(error).__name__

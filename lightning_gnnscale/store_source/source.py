@@ -15,9 +15,9 @@ from filelock import FileLock
 
 from ..dataset import GraphDataset, HeteroGraph, load_pyg
 from ..edge_stream import EdgeStream
-from ..edge_stream.open import is_pyg_data
 from ..errors import PlanError, check_count
 from ..events import record, stage
+from ..foreign import is_hetero, is_pyg
 from ..memory import format_bytes, free_memory_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.journal import store_folder
@@ -38,7 +38,6 @@ from .preparation import (
     standing_parts,
     unfinished_packs_halo,
 )
-from ..foreign import is_hetero
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -188,7 +187,7 @@ class StoreSource:
             dataset = dataset.dataset()
         elif is_hetero(dataset):
             dataset = HeteroGraph.of_hetero(dataset).dataset()
-        elif is_pyg_data(dataset):
+        elif is_pyg(dataset):
             dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
             edges = {"edge_weight": edge_weight, "edge_features": edge_features}
