@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from .commands import BENCHES, COMMANDS, FLAGS_WITH_VALUE, Command, locate
-from .errors import UsageError, did_you_mean, one_line, wants_traceback
+from .errors import Interrupted, UsageError, did_you_mean, one_line, wants_traceback
 from .run_paths import find_benchmarks
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
