@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHARED = {"across_ranks", "graph", "errors", "rng", "events", "memory", "memory_peak"}
 SHARED |= {"jit", "kernel_sets", "keywords", "object_store", "scratch", "values"}
+SHARED |= {"foreign", "system", "traits"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
 FLOW += ["placement", "sampler", "loader", "embedding", "remote"]

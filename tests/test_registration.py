@@ -33,8 +33,12 @@ def test_lightning_finds_it_when_it_was_there(name):
     assert strategy._start_method == START_METHODS[name]
 
 
-def test_a_name_that_stands_is_left(monkeypatch):
+def test_a_name_that_is_taken_is_left():
     registry = pl.strategies.StrategyRegistry
-    monkeypatch.setitem(registry, "gnnscale", {"strategy": pl.strategies.DDPStrategy, "init_params": {}})
-    gs.registration.register_with_lightning()
-    assert registry["gnnscale"]["strategy"] is pl.strategies.DDPStrategy
+    before = registry["gnnscale"]  # its get() makes a strategy, so monkeypatch would put one back
+    registry["gnnscale"] = {"strategy": pl.strategies.DDPStrategy, "init_params": {}}
+    try:
+        gs.registration.register_with_lightning()
+        assert registry["gnnscale"]["strategy"] is pl.strategies.DDPStrategy
+    finally:
+        registry["gnnscale"] = before

@@ -23,7 +23,6 @@ from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..sampler.locality import LocalityScale
-from ..sampler.protocol import as_batch_sampler
 from ..traits import ANY, DataTraits, ModuleTraits
 
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
@@ -76,7 +75,7 @@ class LocalityController(L.Callback):
                 f"{given}: use PartitionDataModule, or leave the callback out"
             )
         sampler = data.sampler
-        if sampler is None or as_batch_sampler(sampler).locality is None:
+        if sampler is None or sampler.locality is None:
             raise StrategyError(
                 f"LocalityController needs a sampler with locality, got {type(sampler).__name__} without one: give "
                 "NeighborSampler or LayerwiseSampler locality=LocalityBias(placement), or leave the callback out"

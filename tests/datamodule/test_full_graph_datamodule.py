@@ -21,14 +21,14 @@ SHARED, OWN = (SimpleNamespace(equal_batches=equal, passes_per_epoch=1) for equa
 
 def trainer_of(rank: int, world_size: int, **given) -> SimpleNamespace:
     return SimpleNamespace(
-        global_rank=rank, world_size=world_size, accumulate_grad_batches=1, callbacks=[], **{"strategy": None, **given}
+        global_rank=rank, world_size=world_size, accumulate_grad_batches=1, callbacks=[], **{"strategy": None, "lightning_module": None, **given}
     )
 
 
 def on_rank(store, rank: int, world_size: int, weights=SHARED, **options) -> gs.FullGraphDataModule:
     """A DataModule as a process of a run sees it."""
     dm = gs.FullGraphDataModule(store=store, **options)
-    strategy = SimpleNamespace(exchange=None, weights=weights)
+    strategy = SimpleNamespace(exchange=gs.NoExchange(), weights=weights)
     dm.trainer = trainer_of(rank, world_size, strategy=strategy)
     dm.setup("fit")
     return dm

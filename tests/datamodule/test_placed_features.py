@@ -93,6 +93,7 @@ def test_ranks_are_told_what_they_read_themselves(store_root):
     """Two ranks of parts of their own: each reads its parts' nodes, and few of the other's, as halo nodes."""
     dm = make(store_root, scope="part", sampler=gs.NeighborSampler([4, 3]), halo_hops=0)
     dm.trainer = SimpleNamespace(
+        lightning_module=None,
         strategy=SimpleNamespace(weights=gs.ModelAveraging(), broadcast=lambda name: name),
         world_size=2, num_nodes=1, global_rank=0, node_rank=0, local_rank=0, overfit_batches=0,
     )  # fmt: skip

@@ -128,7 +128,7 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
         ({"val": 0.5, "test": 0.5}, "val + test 0 1 1.0"),
         ({"val": 0, "test": 0}, "0 1 0"),
         ({"test": 1e-9}, "test=1e-09 3000 edges"),
-        ({"tests": 0.1}, "hold_out val test seed edge types by_time reverses tests"),
+        ({"tests": 0.1}, "hold_out val test seed relations by_time reverses tests"),
     ],
 )
 def test_bad_shares(options, message):

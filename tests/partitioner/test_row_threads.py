@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 
@@ -87,7 +88,7 @@ def test_an_error_ends_what_runs_and_begins_no_more():
 
 
 def test_as_many_threads_as_cores_at_most(monkeypatch):
-    monkeypatch.setattr(weighted_graph.os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
     monkeypatch.setattr(weighted_graph.numba.config, "NUMBA_NUM_THREADS", 8)
     assert num_cores() == RowThreads().num_threads == 3
     monkeypatch.setattr(weighted_graph.numba.config, "NUMBA_NUM_THREADS", 2)
