@@ -76,7 +76,7 @@ def check_unused(config: DictConfig) -> None:
     """
     unused = {}
     if config.store is not None:
-        unused = dict.fromkeys(_OF_MAKING, f"store={config.store} stands")
+        unused = dict.fromkeys(_OF_MAKING, f"store={config.store} exists")
     elif is_url(config.output):
         raise UsageError(
             f"output={config.output}: a run trains on a store that is published already: gnnscale partition"

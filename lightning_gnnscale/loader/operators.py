@@ -30,7 +30,7 @@ class NeighborhoodOperator(Protocol):
     """Samples neighbourhoods; holds no state of a batch.
 
     One that has an attribute `in_chunks`, which is true, gives neighbourhoods whose hop may be sampled by several tasks
-    side by side, `sample(chunk, num_chunks)` for each, and then `relabel()`, in place of `sample()`.
+    side by side, `sample(chunk, num_chunks)` for each, and then `relabel()`, instead of `sample()`.
 
     One that has an attribute `asks`, which is true, gives neighbourhoods with some rows on other machines: `ask()`
     sends the requests of a hop and returns a `concurrent.futures.Future` of their replies, or None; `sample` samples

@@ -86,7 +86,7 @@ class SentRows:
         training: False: rows are exchanged exactly, bypassing every cache.
 
     Attributes:
-        rows: (num_local, width), to be read in place of the given rows.
+        rows: (num_local, width), to be read instead of the given rows.
     """
 
     def __init__(self, rows: Tensor, exchange: RowExchange, training: bool):
