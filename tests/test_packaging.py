@@ -186,5 +186,5 @@ def test_it_is_imported_and_trains_where_python_has_no_names_of_linux_alone(tmp_
     done = subprocess.run([sys.executable, "-c", WITHOUT_LINUX], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == (
-        "worker processes share memory in a way that Linux alone has: use source=threads"
+        "worker processes share memory in a way that only Linux has: use source=threads"
     )

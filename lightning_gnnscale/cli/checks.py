@@ -34,7 +34,7 @@ def planned_devices(config: DictConfig) -> int:
     """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
 
     Raises:
-        UsageError: it is no number, for example "auto", which only a Trainer resolves.
+        UsageError: it is not a number, for example "auto", which only a Trainer resolves.
     """
     given = config.num_devices
     if isinstance(given, ListConfig) and len(given):
@@ -67,7 +67,7 @@ def takes_sampler(config: DictConfig) -> bool:
 
 
 def check_unused(config: DictConfig) -> None:
-    """Refuse groups that were set and would not be read.
+    """Refuse groups that were set but have no effect.
 
     Args:
         config: composed from `train.yaml`.
@@ -77,7 +77,7 @@ def check_unused(config: DictConfig) -> None:
     """
     unused = {}
     if config.store is not None:
-        unused = dict.fromkeys(_OF_MAKING, f"store={config.store} stands")
+        unused = dict.fromkeys(_OF_MAKING, f"store={config.store} exists")
     elif is_url(config.output):
         raise UsageError(
             f"output={config.output}: a run trains on a store that is published already: gnnscale partition"
@@ -101,7 +101,7 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
 
     Args:
         config: Config composed from `train.yaml`.
-        num_layers: Number of layers of the backbone; None if it does not say.
+        num_layers: Number of layers of the backbone; None if it has no such setting.
 
     Raises:
         UsageError: the message names both numbers.
@@ -111,9 +111,9 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     samples = config.sampler.get("neighborhoods", True)
     if bool(num_layers) != samples:
         if samples:
-            told = "sampler samples neighbourhoods, and the model has no layers: say sampler.neighborhoods=false"
+            told = "the sampler samples neighbourhoods, but the model has no layers: say sampler.neighborhoods=false"
         else:
-            told = f"sampler.neighborhoods=false samples none, and the model has {num_layers} layers: leave it true"
+            told = f"sampler.neighborhoods=false samples none, but the model has {num_layers} layers: leave it true"
         raise UsageError(told)
     sampler = config.sampler.get("sampler") or config.sampler
     if not samples:
@@ -177,24 +177,24 @@ def trains_on_links(config: DictConfig) -> bool:
         ModuleTraits(get_object(node._target_)).trains_on_links for node in (config.model, config.sampler)
     )
     if model and not sampler:
-        raise UsageError("model trains on links, the sampler samples none: say sampler=links, or another model")
+        raise UsageError("model trains on links, but the sampler samples none: say sampler=links, or another model")
     if sampler and not model:
         raise UsageError(
-            "sampler samples links, the model is not for them: say model=link_predictor, or another sampler"
+            "sampler samples links, but the model does not train on them: say model=link_predictor, or another sampler"
         )
     if model and classifies_edges(config) != bool(config.sampler.get("labelled")):
         if classifies_edges(config):
             raise UsageError(
-                "model classifies edges, the sampler samples no classes: say sampler=edges, or another model"
+                "model classifies edges, but the sampler reads no classes: say sampler=edges, or another model"
             )
         raise UsageError(
-            "sampler.labelled=true samples edges with classes, the model reads none: say model=edge_classifier"
+            "sampler.labelled=true reads classes of edges, but the model does not: say model=edge_classifier"
         )
     return bool(model)
 
 
 def classifies_edges(config: DictConfig) -> bool:
-    """Return whether the model says something of edges that have classes."""
+    """Whether the model classifies edges."""
     return "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
 
 
@@ -211,14 +211,14 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
     """
     if dataset.features is None and not config.model.get("inputs"):
         raise UsageError(
-            f"dataset.features: {dataset.name} has none; training needs a row of features for every node, or "
-            "embeddings in their place: model.inputs.dim=64, or recipe=embeddings"
+            f"dataset.features: {dataset.name} has none; training needs features of every node, or "
+            "embeddings instead: model.inputs.dim=64, or recipe=embeddings"
         )
     predicts_edges = config.predict and trains_on_links(config) and classifies_edges(config)
     if predicts_edges and not dataset.links.keys() & {"val", "test"}:
         remedy = "" if command == "predict" else ", or predict=false"
         raise UsageError(
-            "dataset.hold_out: classes are predicted of edges that are held out, and none are: say "
+            "dataset.hold_out: predictions are made for held-out edges, and there are none: say "
             f"dataset.hold_out.test=0.1{remedy}"
         )
     if command == "predict":
@@ -249,7 +249,7 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
 def _check_links(config: DictConfig, dataset, monitors: list[str]) -> None:
     if config.datamodule.get("mode") != "mini_batch":
         raise UsageError(
-            "links are trained on in mini-batches: say datamodule=partition and datamodule.mode=mini_batch"
+            "training on links needs mini-batches: say datamodule=partition and datamodule.mode=mini_batch"
         )
     edges = classifies_edges(config)
     if edges and dataset.num_edge_classes < 2:

@@ -1,4 +1,4 @@
-"""The commands, and a command line taken apart: its configs, the recipe or the run that it begins with, its words."""
+"""The commands, and the parts of a command line: its configs, its recipe or run, its other words."""
 
 import atexit
 import os
@@ -21,18 +21,18 @@ COMMANDS = {
     "test": "evaluate a run's best checkpoint, or any other, on the test nodes",
     "predict": "write the predictions of a run's best checkpoint, or of any other, by your own node ids",
     "partition": "partition a graph and write the partition store",
-    "plan": "say how many parts a graph needs and what fits where",
-    "verify": "read a whole partition store and say whether every byte is as it was written",
-    "inspect": "say what a run folder, a checkpoint, a partition store or a data set holds",
-    "stores": "list the partition stores here, their sizes, or clean them up",
-    "doctor": "say what this machine offers: versions, GPUs and links, memory limits, disk speed, ports",
-    "report": "make the report of a run again, or put several runs or a sweep side by side on one page",
+    "plan": "print how many parts a graph needs and what fits where",
+    "verify": "check every byte of a partition store against its checksums",
+    "inspect": "show what a run folder, a checkpoint, a partition store or a data set holds",
+    "stores": "list the partition stores or their sizes, or remove what is not needed",
+    "doctor": "show what this machine offers: versions, GPUs and links, memory limits, disk speed, ports",
+    "report": "write the report of a run again, or one page that compares several runs or a sweep",
     "bench": "run one benchmark of the source tree, side by side with its peer",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
-    "completion": "print what lets bash, zsh or fish complete these words",
+    "completion": "print the shell-completion script of bash, zsh or fish",
 }
 
-# What stands before the settings, of commands that take more than settings.
+# Arguments before the settings.
 TAKES = {
     "test": "[RUN | CHECKPOINT] ",
     "predict": "[RUN | CHECKPOINT] ",
@@ -53,8 +53,8 @@ BENCHES = {
     "placing": "seconds and memory of placing the rows of a graph of papers100M's size",
     "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
     "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
-    "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
-    "ownership": "rows and bytes that machines which hold parts ask of each other, by partitioner",
+    "grouping": "bytes sent for a batch: groups that share rows, beside a row cache",
+    "ownership": "rows and bytes that machines with parts request from each other, by partitioner",
     "remote_rows": "rows that come from other machines under armada and distdgl, by partitioner, beside the cut",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
@@ -82,7 +82,7 @@ _NEW_FOLDER = "${paths.runs}/${name}/${now:%Y-%m-%d_%H-%M-%S}"
 
 
 class Command(NamedTuple):
-    """A command line, taken apart.
+    """A parsed command line.
 
     Attributes:
         name: The command.
@@ -106,7 +106,7 @@ def locate(name: str, words: list[str]) -> Command:
     """Return the configs that a command's words begin with.
 
     Raises:
-        UsageError: a word that is no setting where the command takes none, or a recipe that is not there.
+        UsageError: a word that is not a setting where the command takes nothing else, or a recipe that does not exist.
     """
     _check_flags(words)
     trusted, words = take_trust(words)
@@ -124,7 +124,7 @@ def locate(name: str, words: list[str]) -> Command:
     words = [word for word in words if word not in paths]
     words = [_path_quoted(word) for word in words]
     if name in ("train", "partition", "plan") and paths:
-        raise UsageError(f"{paths[0]} is no setting: say key=value, or --help")
+        raise UsageError(f"{paths[0]} is not a setting: say key=value, or --help")
     if len(paths) > 1:
         raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
     if name in ("test", "predict") and paths:
@@ -143,7 +143,7 @@ def locate(name: str, words: list[str]) -> Command:
 
 
 def _check_flags(words: list[str]) -> None:
-    """Refuse settings that are given as flags: `--num_parts 4`."""
+    """Refuse settings given as flags: `--num_parts 4`."""
     for number, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if not re.match(r"--[a-zA-Z]", word) or flag in _FLAGS:
@@ -152,7 +152,7 @@ def _check_flags(words: list[str]) -> None:
             value = words[number + 1]
         name = flag.lstrip("-").replace("-", "_")
         is_known = "." in name or any(name in config for config in described()["commands"].values())
-        raise UsageError(f"{flag} is no flag: say {name if is_known else elsewhere(name) or name}={value or '...'}")
+        raise UsageError(f"{flag} is not a flag: say {name if is_known else elsewhere(name) or name}={value or '...'}")
 
 
 def _primary(name: str, paths: list[str], words: list[str]) -> str:
@@ -172,7 +172,7 @@ def _gone_on_from(words: list[str]) -> str | None:
 
 
 def _is_choice(word: str) -> bool:
-    """Whether a word chooses from a group of settings: dataset=files, strategy/weights=model_averaging."""
+    """Whether a word chooses from a config group: dataset=files, strategy/weights=model_averaging."""
     found = re.match(r"[+~]*([a-z_/]+)(@[\w.]+)?=", word)
     return found is not None and found[1] in described()["choices"]
 
@@ -229,7 +229,7 @@ def _actions(words: list[str]) -> list[str]:
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word is a path and no setting; of an existing one = may be a part, as in Lightning's checkpoints."""
+    """Whether a word is a path, not a setting; an existing path may contain =, as Lightning's checkpoints do."""
     if not re.match(r"-|[+~]*[\w./@]+=|~\w[\w./@]*$", word):
         return True
     named = "/" in word or word.endswith(".ckpt")
@@ -244,5 +244,5 @@ def _path_quoted(word: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word as Hydra takes it whatever is in it."""
+    """A word quoted for Hydra."""
     return "'" + word.replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""`gnnscale completion SHELL`: what lets a shell complete commands, recipes, choices and keys by the tab key."""
+"""`gnnscale completion SHELL`: shell completion of commands, recipes, choices and keys."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _gnnscale_complete() {
     local cut="${COMP_WORDS[COMP_CWORD]}"
     local IFS=$'\\n'
     COMPREPLY=( $(gnnscale completion query "$line" 2>/dev/null) )
-    # Readline splits words at = and :, and wants what stands behind them.
+    # Readline splits words at = and :, and wants what follows them.
     local before="${word%"${cut#[=:]}"}"
     [[ "$cut" == "=" || "$cut" == ":" ]] && before="$word"
     COMPREPLY=( "${COMPREPLY[@]#"$before"}" )
@@ -44,10 +44,10 @@ _FILES = ("resume", "store", "output", "dataset.edges", "dataset.features", "dat
 
 
 def run(words: list[str]) -> None:
-    """Print a shell's script, or what a line that is typed may go on with.
+    """Print a shell's completion script, or the completions of a typed line.
 
     Raises:
-        UsageError: no shell is named, or one that is not known.
+        UsageError: no shell is named, or an unknown one.
     """
     if words[:1] == ["query"]:
         line = words[1] if len(words) > 1 else ""
@@ -57,7 +57,7 @@ def run(words: list[str]) -> None:
             return
         return
     if words in (["-h"], ["--help"]):
-        print("gnnscale completion: print what lets a shell complete these words by the tab key\n")
+        print("gnnscale completion: print the shell-completion script\n")
         print("usage: " + "\n       ".join(script.splitlines()[0].removeprefix("# ") for script in SHELLS.values()))
         return
     if len(words) != 1 or words[0] not in SHELLS:
@@ -68,7 +68,7 @@ def run(words: list[str]) -> None:
 
 
 def candidates(line: str) -> list[str]:
-    """Return the words that may stand where a command line ends, sorted.
+    """Return the sorted completions of a command line.
 
     Args:
         line: As typed so far, the program's name first.
@@ -98,7 +98,7 @@ def candidates(line: str) -> list[str]:
 
 
 def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
-    """Return key= of the settings that a command takes, or key=value of one that is given."""
+    """Return key= of a command's settings, or key=value of a given setting."""
     typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
     config = composed(locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed]))
     choices, places = choices_of(config), list(walk(config))
@@ -112,14 +112,14 @@ def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
 
 
 def _next(place: Place, typed: str) -> str:
-    """Return a key as far as its next dot behind what is typed."""
+    """Return a key up to its next dot after what is typed."""
     rest = place.key[len(typed) :] if place.key.startswith(typed) else place.key
     inner = rest.partition(".")[0] + "." if "." in rest else rest + ("." if isinstance(place.value, dict) else "=")
     return place.key[: len(place.key) - len(rest)] + inner
 
 
 def _paths(typed: str, head: str, suffix: str = "") -> list[str]:
-    """Return files and folders that a path may go on with."""
+    """Return files and folders that complete a path."""
     folder, start = os.path.split(typed)
     here = Path(folder or ".").expanduser()
     if not here.is_dir():

@@ -1,4 +1,4 @@
-"""From choices and words to a config."""
+"""Compose a config from choices and words."""
 
 import re
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 
 
 def register_choices() -> None:
-    """Make a choice of every partitioner, placement method, bound and backbone that the code knows by name.
+    """Register every partitioner, placement method, bound and backbone of the code as a choice.
 
-    A partitioner of the user's own is one as soon as it is registered.
+    A user's partitioner is a choice as soon as it is registered.
     """
     _register_described()
     for name in own_partitioners():
@@ -48,7 +48,7 @@ def _register_described() -> None:
 
 
 def compose_config(config_name: str, overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """Return a config, composed apart from the Hydra application that may be running.
+    """Return a config, composed separately from any running Hydra application.
 
     Args:
         config_name: a primary config, for example "train".
@@ -63,7 +63,7 @@ def compose_config(config_name: str, overrides: list[str], config_dir: str | Non
 
 @contextmanager
 def own_configs(config_dir: str | None = None) -> Iterator[ConfigLoader]:
-    """Read this package's configs, or a folder's, apart from the Hydra application that may be running."""
+    """Read this package's configs, or a folder's, separately from any running Hydra application."""
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -79,14 +79,14 @@ def own_configs(config_dir: str | None = None) -> Iterator[ConfigLoader]:
 
 
 def group_choices() -> dict[str, list[str]]:
-    """Return the names that each group of settings takes, those of the code too; groups of benchmarks are left out."""
+    """Return the choices of each config group, those of the code too, without the groups of benchmarks."""
     found = {group: list(choices) for group, choices in described()["choices"].items()}
     found["partitioner"] += own_partitioners()
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
 def prepare_overrides(words: list[str]) -> list[str]:
-    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then says which keys exist.
+    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then refuses unknown keys.
 
     Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
     """
@@ -95,7 +95,7 @@ def prepare_overrides(words: list[str]) -> list[str]:
 
 
 def fill_inputs(config: DictConfig) -> None:
-    """Say what `model.inputs.dim=64` alone means: embeddings that the run learns; in place."""
+    """Complete `model.inputs.dim=64`: embeddings that the run learns; changes the config in place."""
     inputs = OmegaConf.select(config, "model.inputs")
     if OmegaConf.is_dict(inputs) and "_target_" not in inputs:
         with open_dict(inputs):

@@ -1,4 +1,4 @@
-"""`gnnscale doctor`: what this machine offers to a run, and what will stand in its way."""
+"""`gnnscale doctor`: what this machine offers to a run, and what would hinder it."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ from .errors import UsageError
 _PACKAGES = ("lightning-gnnscale", "lightning", "torch", "torch-geometric", "triton", "numpy", "numba", "pyarrow")
 _OPTIONAL = ("pymetis", "kaminpar", "ogb", "ray", "s3fs", "wandb", "tensorboard", "mlflow")
 _BLOCK = 1 << 22
-_SLOW_DISK = 200 << 20  # bytes a second: below, epochs out of core wait for most of their time
+_SLOW_DISK = 200 << 20  # bytes a second; below, out-of-core epochs mostly wait for the disk
 _SMALL_SHM = 1 << 30
 
 
@@ -46,7 +46,7 @@ def run(config: DictConfig) -> None:
     _section("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
     _section("kernels", kernels())
     _section("network", _network(list(config.ports), advice))
-    for line in advice or ["nothing stands in the way"]:
+    for line in advice or ["nothing hinders a run"]:
         Console().print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -61,12 +61,12 @@ def versions(advice: list[str]) -> dict[str, str]:
     if _version("lightning") in ("2.6.2", "2.6.3"):
         advice.append(f"lightning {_version('lightning')} is a compromised release: install another one")
     if sys.platform != "linux":
-        advice.append(f"{sys.platform} is not Linux: partitioning and training on the CPU alone were tried there")
+        advice.append(f"{sys.platform} is not Linux: only partitioning and training on the CPU were tried there")
     return found
 
 
 def memory(advice: list[str]) -> dict[str, str]:
-    """Return what memory the machine and the cgroups of this process allow."""
+    """Return the memory that the machine and this process' cgroups allow."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit_bytes()
     found = {"of the machine": format_bytes(total), "free for a run": format_bytes(free_memory_bytes())}
@@ -112,7 +112,7 @@ def gpus(advice: list[str]) -> dict[str, str]:
     direct = [f"{a}->{b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
     if pairs:
         found["peer access"] = (
-            "all pairs" if len(direct) == len(pairs) else ", ".join(direct) or "none: rows go by the host"
+            "all pairs" if len(direct) == len(pairs) else ", ".join(direct) or "none: rows go through the host"
         )
     topology = _output("nvidia-smi", "topo", "-m")
     for line in (topology or "").splitlines() if pairs else ():
@@ -125,7 +125,7 @@ def gpus(advice: list[str]) -> dict[str, str]:
 
 
 def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
-    """Return space and speed of the disk of a folder, or of the nearest folder above that is there."""
+    """Return space and speed of the disk of a folder, or of its nearest existing parent."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.absolute().parent
     space = shutil.disk_usage(folder)
@@ -153,7 +153,7 @@ def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
 
 
 def kernels() -> dict[str, str]:
-    """Return how many of the known kernels are compiled for this machine, and where they lie."""
+    """Return how many of the known kernels are compiled for this machine, and in which folder."""
     known = kernel_sets.recorded()
     missing = compile_ahead.still_missing(list(known))
     folder = kernel_sets.cache_folder()
@@ -169,7 +169,7 @@ def kernels() -> dict[str, str]:
 
 
 def _measure_disk(path: Path, num_bytes: int) -> tuple[float, float, float]:
-    """Return bytes a second written and read, and small reads a second, past the page cache where it can be dropped."""
+    """Return bytes a second written and read, and small reads a second, past the page cache if possible."""
     block = np.random.default_rng(0).integers(0, 255, _BLOCK, np.uint8).tobytes()
     began = time.perf_counter()
     with open(path, "wb", buffering=0) as file:
@@ -195,7 +195,7 @@ def _processors(advice: list[str]) -> dict[str, str]:
     usable = usable_cores()
     load = os.getloadavg()[0]
     if load > usable:
-        advice.append(f"{load:.1f} processes want {usable} CPUs: other work runs here, and runs will take longer")
+        advice.append(f"{load:.1f} processes compete for {usable} CPUs: other work runs here, so runs take longer")
     threads = os.environ.get("OMP_NUM_THREADS")
     return {
         "CPUs": f"{usable} of {os.cpu_count()} may be used, load {load:.1f}",
@@ -209,7 +209,7 @@ def _network(ports: list[int], advice: list[str]) -> dict[str, str]:
         found["its address"] = socket.gethostbyname(socket.gethostname())
         if found["its address"].startswith("127."):
             advice.append(
-                f"{found['host']} resolves to {found['its address']}: other machines cannot reach it by its name; give "
+                f"{found['host']} resolves to {found['its address']}: other machines cannot reach it by name; give "
                 "torchrun an address of this machine"
             )
     except OSError as error:
@@ -260,7 +260,7 @@ def _version(name: str) -> str:
 
 
 def _output(*words: str) -> str | None:
-    """Return what a program prints; None where it is not there or fails."""
+    """Return what a program prints; None where it is missing or fails."""
     if shutil.which(words[0]) is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Settings that read environment variables: their values are used, and neither written nor printed."""
+"""Settings that read environment variables: their values are used but never written or printed."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _as_written = False
 
 
 def _env(key: str, *default: Any) -> Any:
-    """Resolve ${oc.env:NAME} and ${oc.env:NAME,default}; while a config is written down, to that text itself."""
+    """Resolve ${oc.env:NAME} and ${oc.env:NAME,default}; while a config is written, to the reference itself."""
     text = ",".join([str(key), *("null" if one is None else str(one) for one in default)])
     reference = f"${{oc.env:{text}}}"
     if _as_written:
@@ -33,13 +33,13 @@ OmegaConf.register_new_resolver("oc.env", _env, replace=True)
 
 
 def written(config: DictConfig) -> dict[str, Any]:
-    """Return a config as plain values, all filled in but what environment variables hold: that stays a reference."""
+    """Return a config as resolved plain values; references to environment variables stay references."""
     with _references():
         return OmegaConf.to_container(config, resolve=True)
 
 
 def hidden(value: Any) -> Any:
-    """Return text, or plain values of a summary, with references in place of what environment variables hold."""
+    """Return text, or plain values of a summary, with references instead of environment variables' values."""
     return events.replaced(value, _read)
 
 
@@ -55,7 +55,7 @@ def check_names(settings: Mapping[str, Any]) -> None:
     for name in _NAMES:
         if "oc.env" in str(settings.get(name, "")):
             raise UsageError(
-                f"{name} names folders and stands in reports, and what an environment variable holds is kept out of "
+                f"{name} names folders and appears in reports, and values of environment variables are kept out of "
                 f"them: say {name}= itself; a shell fills in $NAME"
             )
 

@@ -1,4 +1,4 @@
-"""An error as one line that says what was given, what is allowed, and what to do."""
+"""Errors as one line: what was given, what is allowed, and what to do."""
 
 import inspect
 import os
@@ -13,10 +13,10 @@ from ..errors import did_you_mean as did_you_mean
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; the message says how to go on.
+    """The user stopped a run; the message says how to resume.
 
     Args:
-        message: Says how to go on.
+        message: Says how to resume.
         terminated: Whether the signal was SIGTERM.
 
     Attributes:
@@ -29,11 +29,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class UsageError(ValueError):
-    """The words of the command line are off."""
+    """Invalid arguments."""
 
 
 def in_place(key: str, target: str) -> str:
-    """Return the words that put a class or function of the user's in the place of what is chosen for a key."""
+    """Return the words that replace the choice of a key by the user's class or function."""
     return f"'~{key}' '+{key}={{_target_: {target}, ...}}'"
 
 
@@ -43,7 +43,7 @@ def wants_traceback() -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message that a user can act on: the cause below Hydra's and torch's wrappers, on one line."""
+    """Return the cause below Hydra's and torch's wrappers, on one line."""
     kind = type(error).__name__
     if kind == "InstantiationException" and error.__cause__ is not None:
         key, cause = re.search(r"full_key: ([\w.]+)", str(error)), one_line(error.__cause__)
@@ -55,9 +55,9 @@ def one_line(error: BaseException) -> str:
     if kind == "OverrideParseException":
         told = getattr(error, "override", None) or "a word"
         if '{"' in told or "{'" in told:
-            remedy = "names within braces stand without quotes; or give a list"
+            remedy = "write names within braces without quotes, or give a list"
             return f"{told} cannot be read: {remedy}, {told.partition('=')[0]}='[\"name=value\"]'"
-        return f"{told} cannot be read as key=value; a value with = , or blanks stands in quotes: key='\"...\"'"
+        return f"{told} cannot be read as key=value; put a value with = , or blanks in quotes: key='\"...\"'"
     if kind in ("ProcessRaisedException", "ChildFailedError"):
         return _of_lost_process(_last_line(str(error)))
     if kind == "MissingConfigException" or "Could not find" in str(error):
@@ -77,7 +77,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def own_settings(key: str, node: DictConfig) -> Iterator[None]:
-    """Put the key of a node before errors that begin with one of its settings: "datamodule.batch_size must be ...".
+    """Put a node's key before errors that begin with one of its settings: "datamodule.batch_size must be ...".
 
     Raises:
         UsageError: a ValueError of the block, with the key.
@@ -91,7 +91,7 @@ def own_settings(key: str, node: DictConfig) -> Iterator[None]:
         raise
 
 
-# Arguments that errors and warnings of the package name as Python says them, by the node that they are keys of.
+# Arguments that errors and warnings name as in Python, by the node that has them as keys.
 _KEYS = {
     "dataset": (
         *("relabel", "nodes", "num_nodes", "to_undirected", "remove_self_loops", "layout", "chunk_edges"),
@@ -111,7 +111,7 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 def in_words_of_shell(text: str) -> str:
-    """Return a message of the package with `header=True` said as `dataset.reader.header=true`."""
+    """Return a message of the package with `header=True` written as `dataset.reader.header=true`."""
 
     def said(found: re.Match) -> str:
         value = _LITERALS.get(found[3], found[3].strip("'\""))
@@ -122,17 +122,17 @@ def in_words_of_shell(text: str) -> str:
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Print a warning as one line that says keys as the command line does: a `warnings.showwarning`."""
+    """Print a warning as one line with keys as on the command line: a `warnings.showwarning`."""
     print(f"gnnscale: warning: {in_words_of_shell(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _at_key(key: str, message: str, target: str | None = None) -> str:
-    """Put the key of a node before what its class says: of "model.backbone", "model.dropout must be ..." too.
+    """Put a node's key before a message of its class; of "model.backbone", before "model.dropout must be ..." too.
 
     Args:
         key: key of the node.
         message: message, which may begin with an argument of the target.
-        target: dotted name of the class or function of the node, where it is known.
+        target: dotted name of the node's class or function, if known.
     """
     said = re.match(r"(?:(\w+)\.)?\w+(?:\[\d+\])? must ", message)
     if message.startswith(key):
@@ -155,7 +155,7 @@ def _arguments(target: str) -> set[str]:
 
 
 def _of_lost_process(text: str) -> str:
-    """Put words around what torch says of a process that it lost: "[.../gloo/transport/tcp/pair.cc:547] ..."."""
+    """Explain torch's message about a lost process: "[.../gloo/transport/tcp/pair.cc:547] ..."."""
     of_torch = r"gloo/|ncclRemoteError|ProcessGroupNCCL|TCPStore|DistNetworkError"
     if text.startswith("rank ") or not re.search(of_torch, text):
         return text
@@ -180,7 +180,7 @@ def _missing_choice(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The error itself at the end of a worker's traceback, without the name of its class."""
+    """The error at the end of a worker's traceback, without its class name."""
     lines = [line for line in text.splitlines() if line.strip()]
     start = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1) + 1
     message = " ".join(lines[start:] or lines[-1:])

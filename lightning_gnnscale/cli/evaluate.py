@@ -1,4 +1,4 @@
-"""`gnnscale test` and `gnnscale predict`: a checkpoint of a run, or any other, on the run's graph or on another one."""
+"""`gnnscale test` and `gnnscale predict`: a checkpoint of a run, or any other, on the run's graph or another."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def test(config: DictConfig) -> dict:
 
 
 def predict(config: DictConfig) -> dict:
-    """Write `predictions.parquet` of a checkpoint into the run folder, a row a node or a held-out edge, by your ids."""
+    """Write a checkpoint's `predictions.parquet` into the run folder: a row a node or held-out edge, by your ids."""
     return _evaluate(config, "predict")
 
 
@@ -54,7 +54,7 @@ def _evaluate(config: DictConfig, command: str) -> dict:
 
 
 def _evaluating(callbacks: DictConfig | None) -> dict:
-    """Return those callbacks that evaluation needs: what the best checkpoint is, and what the command line adds."""
+    """Return the callbacks for evaluation: the one that knows the best checkpoint, and those of the command line."""
     given = {found[1] for word in HydraConfig.get().overrides.task if (found := _CALLBACK.match(word))}
     kept = {name: one for name, one in (callbacks or {}).items() if one is not None}
     return {
@@ -65,13 +65,13 @@ def _evaluating(callbacks: DictConfig | None) -> dict:
 
 
 def _checkpoint(given: str, last: str, run: CommandRun) -> tuple[str, str]:
-    """Return the checkpoint that is evaluated, and a note on it: a file as given, of a run the best that it knows."""
+    """Return the checkpoint to evaluate, and a note on it: the given file, or the best that a run knows."""
     if not Path(given).expanduser().is_dir():
         return last, ""
     best = earlier_best(last, run.trainer.checkpoint_callback)
     if best is None:
         return last, " (the last one: none is known to be the best)"
-    moved = Path(last).parent / Path(best.path).name  # the run's folder may lie elsewhere by now
+    moved = Path(last).parent / Path(best.path).name  # the run's folder may have been moved
     path = next((one for one in (Path(best.path), moved) if one.is_file()), None)
     score = f"{run.trainer.checkpoint_callback.monitor} {best.score:.4f}"
     if path is None:

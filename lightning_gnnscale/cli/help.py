@@ -1,4 +1,4 @@
-"""`gnnscale COMMAND --help`: the choices and the settings in short; `--help GROUP`: each of a group with what it is."""
+"""`gnnscale COMMAND --help`: choices and settings in short; `--help GROUP`: each setting of a group, described."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def print_help(command: Command, topic: str = "") -> None:
 
     Args:
         command: The command, with its words.
-        topic: A group of settings, or the beginning of keys: "model", "strategy/exchange", "model.backbone"; "": short.
+        topic: A group of settings, or a prefix of keys: "model", "strategy/exchange", "model.backbone"; "": short.
 
     Raises:
         UsageError: there is no such group.
@@ -39,7 +39,7 @@ def print_help(command: Command, topic: str = "") -> None:
         for group, names in choices.items():
             _print_wrapped(f"  {group + '=':<22} ", ", ".join(names))
         print()
-    print(f"settings (key=value; gnnscale {what} --help KEY, for example --help {next(iter(config))}, tells more):")
+    print(f"settings (key=value; gnnscale {what} --help KEY, for example --help {next(iter(config))}, shows more):")
     groups = [key for key, value in config.items() if value and isinstance(value, dict)]
     for group in groups:
         given = [one for one in places if one.key.startswith(f"{group}.") and one.value != UNSET]
@@ -68,7 +68,7 @@ def choices_of(config: dict) -> dict[str, list[str]]:
 
 
 def _print_topic(topic: str, choices: dict[str, list[str]], places: list[Place]) -> None:
-    """Print the choices of a group, and each of its settings with its default and what it is."""
+    """Print the choices of a group, and each of its settings with its default and description."""
     path = topic.replace("/", ".").rstrip("=.")
     chosen = [one for one in places if f"{one.key}.".startswith(f"{path}.") and not isinstance(one.value, dict)]
     if not chosen and path.replace(".", "/") not in choices:
@@ -79,7 +79,7 @@ def _print_topic(topic: str, choices: dict[str, list[str]], places: list[Place])
         if f"{group.replace('/', '.')}.".startswith(f"{path}.") and group not in ("partitioner", "dataset"):
             _print_wrapped(f"{group + '=':<22} ", ", ".join(names))
         elif group == path:
-            print(f"{group}=NAME {group}.setting=value; = stands before the default:")
+            print(f"{group}=NAME {group}.setting=value; = precedes the default:")
             for name in names:
                 _print_wrapped(f"  {name:<22} ", ", ".join(_of_choice(group, name)) or "none")
     told: dict[tuple, str] = {}
@@ -92,7 +92,7 @@ def _print_topic(topic: str, choices: dict[str, list[str]], places: list[Place])
 
 
 def _of_choice(group: str, name: str) -> Iterable[str]:
-    """Return setting=default of what a choice takes: of a partitioner, its options."""
+    """Return setting=default of a choice's settings; of a partitioner, its options."""
     if group == "partitioner":
         options = options_of_method(name)
         return ["any"] if options is None else [f"{key}={one.default or '?'}" for key, one in options.items()]
@@ -101,13 +101,13 @@ def _of_choice(group: str, name: str) -> Iterable[str]:
 
 
 def _comments(primary: str) -> dict[str, str]:
-    """Return what the comments of a command's own config say of its keys."""
+    """Return the comments on keys in a command's own config."""
     lines = files(GROUPS).joinpath(f"{primary}.yaml").read_text().splitlines()
     return {found[1]: found[2] for line in lines if (found := re.match(r"(\w+):.*?[ ]#[ ](.*)", line))}
 
 
 def _shown(one: Place) -> str:
-    """Return key=value as the command line takes it; of what the config does not name, the default."""
+    """Return key=value as the command line takes it, with the default where the config has no value."""
     value = one.setting.default if one.value == UNSET else one.value
     if value is None and one.value == UNSET:
         return f"{one.key}=?"
@@ -116,7 +116,7 @@ def _shown(one: Place) -> str:
 
 
 def _print_wrapped(head: str, text: str) -> None:
-    """Print a head and a text beside it, in lines of a bounded width."""
+    """Print a heading and a text beside it, wrapped."""
     line, indent = head, " " * len(head)
     for word in text.split(" "):
         if len(line) + len(word) > _WIDTH and line.strip() and line != indent:

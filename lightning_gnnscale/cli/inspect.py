@@ -1,4 +1,4 @@
-"""`gnnscale inspect`: what a run folder, a checkpoint, a partition store or a data set holds, without changing it."""
+"""`gnnscale inspect`: show what a run folder, a checkpoint, a partition store or a data set holds."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ from .run_paths import CHECKPOINTS, CONFIG
 from .store import open_store, standing_store, store_source
 from .stores import size_by_kind
 
-_MOST_PARTS = 16  # that are shown a row each
+_MOST_PARTS = 16  # shown one a row
 
 
 def run(config: DictConfig) -> None:
-    """Print what a path holds, or the data set that the settings name and the store that they would train on.
+    """Print what a path holds, or the data set of the settings and the store that they would train on.
 
     Raises:
-        UsageError: there is nothing that this package knows.
+        UsageError: the path holds nothing that this package knows.
     """
     if "dataset" in config:
         _show_dataset(config)
@@ -51,7 +51,7 @@ def run(config: DictConfig) -> None:
         )
     else:
         try:
-            PartitionStore.open(path)  # says what of a store is missing
+            PartitionStore.open(path)  # its error says what is missing
         except PartitionStoreError as error:
             raise UsageError(f"{error}; inspect takes a run's folder, a checkpoint, or a store") from None
 
@@ -109,7 +109,7 @@ def _show_store(store: PartitionStore) -> None:
 
 
 def _node_types(store: PartitionStore) -> str | None:
-    """Return the node types of a graph that has several, with their numbers of nodes."""
+    """Return the node types of a graph with several, and their numbers of nodes."""
     if store.schema is None or store.schema.num_node_types == 1:
         return None
     sizes = zip(store.schema.node_types, store.manifest["schema"]["kind_sizes"], strict=True)
@@ -130,7 +130,7 @@ def _labels(labels: np.ndarray) -> str:
 
 
 def _show_run(folder: Path) -> None:
-    # Read as it is: references stay as they were written.
+    # Not resolved: references stay as written.
     summary_file, config = folder / "summary.json", read_settings(folder / CONFIG)
     summary = read_summary(summary_file) if summary_file.is_file() else {}
     facts = {
@@ -169,7 +169,7 @@ def _show_checkpoint(path: Path) -> None:
     facts = {
         "epoch": saved.get("epoch"),
         "step": saved.get("global_step"),
-        "model": f"{node_type}({settings})" if node_type else "not told: load_from_checkpoint needs backbone=",
+        "model": f"{node_type}({settings})" if node_type else "not saved: load_from_checkpoint needs backbone=",
         "module": ", ".join(f"{name}={value}" for name, value in (saved.get("hyper_parameters") or {}).items()) or None,
         "weights": f"{sum(w.numel() for w in weights.values()):,} numbers in {len(weights)} tensors",
         "learned rows beside it": (saved.get(ROWS_KEY) or {}).get("folder"),
@@ -201,6 +201,6 @@ def _show_dataset(config: DictConfig) -> None:
     _show_facts(f"data set {dataset.name}", facts)
     store = standing_store(config, store_source(config, dataset))
     if store is None:
-        print(f"no store of it stands in {config.paths.stores}; gnnscale partition makes one, gnnscale train too")
+        print(f"no store of it is in {config.paths.stores}; gnnscale partition and gnnscale train make one")
     else:
         _show_store(store)

@@ -1,4 +1,4 @@
-"""Where a run logs: metrics.csv, and W&B, TensorBoard or MLflow beside it; the config and the results too."""
+"""Where a run logs: metrics.csv, and W&B, TensorBoard or MLflow beside it; they get the config and the results too."""
 
 import csv
 import inspect
@@ -38,13 +38,13 @@ def make_loggers(chosen: DictConfig, folder: Path) -> list[Logger]:
         filled = {}
         if "save_dir" in inspect.signature(target).parameters and node.get("save_dir") is None:
             filled["save_dir"] = str(folder)
-        # Processes that are started for training and for evaluation each open the run of one id.
+        # Processes for training and for evaluation each open the run with this id.
         if target is WandbLogger and node.get("id") is None:
             filled["id"] = secrets.token_hex(4)
         try:
             logger = instantiate(node, **filled)
             if target is MLFlowLogger:
-                logger.run_id  # noqa: B018 (makes the run, which started processes then find)
+                logger.run_id  # noqa: B018 (creates the run, which started processes then find)
             loggers.append(logger)
         except Exception as error:
             cause = error.__cause__ or error
@@ -68,12 +68,12 @@ class EpochLines(Callback):
         self._begin, self._validated = time.monotonic(), False
 
     def on_validation_end(self, trainer, pl_module) -> None:
-        """Note that the validation metrics are of this epoch."""
+        """Note that the validation metrics belong to this epoch."""
         self._validated = True
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         """Print the line, on rank 0."""
-        metrics = trainer.callback_metrics  # asked for on every rank: they may still have to be averaged
+        metrics = trainer.callback_metrics  # read on every rank: they may still have to be averaged
         if not trainer.is_global_zero:
             return
         shown = {name: value for name, value in metrics.items() if name.startswith("val_") and self._validated}
@@ -85,7 +85,7 @@ class EpochLines(Callback):
 
 
 class ConfigLogged(Callback):
-    """Give every logger the whole config of a run, as the process that logs starts to train.
+    """Give every logger the whole config when training starts.
 
     Args:
         config: Plain values.
@@ -101,7 +101,7 @@ class ConfigLogged(Callback):
 
 
 def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) -> None:
-    """Give every logger what evaluation after training came to, under the last step; the first rank calls it.
+    """Log the results of the evaluation after training, at the last step; the first rank calls it.
 
     Args:
         loggers: Those of the run.
@@ -122,7 +122,7 @@ def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) 
 def _append_row(path: Path, values: dict[str, float]) -> int | None:
     """Add a row to a CSV file that another process may have written, and return the step of the row before it.
 
-    The file is whole at any time. None: there is no such file, or nothing in it.
+    The file is complete at any time. None: the file does not exist or is empty.
     """
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""From the shell's words to one Hydra application, and from its errors to one line."""
+"""From the shell's words to one Hydra application, and errors as one line."""
 
 import atexit
 import gc
@@ -63,7 +63,7 @@ _RUN = {
 def program() -> None:
     """The `gnnscale` program: `main` on the shell's words, and then its end.
 
-    What is registered for the end is run, but the interpreter is not taken apart: torch's modules take it seconds.
+    Exit handlers run, but the interpreter is not torn down: that takes seconds with torch's modules.
     """
     hold_garbage_collection()
     code = 0
@@ -75,16 +75,16 @@ def program() -> None:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     threading._shutdown()  # waits for threads, as the interpreter's own end does
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # a pipe that nobody reads any more
+    with suppress(OSError, ValueError):  # a pipe without a reader
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
 def hold_garbage_collection() -> None:
-    """Collect no garbage until `resume_garbage_collection`: while the program imports.
+    """Collect no garbage until `resume_garbage_collection`, while the program imports.
 
-    Nearly all that imports make lives as long as the process: searching it for garbage takes a second of every command,
+    Nearly all objects of imports live as long as the process: searching them for garbage takes a second of a command,
     and writes to pages that forked ranks could share.
     """
     gc.disable()
@@ -92,7 +92,7 @@ def hold_garbage_collection() -> None:
 
 
 def resume_garbage_collection() -> None:
-    """Collect garbage again, of what is made from here on; nothing happens where it was not held."""
+    """Collect garbage again, among objects made from here on; no-op if it was not held."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         how = "interrupted" if code == 130 else "ended by SIGTERM"
         print(f"gnnscale: {how}; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
         sys.exit(code)
-    except BrokenPipeError:  # whoever reads has had enough, for example head
+    except BrokenPipeError:  # the reader has ended, for example head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
@@ -139,7 +139,7 @@ def _own_modules() -> Iterator[None]:
 
 
 def _pick(words: list[str]) -> Command | None:
-    """Return the command line taken apart; None: all has been said already."""
+    """Return the parsed command line; None: everything is printed already."""
     if words[:1] == ["--version"]:
         from importlib.metadata import version
 
@@ -206,7 +206,7 @@ def flags_first(words: list[str]) -> list[str]:
 
 
 def shared_run_folder(words: list[str]) -> list[str]:
-    """Give the ranks that torchrun started one run folder: each would name its own by the second it starts in."""
+    """Give the ranks that torchrun started one run folder: else each names its own by its start time."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     if run_id is None or any(word.startswith("hydra.run.dir=") for word in words):
         return []
@@ -227,12 +227,12 @@ def _run(command: Command) -> None:
     command = command._replace(config_dir=config_dir)
     if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         told = f"{', '.join(left_out)} of the recipe {'is' if len(left_out) == 1 else 'are'} left out"
-        print(f"gnnscale: {told}: another choice stands in its place, and does not have it", file=sys.stderr)
+        print(f"gnnscale: {told}: the choice that replaces its own does not have it", file=sys.stderr)
     words = [*shared_run_folder(command.words), *other, *command.words]
     register_choices()
-    for name in ("botocore", "aiobotocore"):  # which say where they have found credentials
+    for name in ("botocore", "aiobotocore"):  # they log where they found credentials
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # which logs the error that it raises
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs the error that it raises
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []
@@ -244,7 +244,7 @@ def _run(command: Command) -> None:
         try:
             with _run_folder(config):
                 return _checked_run(command, config)
-        except Exception as error:  # a sweep goes on; the first failure is told at its end
+        except Exception as error:  # a sweep goes on; its end reports the first failure
             if wants_traceback():
                 raise
             failures.append(error)
@@ -263,7 +263,7 @@ def _run(command: Command) -> None:
         allowed = list(described()["commands"][command.primary])
         if command.config_name == "config" and key[1] in allowed:
             raise UsageError(
-                f"{key[1]}= chooses again what the run has settled: say {command.name} resume=RUN with all settings"
+                f"{key[1]}= would change a choice of the run: say {command.name} resume=RUN with all settings"
             ) from None
         raise UsageError(not_a_setting(key[1], [*allowed, "recipe"], "the top level")) from None
     finally:
@@ -303,7 +303,7 @@ def _checked_run(command: Command, config):
     from .typed import check_config, check_ranges
 
     fill_inputs(config)
-    # At first without an import: what is off is said within a second.
+    # First without imports: errors appear within a second.
     check_config(config, command.primary, command.recipe, imported=False)
     check_ranges(config)
     check_paths(config)
@@ -330,8 +330,8 @@ def _run_folder(config) -> AbstractContextManager:
 
 
 def _temporary_files(command: str) -> AbstractContextManager:
-    """Return the block in which a command runs: its temporary files go with it."""
-    if command in ("prepare", "stores"):  # whose Ray is found by others; which has none
+    """Return the block in which a command runs; its temporary files are removed at its end."""
+    if command in ("prepare", "stores"):  # others must find the Ray of prepare; stores has no such files
         return nullcontext()
     from .run_folder import temporary_folder
 
@@ -339,7 +339,7 @@ def _temporary_files(command: str) -> AbstractContextManager:
 
 
 def _stage_lines(command: str, config) -> AbstractContextManager:
-    """Return the block in which each stage is a line: where no bars are sampled, though they are not switched off."""
+    """Return the block that prints a line a stage: where progress bars are on but cannot be shown."""
     from ..report.terminal import is_terminal, stage_lines
 
     wanted = command in ("train", "test", "predict", "partition") and "trainer" in config
@@ -351,7 +351,7 @@ def _stage_lines(command: str, config) -> AbstractContextManager:
 
 
 def _told(error: Exception) -> str:
-    """Return an error as one line, without what environment variables hold."""
+    """Return an error as one line, without values of environment variables."""
     text = one_line(error)
     if f"{__package__}.environment" in sys.modules:  # else no setting has read one
         from .environment import hidden

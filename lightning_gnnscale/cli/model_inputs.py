@@ -1,7 +1,4 @@
-"""What a model reads of its nodes:
-
-columns of stored features, and learned rows, `model.inputs`, of which node types.
-"""
+"""What a model reads of its nodes: columns of stored features, and learned rows (`model.inputs`)."""
 
 import inspect
 
@@ -15,7 +12,7 @@ from .ranks import started_from_outside
 
 
 def stored_columns(config: DictConfig, dataset) -> int | dict[str, int]:
-    """Return the columns of the stored features that are read, by node type where node types have their own."""
+    """Return the columns of the stored features that are read, by node type where each has its own."""
     if not config.datamodule.get("stored_features", True):
         return 0
     return dataset.feature_dims or dataset.feature_dim
@@ -24,9 +21,7 @@ def stored_columns(config: DictConfig, dataset) -> int | dict[str, int]:
 def learned_node_types(
     config: DictConfig, schema: GraphSchema | None, stored: int | dict[str, int]
 ) -> list[str] | None:
-    """Return the node types whose nodes have learned rows:
-
-    those of `model.inputs.node_types`, else those without features.
+    """Return the node types with learned rows: those of `model.inputs.node_types`, else those without features.
 
     Args:
         config: composed from `train.yaml`.
@@ -37,7 +32,7 @@ def learned_node_types(
         Names in the order of the schema; None: every node has a row, or no node has.
 
     Raises:
-        UsageError: these are not node types of the graph, or there is no node type that would read rows.
+        UsageError: these are not node types of the graph, or no node type would read rows.
     """
     inputs = config.model.get("inputs")
     if not inputs:
@@ -62,8 +57,8 @@ def learned_node_types(
         return None
     if isinstance(stored, int) and stored:
         raise UsageError(
-            f"model.inputs.node_types={given}: the features of all node types are one table, behind which every "
-            f"node has a row: "
+            f"model.inputs.node_types={given}: the features of all node types are one table, and every "
+            "node has a learned row: "
             "leave it out"
         )
     return [node_type for node_type, has in zip(schema.node_types, has_rows, strict=True) if has]
@@ -80,12 +75,12 @@ def in_channels_of(
 
 
 def make_inputs(config: DictConfig, datamodule, node_types: list[str] | None):
-    """Return the rows by node that the model reads beside or instead of stored features, or None.
+    """Return the learned rows that the model reads beside or instead of stored features, or None.
 
     Args:
         config: composed from `train.yaml`.
         datamodule: its store is the graph's.
-        node types: The node types whose nodes have rows, see `learned_node_types`; told to a class that takes them.
+        node_types: Node types whose nodes have rows, see `learned_node_types`; passed to a class that takes them.
     """
     if not config.model.get("inputs"):
         return None
@@ -100,7 +95,7 @@ def make_inputs(config: DictConfig, datamodule, node_types: list[str] | None):
 
 
 def model_widths(config: DictConfig, dataset) -> dict:
-    """Return what the planner asks of the model, made for a `GraphDataset` or what stands for one."""
+    """Return the model's figures for the planner, for a `GraphDataset` or what replaces one."""
     widths = {
         "hidden_channels": config.model.backbone.get("hidden_channels"),
         "embedding_dim": (config.model.get("inputs") or {}).get("dim"),

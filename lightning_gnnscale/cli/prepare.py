@@ -1,4 +1,4 @@
-"""`gnnscale prepare`: workers that prepare batches, on this machine or on a cluster, until they are told to stop."""
+"""`gnnscale prepare`: workers that prepare batches, on this machine or on a cluster, until they are stopped."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ from ..remote.ray_worker import start_workers
 
 
 def run(config: DictConfig) -> None:
-    """Start the workers, say how a trainer reaches them, and stay until Ctrl-C or SIGTERM."""
+    """Start the workers, print how a trainer reaches them, and stay until Ctrl-C or SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if not config.num_cpus >= 0:
@@ -29,7 +29,7 @@ def run(config: DictConfig) -> None:
 
 
 def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -> None:
-    """Run `stay` while prepared workers are there.
+    """Run `stay` while workers are ready.
 
     Raises:
         GNNScaleError: the workers do not start.
@@ -62,7 +62,7 @@ def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -
 
 def _wait(stop: threading.Event) -> None:
     try:
-        while not stop.wait(1.0):  # a wait without an end would keep signals from being heard
+        while not stop.wait(1.0):  # a wait without a timeout would block signals
             pass
     except KeyboardInterrupt:
         return

@@ -1,4 +1,4 @@
-"""Who starts the processes and ends them, and which of them speaks."""
+"""Which code starts and ends the processes, and which of them prints."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from ..strategy import launcher
 from .errors import UsageError
 
-SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as a shell tells it
+SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as in shells
 START_METHODS = ("fork", "spawn", "forkserver")
 
 
@@ -26,12 +26,12 @@ def started_from_outside() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process writes and prints what is said once a run."""
+    """Whether this process writes and prints what appears once a run."""
     return not started_from_outside() or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def accelerator(trainer_config: DictConfig) -> str:
-    """Return what the Trainer runs on: of "auto", the CPU where there are fewer GPUs than processes, and say so.
+    """Return the Trainer's accelerator; for "auto" with fewer GPUs than processes the CPU, with a message.
 
     Raises:
         UsageError: a GPU is asked for, and there is none.
@@ -41,7 +41,7 @@ def accelerator(trainer_config: DictConfig) -> str:
     if (wanted == "cuda" or (wanted == "gpu" and not torch.backends.mps.is_available())) and gpus == 0:
         raise UsageError(
             f"trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu (gnnscale doctor "
-            "says what there is)"
+            "shows what there is)"
         )
     if wanted != "auto" or not isinstance(processes, int) or not 0 < gpus < processes:
         return wanted
@@ -56,12 +56,12 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
 
     Raises:
         UsageError: `given` is not among those that work from the command line, or there are other machines, and
-            nothing says which one this is.
+            this one's number is not set.
     """
     if started_from_outside():
         return "popen"
     nodes = trainer_config.get("num_nodes") or 1
-    if nodes > 1 and "NODE_RANK" not in os.environ:  # which whoever starts each machine by hand sets
+    if nodes > 1 and "NODE_RANK" not in os.environ:  # set by users who start each machine by hand
         raise UsageError(
             f"trainer.num_nodes={nodes}: this command starts the processes of one machine; start it on each by "
             "torchrun or srun, with --nnodes or --nodes"
@@ -74,18 +74,18 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
 
 
 def own_start_method(num_devices: int | str, accelerator: str = "auto") -> str:
-    """Return how a command starts the training processes of this machine where nothing else is said."""
+    """Return how a command starts the training processes of this machine by default."""
     if num_devices == 1:
-        return "popen"  # this process trains: another one would hold an interpreter of its own
+        return "popen"  # this process trains; another would need an interpreter of its own
     if launcher.has_trained():
-        return "spawn"  # a process forked from here would wait for threads that it has not got
+        return "spawn"  # a forked process would wait for threads that it does not have
     on_cpu = accelerator == "cpu" or not torch.cuda.is_available()
     return "fork" if on_cpu else "spawn"
 
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block by SystemExit, where this process is no rank: ranks end at once, by themselves."""
+    """Let SIGTERM end the block by SystemExit where this process is not a rank; ranks end at once by themselves."""
     ours = not started_from_outside() and threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_CODE)) if ours else None
     try:
@@ -96,7 +96,7 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 def end_processes() -> None:
-    """End the processes of this run: a signal that reached this one alone would leave them training."""
+    """End the processes of this run: they would go on training if a signal reached this one only."""
     children = multiprocessing.active_children()
     for signal_number, patience_s in ((None, 1), (signal.SIGINT, 2), (signal.SIGKILL, 2)):
         deadline = time.monotonic() + patience_s

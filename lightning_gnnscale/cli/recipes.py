@@ -1,4 +1,4 @@
-"""What `recipe=` names: a recipe of the package or a file of the user's, and what it says of its own choices."""
+"""What `recipe=` names: a recipe of the package or a file of the user's, and how it sets its own choices."""
 
 import atexit
 import json
@@ -51,7 +51,7 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
     if not names:
         return None, config_name, others
     if len(names) > 1:
-        raise UsageError(f"recipe= stands {len(names)} times; give it once")
+        raise UsageError(f"recipe= is given {len(names)} times; give it once")
     path = _file_of(names[0])
     belongs, asked = bench_of(path), config_name if config_name.startswith(_BENCH) else None
     if belongs != asked:
@@ -67,16 +67,14 @@ def _file_of(name: str) -> Path:
     if path.suffix == ".yaml":
         if not path.is_file():
             raise UsageError(f"recipe={name}: no such file; the recipes that ship are {', '.join(available_recipes())}")
-        for one in sorted(path.resolve().parent.glob("*.yaml")):  # either would hide the other from Hydra
+        for one in sorted(path.resolve().parent.glob("*.yaml")):  # Hydra would find only one of them
             if files(GROUPS).joinpath(one.name).is_file():
-                raise UsageError(
-                    f"recipe={name}: {one} has the name of a config of the package; rename it, or move away"
-                )
+                raise UsageError(f"recipe={name}: {one} has the name of a config of the package; rename it, or move it")
         return path
     if name in available_recipes():
         return recipes_folder() / f"{name}.yaml"
     if path.with_name(f"{path.name}.yaml").is_file():
-        raise UsageError(f"recipe={name}: no such recipe in the package; of the file here say recipe={name}.yaml")
+        raise UsageError(f"recipe={name}: no such recipe in the package; for the file here say recipe={name}.yaml")
     near = did_you_mean(name, available_recipes())
     raise UsageError(f"recipe={name}: no such recipe{near}; there are {', '.join(available_recipes())}")
 
@@ -85,11 +83,11 @@ def bench_of(path: Path) -> str | None:
     """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one.
 
     Raises:
-        UsageError: the file is no YAML, or no recipe.
+        UsageError: the file is not YAML, or not a recipe.
     """
     try:
         recipe = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # of the parser, which has none of its own
+    except Exception as error:  # the parser has no error class of its own
         what, where = yaml_problem(error)
         raise UsageError(f"recipe={path}: no YAML ({what}{where})") from None
     if not isinstance(recipe, dict) or not isinstance(recipe.get("defaults"), list):
@@ -104,15 +102,15 @@ def bench_of(path: Path) -> str | None:
 def for_other_choices(
     config_dir: str | None, config_name: str, words: list[str]
 ) -> tuple[str | None, list[str], list[str]]:
-    """Take back what a recipe says of its own choices, where the command line makes others.
+    """Drop a recipe's settings of choices that the command line replaces.
 
-    Of its data set's settings, those of another one are what they are in its file. Of another group's settings, those
-    that the other choice does not have are left out.
+    Settings of a replaced data set take the values in the new one's file. Of another group's settings, those
+    that the new choice does not have are left out.
 
     Args:
         config_dir: folder of the recipe; None: there is none.
         config_name: name of its primary config.
-        words: the words of the command line, which go before.
+        words: the words of the command line; they take precedence.
 
     Returns:
         (folder of the recipe, or of a copy without what is left out; words to add; keys that are left out).
@@ -142,7 +140,7 @@ def for_other_choices(
 
 
 def _composed(folder: Path, name: str) -> tuple[dict, dict[str, str]]:
-    """Return what a recipe and those that it begins from say, and their choices by group."""
+    """Return the settings of a recipe and of its bases, and their choices by group."""
     recipe, said, own = _read(folder, name), {}, {}
     for entry in recipe.pop("defaults", None) or []:
         if _is_base(folder, entry):
@@ -170,7 +168,7 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
 
 
 def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
-    """Return words that set a data set's settings to what its own file says, or leave them out."""
+    """Return words that set a data set's settings to the values of its own file, or leave them out."""
     keys = [key for key in said if f"dataset.{key}" not in given]
     return [
         f"dataset.{key}={json.dumps(values[key])}" if key in values else f"~dataset.{key}"
@@ -180,8 +178,8 @@ def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
 
 
 def _not_taken(said: dict, node: dict, path: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the keys of what a recipe says that a choice, a node of settings, does not have: the outermost ones."""
-    if node and (taker_at(node) or Taker({}, False)).takes_more:  # nothing is known to be wrong
+    """Return the outermost keys of a recipe's settings that a choice, a node of settings, does not have."""
+    if node and (taker_at(node) or Taker({}, False)).takes_more:  # no key is known to be wrong
         return []
     allowed = {place.key: place.value for place in walk(node, ".".join(path))}
     found, rest = [], [(path, said)]
@@ -189,7 +187,7 @@ def _not_taken(said: dict, node: dict, path: tuple[str, ...]) -> list[tuple[str,
         above, entries = rest.pop()
         for key, value in entries.items():
             name = ".".join((*above, str(key)))
-            whole = isinstance(value, dict) and "_target_" in value and name not in allowed  # made whatever the choice
+            whole = isinstance(value, dict) and "_target_" in value and name not in allowed  # made with any choice
             other_form = isinstance(value, dict) != isinstance(allowed.get(name), dict)
             if str(key).startswith("_") or (whole and "_target_" not in node):
                 continue
@@ -201,7 +199,7 @@ def _not_taken(said: dict, node: dict, path: tuple[str, ...]) -> list[tuple[str,
 
 
 def _copy_without(folder: Path, name: str, keys: list[tuple[str, ...]], nested: list[str]) -> Path:
-    """Return a folder with a copy of a recipe, and of those that it begins from, without some keys and choices."""
+    """Return a folder with a copy of a recipe and its bases, without some keys and choices."""
     copies = Path(tempfile.mkdtemp(prefix="gnnscale_recipe_"))
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
     names = [name]

@@ -1,4 +1,4 @@
-"""`gnnscale report RUN [RUN ...]`: the page of a run made again, or of several side by side."""
+"""`gnnscale report RUN [RUN ...]`: write the report of a run again, or of several side by side."""
 
 import sys
 from pathlib import Path
@@ -10,17 +10,17 @@ from .errors import UsageError
 
 
 def run(config: DictConfig) -> None:
-    """Write the page, and say where; folders of runs that ended before they trained are left out, with a warning.
+    """Write the report and print its path; runs that ended before training are left out with a warning.
 
     Raises:
         UsageError: no run is named.
-        GNNScaleError: a folder is none of a run and none is left, or the page cannot be written.
+        GNNScaleError: no folder is a run's, or the report cannot be written.
     """
     folders = [str(config.runs)] if isinstance(config.runs, str | int) else [str(one) for one in config.runs]
     if not folders:
         raise UsageError("runs must name at least one run folder: gnnscale report runs/demo/2026-01-31_12-00-00")
     runs = [job for folder in folders for job in _jobs(Path(folder))]
-    # A folder that is not there was mistyped; one without records is of a run that ended before it trained.
+    # A missing folder was mistyped; one without records belongs to a run that ended before training.
     empty = [run for run in runs if run.is_dir() and not _has_records(run)]
     if len(empty) < len(runs):
         for run in empty:
@@ -36,7 +36,7 @@ def _has_records(folder: Path) -> bool:
 
 
 def _jobs(folder: Path) -> list[Path]:
-    """Return the runs of a folder: itself, or those of a sweep, which lie below it under their numbers."""
+    """Return the runs of a folder: itself, or those of a sweep, in numbered folders below it."""
     if _has_records(folder):
         return [folder]
     jobs = [path for path in folder.glob("*") if path.name.isdecimal() and (path / "events.jsonl").exists()]

@@ -1,4 +1,4 @@
-"""The folder of a run: what earlier runs left there, temporary files, the checkpoint to evaluate, the summary."""
+"""The folder of a run: files of earlier runs, temporary files, the checkpoint to evaluate, the summary."""
 
 import csv
 import dataclasses
@@ -60,10 +60,10 @@ def keep_earlier_run(folder: Path) -> Path | None:
 
 @contextmanager
 def temporary_folder() -> Iterator[None]:
-    """Have this process, and those that it starts, lay temporary files into one folder, and remove it in the end.
+    """Have this process, and those that it starts, keep temporary files in one folder that is removed at the end.
 
-    What killed runs left is removed by the next run. PyG leaves a module for each layer, torch and Lightning a file or
-    a folder for each start, Ray the logs of a session; none of them is of use afterwards. Compiled kernels stay.
+    The next run removes files of killed runs. PyG leaves a module for each layer, torch and Lightning a file or
+    a folder for each start, Ray the logs of a session; none of them is used afterwards. Compiled kernels stay.
 
     Raises:
         OSError: the system's temporary folder cannot be written to.
@@ -87,10 +87,10 @@ def temporary_folder() -> Iterator[None]:
 
 
 def leave_report(folder: Path) -> None:
-    """Write the report of a run; the run is whole without it, so that what keeps it from being written is a line."""
+    """Write the report of a run; the run is complete without it, so an error is only printed."""
     if not is_first_rank():
         return
-    from ..report.page import write_report  # plotly and Jinja, which nothing before needs
+    from ..report.page import write_report  # imports plotly and Jinja, which nothing before needs
 
     try:
         write_report([folder])
@@ -114,14 +114,14 @@ class EarlierBest(Callback):
 
 
 def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> EarlierBest | None:
-    """Return the best checkpoint that the one to go on from knows of; None where it knows none, or nothing is resumed.
+    """Return the best checkpoint that the resumed one knows; None where it knows none, or nothing is resumed.
 
     Args:
         resume: path of a checkpoint, or None.
         checkpoint: the run's `ModelCheckpoint`; what was monitored otherwise does not compare.
 
     Raises:
-        UsageError: resume is missing, damaged, no checkpoint of Lightning, or holds more than plain values.
+        UsageError: resume is missing, damaged, not a checkpoint of Lightning, or holds more than plain values.
     """
     if resume is None:
         return None
@@ -137,7 +137,7 @@ def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> Earl
 
 
 def best_checkpoint(checkpoint: ModelCheckpoint | None, earlier: EarlierBest | None) -> tuple[str | None, str]:
-    """Return the checkpoint to evaluate, and a line on it where it is not, or may not be, simply the run's own best.
+    """Return the checkpoint to evaluate, and a note where it is not, or may not be, the run's own best.
 
     Args:
         checkpoint: the run's `ModelCheckpoint`, after training; None where there is none.
@@ -150,19 +150,19 @@ def best_checkpoint(checkpoint: ModelCheckpoint | None, earlier: EarlierBest | N
     if earlier is None or (own == earlier.path and Path(own).is_file()):
         return own, ""
     if own is not None and own != earlier.path:
-        # Started processes hand back the path alone; the score stands in the file.
+        # Started processes return the path alone; the score is in the file.
         score = _saved_best(_callback_states(own), checkpoint)
         if score is not None and _best([score, earlier], checkpoint.mode) is score:
             return own, ""
     told = f"{earlier.path} ({checkpoint.monitor} {earlier.score:.4f})"
     if Path(earlier.path).is_file():
-        return earlier.path, f"{told}, of an earlier run, is better than what this one came to"
+        return earlier.path, f"{told}, of an earlier run, is better than this run's"
     rest = None if own == earlier.path else own
     return rest, f"{rest or 'the last weights'}; {told}, of an earlier run, is better, but the file is gone"
 
 
 def _saved_best(states: dict[str, Any], checkpoint: ModelCheckpoint) -> EarlierBest | None:
-    """Return the best checkpoint that the `ModelCheckpoint` of a file knew of when it was saved."""
+    """Return the best checkpoint that the `ModelCheckpoint` of a file knew when it was saved."""
     state = states.get(checkpoint.state_key) or {}
     if not state.get("best_model_path") or state.get("best_model_score") is None:
         return None
@@ -176,7 +176,7 @@ def _best(known: list[EarlierBest], mode: str) -> EarlierBest | None:
 
 
 def _callback_states(path: str) -> dict[str, Any]:
-    # Tensors stay in the file: only small values are looked at.
+    # Tensors stay in the file: only small values are read.
     return check_is_lightnings(read_checkpoint(path, mmap=True), path).get("callbacks") or {}
 
 
@@ -211,7 +211,7 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
 
 
 def bring_events(log: Path, begin: int) -> None:
-    """Append to the first rank's log what other machines have recorded in theirs, which it does not see.
+    """Append to the first rank's log the events of other machines' logs.
 
     Every rank calls it, at the end of a run.
 
@@ -241,7 +241,7 @@ def bring_events(log: Path, begin: int) -> None:
 
 
 def sampled_validation(folder: Path) -> str:
-    """Return which nodes validation took while the run in a folder trained; "" where it took all of them."""
+    """Return on which nodes a run validated during training; "" where on all."""
     log = events.last_run(events.read_log(folder / "events.jsonl"))
     chosen = [event for event in log if event["event"] == "validation_sample"]
     if not chosen:
@@ -255,14 +255,14 @@ def _logged(rows: list[dict], name: str) -> list[tuple[str, float]]:
 
 
 def exchange_counts(log: list[dict]) -> dict[str, int | float]:
-    """Return what full-graph training sent between processes, from its events; nothing where nobody exchanged."""
+    """Return what full-graph training sent between processes, from its events; empty without exchange."""
     exchanges = [event for event in log if event["event"] == "exchange"]
     if not exchanges:
         return {}
     counts: Counter = Counter()
     for event in exchanges:
         for entry in event["bytes"]:
-            # What is exchanged once serves the forward.
+            # What is exchanged once serves the forward pass.
             counts["forward" if entry["direction"] == "static" else entry["direction"]] += entry["bytes"]
         for entry in event["rows"]:
             counts["sent"] += entry["sent"]
@@ -294,11 +294,11 @@ def _exchange_facts(log: list[dict]) -> dict[str, str]:
 
 
 def owner_counts(log: list[dict]) -> dict[str, float]:
-    """Return what processes asked of other machines' holders; nothing where none were asked.
+    """Return what processes requested from other machines; empty without requests.
 
     `remote_row_share`: share of the feature rows of batches that came from other machines; `remote_bytes`: bytes that
-    came, neighbours included; `fetch_blocked_share`: the largest share of a process' last epoch that passed in waiting
-    for batches, whether fetching or anything else delayed them.
+    came, neighbours included; `fetch_blocked_share`: the largest share of a process' last epoch that was spent waiting
+    for batches, for whatever reason.
     """
     told = [event for event in log if event["event"] == "owner_reads"]
     if not told:
@@ -311,11 +311,11 @@ def owner_counts(log: list[dict]) -> dict[str, float]:
 
 
 def worker_counts(log: list[dict]) -> dict[str, float]:
-    """Return what workers of `source=ray` did for a run; nothing where there were none.
+    """Return what workers of `source=ray` did for a run; empty without workers.
 
-    `parts_read`: parts that workers have read, each time counted; `workers_busy`: share of their time in which they
-    prepared batches; `workers_needed`: as many keep the trainers of a machine busy, the most of all machines. Where
-    they ask each other for rows, `remote_row_share` and `remote_bytes` are what `owner_counts` says of processes.
+    `parts_read`: reads of parts by workers; `workers_busy`: share of their time in which they
+    prepared batches; `workers_needed`: number that keeps a machine's trainers busy, the most of all machines. Where
+    they ask each other for rows, `remote_row_share` and `remote_bytes` are as in `owner_counts`.
     """
     last = {event["node"]: event for event in log if event["event"] == "preparation" and "busy_s" in event}
     if not last:
@@ -357,7 +357,7 @@ def _owner_facts(counts: dict[str, float]) -> dict[str, str]:
 
 
 def _placement_facts(log: list[dict]) -> dict[str, str]:
-    """Return where feature rows lay and which tier served how many reads; nothing where none were placed."""
+    """Return where feature rows were placed and the share of reads of each tier; empty without placement."""
     placed = [event for event in log if event["event"] == "placement"]
     if not placed:
         return {}
@@ -382,7 +382,7 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
 
 
 def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
-    """Return what reads cost the device whose reads cost most, over what all would from the host; and predicted."""
+    """Return the cost of the slowest device's reads over that of reading all from the host, and the prediction."""
 
     def cost(counts: dict, alpha: float) -> float:
         return counts["host"] + counts["disk"] + alpha * counts["peer"]
@@ -395,9 +395,9 @@ def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
 
 
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command: str = "train") -> dict:
-    """Return the results of a run: what is shown at its end (title, stages, facts), and all figures as numbers.
+    """Return the results of a run: what is shown at its end (title, stages, facts), and all figures.
 
-    `metrics` holds what was measured of the model by name: `best_val_acc`, `test_acc`, ... Sizes end in `_bytes`.
+    `metrics` holds the model's metrics by name: `best_val_acc`, `test_acc`, ... Sizes end in `_bytes`.
 
     Earlier runs in the same folder are not counted: the log marks where the last one begins.
 

@@ -1,4 +1,4 @@
-"""What the paths of a run name: files to be read, its folder, the checkpoint to go on from; and the benchmarks."""
+"""Paths of a run: files to read, its folder, the checkpoint to resume from; and the benchmarks."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..object_store import is_url
 from .errors import UsageError, did_you_mean
 
-CONFIG = "config.yaml"  # what a run leaves of its settings, all values filled in
+CONFIG = "config.yaml"  # the settings that a run leaves, all values filled in
 CHECKPOINTS = "checkpoints"
 SOURCE = "GNNSCALE_SOURCE"  # names a source tree, for its benchmarks
 _LOADERS = ("load_files", "load_hetero")  # whose settings of these names are paths
@@ -29,7 +29,7 @@ def run_of(path: str) -> Path:
     """
     given = Path(path).expanduser().absolute()
     if not given.exists():
-        raise UsageError(f"{path}: no such run; a run's folder is printed at its end, and lies under paths.runs")
+        raise UsageError(f"{path}: no such run; a run's folder is printed at its end, and is under paths.runs")
     folders = [given] if given.is_dir() else [given.parent.parent, given.parent]
     found = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
     if found is not None:
@@ -39,13 +39,13 @@ def run_of(path: str) -> Path:
         shown = ", ".join(jobs[:5]) + (", ..." if len(jobs) > 5 else "")
         raise UsageError(f"{path} holds several runs: give one of them ({shown})")
     raise UsageError(
-        f"{path}: no run's folder, and no checkpoint in one ({CONFIG} is missing): give the settings of train, "
+        f"{path}: not a run's folder, nor a checkpoint in one ({CONFIG} is missing): give the settings of train, "
         f"dataset= and model= among them, and resume={path}"
     )
 
 
 def last_checkpoint(path: str) -> str:
-    """Return the checkpoint that `resume=` names: a file as it is, of a run's folder the one of its last epoch.
+    """Return the checkpoint that `resume=` names: the file given, or the last epoch's of a run's folder.
 
     Raises:
         UsageError: the folder holds none.
@@ -63,7 +63,7 @@ def last_checkpoint(path: str) -> str:
 
 
 def find_benchmarks() -> Path:
-    """Let `benchmarks` be imported, here and in processes that this one starts; return the source tree that has it.
+    """Make `benchmarks` importable, here and in started processes; return the source tree that has it.
 
     It is that of GNNSCALE_SOURCE where that is set, else the one that this package is installed from, else the current
     folder.
@@ -77,7 +77,7 @@ def find_benchmarks() -> Path:
     if found is None:
         looked = " or ".join(str(tree / "benchmarks") for tree in trees)
         raise UsageError(
-            f"no benchmarks in {looked}: the source tree has them, and a wheel does not; clone it, and pip install -e "
+            f"no benchmarks in {looked}: the source tree has them, a wheel does not; clone it, and pip install -e "
             f". there, or set {SOURCE} to its folder"
         )
     if str(found) not in sys.path:
@@ -89,7 +89,7 @@ def find_benchmarks() -> Path:
 
 
 def check_paths(config: DictConfig) -> None:
-    """Refuse files that are not there, before anything is imported to read them.
+    """Refuse missing files, before anything is imported to read them.
 
     Raises:
         UsageError: names the key and the path.
@@ -139,11 +139,11 @@ def _not_there(key: str, given: str) -> str:
 
 @contextmanager
 def removed_unless_begun(folder: Path, runs: Path) -> Iterator[None]:
-    """Leave no folder of a run that fails before it has done anything.
+    """Remove the folder of a run that fails before it has done anything.
 
     Args:
         folder: The run's folder, made by Hydra.
-        runs: Folder of all runs, which goes too where nothing else is in it.
+        runs: Folder of all runs, removed too where it is empty then.
     """
     try:
         yield
@@ -160,7 +160,7 @@ def removed_unless_begun(folder: Path, runs: Path) -> Iterator[None]:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether there is more in a run's folder than its settings, and the record of data that was opened."""
+    """Whether a run's folder holds more than its settings and the record of opened data."""
     for path in folder.rglob("*"):
         is_own = (
             path.parent.name == ".hydra" or path.name in (".hydra", CONFIG, "events.jsonl") or path.suffix == ".log"

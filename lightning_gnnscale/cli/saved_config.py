@@ -1,4 +1,4 @@
-"""The settings that a run has left in its folder: data, of which nothing is made or looked up but what a list names."""
+"""Settings in a run's folder: only what a list names is made or looked up from them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,11 +23,11 @@ _SCHEDULERS += ("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "Reduce
 
 
 def checked_config(path: Path, words: list[str], trusted: bool) -> dict[str, Any]:
-    """Return the settings of a run to go on with: what would make or look up anything else is refused, unless trusted.
+    """Return the settings of a run to resume; unless trusted, what would make or look up anything else is refused.
 
     Args:
         path: The run's `config.yaml`.
-        words: Words of the command line; what they set or remove is the user's, and not looked at.
+        words: Words of the command line; what they set or remove is the user's and not checked.
         trusted: Whether the user said trust_config=true.
 
     Raises:
@@ -59,7 +59,7 @@ def take_trust(words: list[str]) -> tuple[bool, list[str]]:
 
 @cache
 def known_targets() -> frozenset[str]:
-    """Return what a run's settings may have made: what the configs and recipes that ship name, and their like."""
+    """Return what a run's settings may make: what the shipped configs and recipes name, and the like."""
     found = {
         *(f"{_PACKAGE}.model.{name}" for name in _MODELS),
         *(f"{module}.{name}" for module in ("torch_geometric.nn", "torch_geometric.nn.models") for name in _PYG_MODELS),
@@ -80,20 +80,20 @@ def _entries(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusals(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield why settings are not taken as data, an entry each: they make, or look up, what no list names."""
+    """Yield the reason for each entry that is refused: it makes, or looks up, what no list names."""
     for key, entry in _entries(config, above):
         name = key.rpartition(".")[2]
         parent = key.rpartition(".")[0]
         if not parent and (key in _OF_HYDRA or not re.fullmatch(r"\w+", key)):
-            yield f"{key[:80]} is no setting of train: {_remedy()}"
+            yield f"{key[:80]} is not a setting of train: {_remedy()}"
         elif not re.fullmatch(r"[^@$\n]*", name):
             yield f"{key[:80]!r} is not the name of a setting: {_remedy()}"
         elif name == "_target_" and (not isinstance(entry, str) or entry not in known_targets()):
-            yield f"{key}={str(entry)[:120]} would be run, and a run's folder is no code: {_remedy(parent)}"
+            yield f"{key}={str(entry)[:120]} would be run, but a run's folder must not hold code: {_remedy(parent)}"
         elif name in _FLAGS and not isinstance(entry, _FLAGS[name]):
             yield f"{key} must be {' or '.join(kind.__name__ for kind in _FLAGS[name])}, got {str(entry)[:80]!r}"
         elif name == "address" and entry not in (None, "auto"):  # whose messages are unpickled
-            yield f"{key}={str(entry)[:120]} would be connected to, and trusted: {_remedy(key)}"
+            yield f"{key}={str(entry)[:120]} would be connected to and trusted: {_remedy(key)}"
         elif name == "root" and isinstance(entry, str) and entry != _PYG_ROOT and _is_pyg(config, above, parent):
             yield f"{key}={entry[:120]}: files that PyG unpickles are not taken from there: {_remedy(key)}"
         elif isinstance(entry, str) and "${" in entry:
@@ -101,7 +101,7 @@ def _refusals(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _is_pyg(config: Mapping[str, Any], above: str, parent: str) -> bool:
-    """Whether an entry is of a data set that PyG reads."""
+    """Whether an entry belongs to a data set that PyG reads."""
     node: Any = config
     for key in parent.removeprefix(above).strip(".").split(".") if parent != above else []:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -109,7 +109,7 @@ def _is_pyg(config: Mapping[str, Any], above: str, parent: str) -> bool:
 
 
 def _take_out(config: dict[str, Any], word: str) -> None:
-    """Leave out of a config what would be refused and a word of the command line sets or removes."""
+    """Leave out of a config what would be refused but is set or removed on the command line."""
     found = re.match(r"[+~]*([A-Za-z_]\w*(?:\.\w+)*)(?:=|$)", word)
     if found is None:
         return
@@ -123,4 +123,4 @@ def _take_out(config: dict[str, Any], word: str) -> None:
 
 def _remedy(key: str = "") -> str:
     instead = f", or give {key}= yourself" if key and not key.endswith("_") else ""
-    return f"say {TRUST}=true if you trust who made it{instead}"
+    return f"say {TRUST}=true if you trust its author{instead}"

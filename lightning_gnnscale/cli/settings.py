@@ -1,7 +1,7 @@
 """One description of every setting, from which checks, hints, help and completion follow.
 
-`settings.json` says what the configs hold, and what the functions and classes that they name take, so that a wrong word
-is answered before torch is imported; `make settings` writes it. What it does not know is reported by an import.
+`settings.json` lists what the configs hold, and what the functions and classes that they name take, so that a wrong
+word is refused before torch is imported; `make settings` writes it. Anything else is found by an import.
 """
 
 import difflib
@@ -19,8 +19,8 @@ from .signatures import PACKAGE, Setting, Taker, options_of
 FILE = Path(__file__).with_name("settings.json")
 OPTIONS = "storage_options"  # whose entries another package reads
 UNSET = "???"  # of a setting that a config does not name
-_BY_RUN = ("stream", "progress", "callbacks")  # arguments that a run gives, and nobody sets
-# What a run fills in itself, so that a value given there would be lost, and what to say in its place.
+_BY_RUN = ("stream", "progress", "callbacks")  # arguments that the run fills in, not the user
+# Settings that the run fills in, so that a given value would be lost, and what to say instead.
 FILLED_IN = {
     "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
     "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
@@ -35,10 +35,10 @@ FILLED_IN = {
     "planner.batch_size": "datamodule.batch_size=",
     "planner.fanouts": "sampler.fanouts=",
     "planner.prefetch_batches": "source.prefetch_batches=",
-    "model.multilabel": "dataset=, whose labels tell",
-    "model.edge_channels": "dataset=, whose edge features tell",
-    "model.backbone.in_channels": "dataset=, whose features tell",
-    "model.backbone.schema": "dataset=, whose edge types tell",
+    "model.multilabel": "dataset=, which gives the labels",
+    "model.edge_channels": "dataset=, which gives the edge features",
+    "model.backbone.in_channels": "dataset=, which gives the features",
+    "model.backbone.schema": "dataset=, which gives the edge types",
     "planner.edge_row_bytes": "dataset=, whose edges are planned for",
 }
 _OF_TOP = ["dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo"]
@@ -53,7 +53,7 @@ for _key in ("feature_bytes", "feature_dim", "feature_row_bytes"):
 
 
 class Place(NamedTuple):
-    """A setting in a config: its key, its value there or UNSET, what is known of it, and the name of its taker."""
+    """A setting in a config: its key, its value there or UNSET, its description, and the name of its taker."""
 
     key: str
     value: Any
@@ -69,9 +69,9 @@ def described() -> dict:
 
 @cache
 def known_taker(target: str) -> Taker | None:
-    """Return what a dotted name takes, and None where only an import tells: of users' own, and of other versions."""
+    """Return what a dotted name takes, and None where an import is needed: users' own names, and other versions."""
     known, (top, _, name) = described()["targets"], target.partition(".")
-    if target not in known and top == PACKAGE:  # of the package's own names, another way to the same
+    if target not in known and top == PACKAGE:  # another path to the same name of the package
         target = next((one for one in known if one.startswith(f"{PACKAGE}.") and one.endswith(f".{name}")), "")
     if target not in known or described()["versions"].get(top) not in (None, _version(top)):
         return None
@@ -97,7 +97,7 @@ def taker_at(node: dict, takes: Callable[[str], Taker | None] = known_taker) -> 
 
 
 def options_of_method(method: str | None) -> dict[str, Setting] | None:
-    """Return the options of a partitioner by name; None where it takes any, or is not known."""
+    """Return the options of a partitioner by name; None where it takes any, or is unknown."""
     known = described()["partitioners"]
     if method not in known and method in own_partitioners():
         return options_of(own_partitioners()[method])
@@ -112,7 +112,7 @@ def own_partitioners() -> dict[str, Callable]:
 
 
 def walk(node: dict, path: str = "") -> Iterator[Place]:
-    """Yield the settings of a config: those that it names, those inside them, and what its targets take besides."""
+    """Yield the settings of a config: those that it names, those inside them, and its targets' other arguments."""
     taker = taker_at(node) or Taker({}, True)
     for name in dict.fromkeys([*node, *taker.settings]):
         key, setting = f"{path}.{name}".lstrip("."), taker.settings.get(name, Setting())
@@ -124,13 +124,13 @@ def walk(node: dict, path: str = "") -> Iterator[Place]:
 
 
 def is_settable(path: str, name: str) -> bool:
-    """Whether an argument is the user's to give, and not filled in by the run."""
+    """Whether the user gives an argument, not the run."""
     return name not in _BY_RUN and f"{path}.{name}" not in FILLED_IN
 
 
 @cache
 def keys_of_choices() -> dict[str, list[str]]:
-    """Return the choices that have a setting, by its key: of "dataset.edges", ["dataset=files", "dataset=hetero"]."""
+    """Return the choices that have a setting, by key: for "dataset.edges", ["dataset=files", "dataset=hetero"]."""
     found: dict[str, list[str]] = {}
     for group, choices in described()["choices"].items():
         for name, node in choices.items():
@@ -148,7 +148,7 @@ def elsewhere(name: str) -> str | None:
 
 
 def not_a_setting(key: str, allowed: Iterable[str], taker: str) -> str:
-    """Return what is said of an unknown key: the choices of its group that have it, what is meant, what is allowed."""
+    """Return the message on an unknown key: choices of its group that have it, a similar key, what is allowed."""
     others = keys_of_choices().get(key, [])
     ends = tuple(f"_{one.partition('=')[2]}" for one in others)
     others = sorted(others, key=lambda one: (one.endswith(ends), one))  # gat before edge_gat

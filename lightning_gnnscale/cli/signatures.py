@@ -1,4 +1,4 @@
-"""What functions and classes take, as their signatures and docstrings tell it."""
+"""What functions and classes take, read from their signatures and docstrings."""
 
 import inspect
 import os
@@ -33,13 +33,13 @@ _SHOWN = {None: "null", True: "true", False: "false"}
 
 
 class Setting(NamedTuple):
-    """What is known of a setting.
+    """The description of a setting.
 
     Attributes:
         kinds: Kinds of values that it takes, as "int|null": of int, float, bool, str, list, dict, null, any and other;
             "": not known.
-        default: As the command line says it; None: it must be given.
-        told: What it is, on one line.
+        default: As on the command line; None: it must be given.
+        told: Its description, on one line.
     """
 
     kinds: str = ""
@@ -48,14 +48,14 @@ class Setting(NamedTuple):
 
 
 class Taker(NamedTuple):
-    """What a function or class takes: settings by name, and whether any other keyword too."""
+    """What a function or class takes: settings by name, and whether it takes any other keyword."""
 
     settings: dict[str, Setting]
     takes_more: bool
 
 
 def taker_of(target: str) -> Taker:
-    """Return what the function or class of a dotted name takes; it is imported.
+    """Import the function or class of a dotted name, and return what it takes.
 
     A class of this package that takes any keywords passes them on to its base.
     """
@@ -91,7 +91,7 @@ def _setting(one: inspect.Parameter, told: str) -> Setting:
 
 
 def _shown(value: typing.Any) -> str:
-    """Return a default as the command line says it."""
+    """Return a default as on the command line."""
     if value is None or isinstance(value, bool):
         return _SHOWN[value]
     value = getattr(value, "__name__", None) or (list(value) if isinstance(value, tuple) else value)
@@ -99,7 +99,7 @@ def _shown(value: typing.Any) -> str:
 
 
 def _told(taker) -> dict[str, str]:
-    """Return the text of the "Args:" of a docstring by parameter, with those of bases and of what keywords go on to."""
+    """Return the text of the "Args:" of a docstring by parameter, those of bases and of keywords' targets too."""
     further = [*getattr(taker, "passes_on_to", ())]
     if inspect.isclass(taker):
         further += [taker.__init__, *(base for base in taker.__bases__ if base is not object)]

@@ -1,4 +1,4 @@
-"""`gnnscale partition` and `gnnscale verify`: the store of a run is planned, named, made, and checked byte by byte."""
+"""`gnnscale partition` and `gnnscale verify`: plan, name and write the store of a run, and check it byte by byte."""
 
 import dataclasses
 import json
@@ -36,12 +36,12 @@ from .errors import UsageError, show_warning
 from .ranks import own_start_method
 from .run_folder import leave_report
 
-# What the plan assumes of batches where the settings do not say it in numbers: as many are prepared ahead, and mixed.
+# The plan's numbers of batches prepared ahead, and mixed, where the settings give none.
 _BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
 
 
 def partition(config: DictConfig) -> dict:
-    """Partition, store, and print what it cost and what came of it."""
+    """Partition, store, and print the cost and the result."""
     warnings.showwarning = show_warning
     check_settings(config)
     num_devices = planned_devices(config)
@@ -49,9 +49,9 @@ def partition(config: DictConfig) -> dict:
     events.open_log(folder / "events.jsonl")
     events.begin_run(command="partition")
     if config.store is not None:
-        raise UsageError(f"store={config.store} stands already: leave it out, or say gnnscale inspect {config.store}")
+        raise UsageError(f"store={config.store} exists already: leave it out, or say gnnscale inspect {config.store}")
     to_url = is_url(config.output)
-    if to_url:  # what cannot be reached is told before the work
+    if to_url:  # an unreachable store fails before the work
         ObjectStore(config.output, *storage(config)).facts(MANIFEST)
     with ProgressBars() as progress:
         with events.stage("load"):
@@ -88,7 +88,7 @@ def partition(config: DictConfig) -> dict:
 
 
 def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
-    """Return what the store of a data set would be made from."""
+    """Return the source of a data set's store."""
     return StoreSource(
         dataset,
         config.paths.stores,
@@ -104,7 +104,7 @@ def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
 
 
 def _batches(config: DictConfig) -> dict:
-    """Return what the plan is told of the batches that will be trained on, without a look at the classes."""
+    """Return the plan's figures of training batches, without importing the classes."""
     size, fanouts = OmegaConf.select(config, "datamodule.batch_size"), OmegaConf.select(config, "sampler.fanouts")
     given = {"batch_size": size, "fanouts": None if fanouts is None else hop_fanouts(OmegaConf.to_container(fanouts))}
     return _BATCHES | {name: value for name, value in given.items() if value is not None}
@@ -119,7 +119,7 @@ def _print_quality(quality: dict) -> None:
 
 
 def verify(config: DictConfig) -> None:
-    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written."""
+    """Print what was checked; exit with 1 and one line on stderr where the store differs from what was written."""
     began = time.perf_counter()
     try:
         is_named = "dataset" not in config or config.store is not None
@@ -144,7 +144,7 @@ def found_store(config: DictConfig, dataset=None) -> PartitionStore:
     store = standing_store(config, store_source(config, dataset))
     if store is None:
         raise UsageError(
-            f"no store of {dataset.name} with these settings stands in {config.output or config.paths.stores}: make it "
+            f"no store of {dataset.name} with these settings is in {config.output or config.paths.stores}: make it "
             "with gnnscale partition and the same words, or name a store's folder"
         )
     return store
@@ -156,7 +156,7 @@ def storage(config: DictConfig) -> tuple[dict, float]:
 
 
 def open_store(config: DictConfig) -> PartitionStore:
-    """Open the store that `store` names: a folder, or a URL, of which this machine fetches what it reads."""
+    """Open the store that `store` names: a folder, or a URL, from which this machine fetches what it reads."""
     if config.store is None:
         raise UsageError("store must be text, got null")
     if not is_url(config.store):
@@ -170,11 +170,11 @@ def open_store(config: DictConfig) -> PartitionStore:
 
 
 class StoredData:
-    """A store in the place of the `GraphDataset` that it was made from, for the checks before training."""
+    """A store instead of the `GraphDataset` that it was made from, for the checks before training."""
 
     def __init__(self, name: str, store: PartitionStore):
         self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
-        self.links: dict = {}  # a store holds none out
+        self.links: dict = {}  # a store has no held-out links
         self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
         label = store.edge_label
@@ -218,7 +218,7 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     Raises:
         PlanError: nothing fits, or the parts that were made do not fit.
     """
-    source.root = _standing_root(config, source)  # a store that exists tells the plan its edges
+    source.root = _standing_root(config, source)  # the plan takes its edges from an existing store
     plan = source.settle(make_plan, Path(config.paths.stores) / f"{_name(config, source)}.halos.json")
     source.num_parts = plan.num_parts
     source.root = _root(config, source, plan.num_parts)
@@ -226,7 +226,7 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     part = PartRows.of_quality(source.partitioning_facts.get("quality") or {})
     if part is not None:
         told = make_plan(num_parts=plan.num_parts, part_rows=part.rows)
-        peaks = plan.host_peak_bytes | told.host_peak_bytes  # of what was made, too
+        peaks = plan.host_peak_bytes | told.host_peak_bytes  # those of the store that was made, too
         plan = dataclasses.replace(told, chosen_by=plan.chosen_by, host_peak_bytes=peaks).with_halo(
             part.halo, part.part_bytes
         )
@@ -236,13 +236,13 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
 
 
 def standing_store(config: DictConfig, source: StoreSource) -> PartitionStore | None:
-    """Return the store that `make_store` would find made; None: there is none."""
+    """Return the existing store that `make_store` would use; None: there is none."""
     root = _standing_root(config, source)
     return PartitionStore.open(root) if root is not None and (Path(root) / MANIFEST).exists() else None
 
 
 def _standing_root(config: DictConfig, source: StoreSource) -> Path:
-    """Return the folder of a store of this input: of any number of parts where the plan is to choose it."""
+    """Return the folder of a store of this input, with any number of parts where the plan chooses it."""
     if source.num_parts != "auto":
         return _root(config, source, source.num_parts)
     for folder in Path(config.paths.stores).glob(f"{_name(config, source)}-p*-*"):

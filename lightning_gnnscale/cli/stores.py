@@ -1,4 +1,4 @@
-"""`gnnscale stores`: the partition stores under a folder, what they take, and what of it can go."""
+"""`gnnscale stores`: the partition stores under a folder, their sizes, and what can be removed."""
 
 import fnmatch
 import re
@@ -37,7 +37,7 @@ _KINDS = {
     "original": "node ids",
     "store": "node ids",
 }
-_REST = (".partial", ".old", ".parts-*")  # what a writer leaves that did not end, behind a store's name
+_REST = (".partial", ".old", ".parts-*")  # suffixes of what an unfinished writer leaves
 _BESIDE = (".source.json", ".verified.json", ".halos.json", ".lock", ".prepare.lock", ".halos.json.lock")
 
 
@@ -45,10 +45,10 @@ class _Store(NamedTuple):
     """A store's folder.
 
     Attributes:
-        manifest: None where it cannot be read; `why` says the reason then.
+        manifest: None where it cannot be read; `why` is the reason then.
         own_bytes: Bytes that no other store holds too.
         shared_bytes: Bytes of files that other stores hold as well, by hard links.
-        used_s: When a file of it was last read or written, seconds since 1970, as the file system knows.
+        used_s: When a file of it was last read or written, seconds since 1970, from the file system.
     """
 
     root: Path
@@ -60,7 +60,7 @@ class _Store(NamedTuple):
 
 
 def run(config: DictConfig) -> None:
-    """Do what `action` says.
+    """Run `action`.
 
     Raises:
         UsageError: an unknown action, or a name that no store has.
@@ -99,14 +99,14 @@ def _stores(folder: Path) -> Iterator[_Store]:
         states = [path.stat() for path in root.iterdir() if path.is_file()]
         shared = sum(state.st_size for state in states if state.st_nlink > 1)
         total = sum(state.st_size for state in states)
-        # This look reads the manifest: what a run reads are the arrays.
+        # Listing reads the manifest; runs read the arrays.
         arrays = [path.stat() for path in root.glob("*.npy")] or states
         used = max(max(state.st_atime, state.st_mtime) for state in arrays)
         yield _Store(root, manifest, why, total - shared, shared, used)
 
 
 def size_by_kind(manifest: dict) -> dict[str, int]:
-    """Return the bytes of a store's files by what they hold."""
+    """Return the bytes of a store's files by content."""
     sizes: dict[str, int] = {}
     for name, entry in manifest["files"].items():
         name = _OF_KIND.sub("", name)
@@ -147,7 +147,7 @@ def _show(folder: Path, stores: list[_Store]) -> None:
 
 
 def _disk_bytes(stores: list[_Store]) -> int:
-    """Return what stores take together; a file that several hold counts once."""
+    """Return the bytes of all stores; a shared file counts once."""
     states = {
         (state.st_dev, state.st_ino): state.st_size
         for one in stores
@@ -178,13 +178,13 @@ def _show_sizes(folder: Path, stores: list[_Store]) -> None:
 
 
 def _leftovers(folder: Path) -> list[Path]:
-    """Return what writers that did not end have left in a folder."""
+    """Return what unfinished writers have left in a folder."""
     found = [path for end in _REST for path in folder.glob(f"*{end}")] if folder.is_dir() else []
     return sorted(path for path in found if path.is_dir())
 
 
 def _clean(folder: Path, stores: list[_Store], dry_run: bool) -> None:
-    """Remove leftovers, and stores; what a process is at work on stays."""
+    """Remove leftovers and stores, except those in use by a process."""
     freed, says = 0, "would be removed" if dry_run else "removed"
     for path in _leftovers(folder):
         root = path.with_name(path.name.partition(".partial")[0].partition(".old")[0].partition(".parts-")[0])
@@ -221,13 +221,13 @@ def _remove(paths: list[Path], root: Path, says: str, dry_run: bool) -> int:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes that go with a path: files that other names hold too stay."""
+    """Return the bytes that removing a path frees: files with other names remain."""
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
     return sum(file.lstat().st_size for file in files if file.is_file() and file.lstat().st_nlink == 1)
 
 
 def _print_wide(table: Table) -> None:
-    """Print a table, at least as wide as a store's name asks for where the output is no terminal."""
+    """Print a table, at least as wide as a store's name needs where the output is not a terminal."""
     console = Console()
     Console(width=None if console.is_terminal else max(console.width, 140)).print(table)
 

@@ -1,4 +1,4 @@
-"""The end of a sweep (`--multirun`): one table of its jobs, from what each has left in its folder."""
+"""The end of a sweep (`--multirun`): one table of its jobs, from the files in their folders."""
 
 import csv
 from pathlib import Path
@@ -12,14 +12,14 @@ from ..memory import format_bytes, format_seconds
 from ..report.run_files import read_summary, read_words
 
 TABLE = "sweep.csv"
-FAILED = "failed.txt"  # of a job: why it has failed
+FAILED = "failed.txt"  # the reason why a job failed
 
 
 def read_jobs(folder: Path) -> list[dict]:
-    """Return a row a job of a sweep, in their order.
+    """Return one row for each job of a sweep, in order.
 
     Args:
-        folder: The sweep's folder, with a folder a job that holds `summary.json`, or why it has failed.
+        folder: The sweep's folder, with a folder for each job that holds `summary.json`, or why it failed.
 
     Returns:
         `job`, `overrides` ({key: value} of what was swept over), `metrics`, `epochs`, `train_s`, `training_peak_bytes`,
@@ -55,7 +55,7 @@ def read_jobs(folder: Path) -> list[dict]:
 def end_sweep(folder: Path) -> None:
     """Print the table of a sweep, and write it as `sweep.csv` into its folder, beside a report of its runs."""
     rows = read_jobs(folder)
-    if not any(row["metrics"] or row["failed"] for row in rows):  # a command that leaves no summary
+    if not any(row["metrics"] or row["failed"] for row in rows):  # a command without summaries
         return
     keys, metrics = (list(dict.fromkeys(key for row in rows for key in row[name])) for name in ("overrides", "metrics"))
     with open(folder / TABLE, "w", newline="") as file:

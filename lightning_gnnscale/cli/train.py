@@ -1,4 +1,4 @@
-"""`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, the terms it would run under."""
+"""`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, its sizes beforehand."""
 
 import inspect
 import logging
@@ -90,7 +90,7 @@ def run(config: DictConfig) -> dict:
 
 
 def train(config: DictConfig, folder: Path) -> dict:
-    """Partition, store, train and evaluate as the config says.
+    """Partition, store, train and evaluate according to the config.
 
     Args:
         config: Config composed from `train.yaml`.
@@ -102,7 +102,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     if config.resume is not None:
         config.resume = last_checkpoint(config.resume)
     run = set_up(config, folder, "train")
-    # Elsewhere the checkpoint may be no file: the first rank sends it.
+    # Other machines may not see the file: the first rank sends the checkpoint.
     earlier = earlier_best(config.resume, run.trainer.checkpoint_callback) if is_first_rank() else None
     if earlier is not None:
         run.trainer.callbacks.append(earlier)
@@ -151,7 +151,7 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     events.open_log(log)
     if is_first_rank():
         events.begin_run(command=command, resume=config.resume)
-    # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
+    # The parent starts no OpenMP thread: forked processes would wait for it forever.
     torch.set_num_threads(1)
     trainer = make_trainer(config, folder)
     if isinstance(trainer.strategy, GNNScaleStrategy):
@@ -184,10 +184,10 @@ class CommandRun:
 
         Args:
             config: Config composed from `train.yaml`.
-            saved: Widths that a checkpoint says its model has; None: the data set tells.
+            saved: Widths of a checkpoint's model; None: those of the data set.
 
         Raises:
-            UsageError, PlanError: something does not go together, or does not fit.
+            UsageError, PlanError: settings contradict each other, or something does not fit.
         """
         trainer, store = self.trainer, None
         with ProgressBars() as progress, events.stage("load"):
@@ -220,20 +220,20 @@ class CommandRun:
         self.datamodule, self.model = datamodule, make_model(config, datamodule, saved)
 
     def validate(self, checkpoint: str | None, sampled: str) -> dict:
-        """Validate on all nodes where training took a sample of them; return what came of it."""
+        """Validate on all nodes where training used a sample of them; return the metrics."""
         with events.stage("validate", note="exact, all nodes, the best checkpoint"):
             results = self.trainer.validate(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
         exact = {f"{key}_exact": float(value) for result in results for key, value in result.items()}
         return {"validation in training": sampled, **exact}
 
     def test(self, checkpoint: str | None) -> dict:
-        """Test a checkpoint, None: the model as it is; return the metrics."""
+        """Test a checkpoint, or with None the current model; return the metrics."""
         with events.stage("evaluate", note="exact, full graph"):
             results = self.trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
         return {key: float(value) for result in results for key, value in result.items()}
 
     def predict(self, checkpoint: str | None) -> dict:
-        """Write the predictions of a checkpoint, None: of the model as it is; return where."""
+        """Write the predictions of a checkpoint, or with None of the current model; return the path."""
         with events.stage("predict"):
             self.trainer.predict(self.model, self.datamodule, ckpt_path=checkpoint, return_predictions=False)
         written = self.folder / PREDICTIONS
@@ -246,7 +246,7 @@ class CommandRun:
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
-    """Train, where there are parts enough."""
+    """Train, where there are enough parts."""
     if not _crosses_parts(trainer, datamodule):
         check_num_parts(datamodule.store.num_parts, trainer.world_size)
     trainer.fit(model, datamodule, ckpt_path=resume)
@@ -254,7 +254,7 @@ def fit(trainer, model, datamodule, resume: str | None) -> None:
 
 @contextmanager
 def _interruptible(folder: Path, checkpoints: str | None) -> Iterator[None]:
-    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on from the checkpoints' folder."""
+    """Lightning turns Ctrl+C into an exit; replace it by a line that says how to resume."""
     began = time.time()
     try:
         with exit_on_sigterm():
@@ -277,19 +277,19 @@ def _last_checkpoint(folder: Path, began: float) -> Path | None:
 
 
 def _crosses_parts(trainer, datamodule) -> bool:
-    """Whether a process needs no part of its own: batches belong to none, or every part is shared by all."""
+    """Whether processes need no part of their own: batches cross parts, or all processes share every part."""
     scope = DataTraits(datamodule).scope
     return scope is not None and (scope == "graph" or trainer.strategy.weights.equal_batches)
 
 
 def _quiet() -> None:
-    """Leave out what Lightning says of itself at every start; its warnings stay, but for five that do not apply."""
+    """Hide Lightning's messages at start; keep its warnings, except five that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which processes it ends after a failure
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # what it ends after a failure
     lightning = logging.getLogger("lightning")
-    lightning.propagate = not lightning.handlers  # else the root says all that it says once more
-    for name in ("profilers", "callbacks.early_stopping", "validation"):  # which speak when they are asked to
+    lightning.propagate = not lightning.handlers  # else the root logger repeats its messages
+    for name in ("profilers", "callbacks.early_stopping", "validation"):  # they log only what the user turned on
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
@@ -332,9 +332,9 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
         config: Config composed from `train.yaml`.
         dataset: What a store is made from.
         progress: Called while it is made.
-        store: An open store to train on in its place, or None.
+        store: An open store to train on instead, or None.
     """
-    # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
+    # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed directly.
     options = {}
     if takes_sampler(config):
         options = {
@@ -348,7 +348,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
         options |= {key: config[key] for key in ("num_parts", "overwrite", "feature_storage")}
         options |= {"pack_halo": config.pack_halo} if takes_sampler(config) else {}
     else:
-        options["store"] = store  # what a recipe says of making one is not read
+        options["store"] = store  # a recipe's settings for making one have no effect
     planner = instantiate(config.planner)
     with own_settings("datamodule", config.datamodule):
         datamodule = instantiate(config.datamodule, _partial_=True)(planner=planner, progress=progress, **options)
@@ -357,7 +357,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
 
 
 def make_model(config: DictConfig, datamodule, saved: dict | None = None):
-    """Return the LightningModule, its input and output widths taken from the store, or from what a checkpoint says."""
+    """Return the LightningModule, with input and output widths from the store or a checkpoint."""
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
@@ -381,20 +381,20 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
 
 
 def _label_options(config: DictConfig, multilabel: bool) -> dict:
-    """Return what the module is told of the labels, where it asks."""
+    """Return the module's arguments on the labels, if it takes any."""
     module = get_object(config.model._target_)
     return {"multilabel": multilabel} if "multilabel" in inspect.signature(module).parameters else {}
 
 
 def check_model(config: DictConfig, dataset) -> None:
-    """Make a model of the data set's widths, and the optimizer where one is chosen; then let go of both.
+    """Make a model of the data set's widths and the chosen optimizer, and discard both: settings are checked so.
 
     Args:
         config: composed from `train.yaml`.
         dataset: a `GraphDataset`.
 
     Raises:
-        ValueError, InstantiationException: settings that make no model; `one_line` names the key.
+        ValueError, InstantiationException: settings do not make a model; `one_line` names the key.
     """
     inputs, schema, stored = (
         config.model.get("inputs"),
@@ -404,7 +404,7 @@ def check_model(config: DictConfig, dataset) -> None:
     node_types = learned_node_types(config, schema, stored)
     in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, node_types, schema)
     if inputs and in_channels == 0:
-        return  # inputs whose width only the store tells
+        return  # only the store knows the inputs' width
     outputs = _schema(config, schema, in_channels)
     if config.datamodule.get("stored_edge_features", True):
         outputs |= _edge_dim(config, dataset.edge_dim)
@@ -427,32 +427,32 @@ def check_model(config: DictConfig, dataset) -> None:
 
 
 def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
-    """Return the argument of the module that tells it how many edge types links may have, where there are some."""
+    """Return the module's argument for the number of edge types of links, if there are any."""
     if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
         return {}
     return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
 
 
 def _edge_classes(config: DictConfig, dataset, saved: dict | None = None) -> dict:
-    """Return the argument of a module of edges that tells it their classes."""
+    """Return the argument of an edge module for the classes of edges."""
     if "edge_channels" not in inspect.signature(get_object(config.model._target_)).parameters:
         return {}
     return {"num_classes": (saved or {}).get("num_classes") or dataset.num_edge_classes}
 
 
 def _edge_channels(config: DictConfig, edge_dim: int | None) -> dict:
-    """Return the argument of a module of edges that tells it the columns of their features."""
+    """Return the argument of an edge module for the number of feature columns."""
     takes = "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
     return {"edge_channels": edge_dim or 0} if takes else {}
 
 
 def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | dict[str, int]) -> dict:
-    """Return the argument of the backbone that tells it node types and edge types, where the graph has some.
+    """Return the backbone's argument for node types and edge types, where the graph has several.
 
     Args:
         config: composed from `train.yaml`.
         schema: Node types and edge types of the graph, or None.
-        in_channels: Columns that the model reads, by node type where node types have their own.
+        in_channels: Columns that the model reads, by node type where each has its own.
 
     Raises:
         UsageError: no layer of the model reads them, or it reads nothing else and there are none.
@@ -479,7 +479,7 @@ def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | d
 
 
 def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
-    """Return the argument of the backbone that tells it the columns of the edge features, where there are some.
+    """Return the backbone's argument for the number of edge feature columns, where there are any.
 
     Raises:
         UsageError: no layer of the model reads them, or it is a model of this package on the full graph, where those

@@ -1,4 +1,4 @@
-"""A config compared with the description of its settings: which keys there are, which values they take."""
+"""A config compared with the description of its settings: which keys exist, and which values they take."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from .signatures import Taker, taker_of
 _KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "dict": dict, "null": type(None)}
 _SAID = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
 _SAID |= {"list": "a list like [1,2]", "dict": "names with values each, like {name: value}"}
-_OPEN_GROUPS = ("callbacks", "logger")  # whose entries may have any names
+_OPEN_GROUPS = ("callbacks", "logger")  # their entries may have any name
 # Of settings that no target takes, and of all folders of `paths`.
 _TYPES = {
     "name": "str|int",
@@ -29,7 +29,7 @@ _TYPES = {
     **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
     **dict.fromkeys(("resume", "output", "feature_storage", "store"), "str|null"),
 }
-# Smallest values of settings that whoever takes them does not judge before work begins, or not in these words.
+# Smallest values of settings that are not checked elsewhere before work begins, or not in these words.
 _LEAST = {
     "trainer.accumulate_grad_batches": ("an integer of at least 1", int, lambda value: value >= 1),
     "trainer.check_val_every_n_epoch": ("an integer of at least 1", int, lambda value: value >= 1),
@@ -49,7 +49,7 @@ def check_config(
         config: What was composed.
         primary: The command's own config, whose keys are those that untargeted nodes may have.
         recipe: Folder and name of the recipe or of the run's config that was composed; None: the command's own.
-        imported: Import what the description does not know; False: let that pass.
+        imported: Import what the description does not know; False: accept it.
 
     Raises:
         UsageError: one line that names the key, the value and what is allowed.
@@ -66,7 +66,7 @@ def check_config(
 
 
 def _base(primary: str, recipe: tuple[str, str] | None) -> dict:
-    """Return the command's config with the same choices and without anybody's values.
+    """Return the command's config with the same choices and without the user's values.
 
     A config without defaults, as a run leaves it, is its own base.
     """
@@ -76,7 +76,7 @@ def _base(primary: str, recipe: tuple[str, str] | None) -> dict:
             return OmegaConf.to_container(own, resolve=False)
     base = dict(described()["commands"][primary])
     for group, name in HydraConfig.get().runtime.choices.items():
-        if group in base:  # of a choice of the user's own nothing is known
+        if group in base:  # nothing is known of a user's own choice
             base[group] = described()["choices"].get(group, {}).get(name)
     return base
 
@@ -86,7 +86,7 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
 
     Args:
         node: A config, or a part of it, unresolved.
-        base: The same as the choices say it; None: not known, so that any key may stand where no target says otherwise.
+        base: The same with the choices' own values; None: unknown, any key is allowed where no target refuses it.
         takes: Returns what a target takes, or None.
         path: Key of the node.
 
@@ -128,12 +128,12 @@ def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
 
 
 def is_open(value: Any) -> bool:
-    """Whether a value is left to others: it is missing, or refers to another key."""
+    """Whether a value is not checked: it is missing, or refers to another key."""
     return isinstance(value, str) and (value == "???" or "${" in value)
 
 
 def _brings_target(value: Any, path: str) -> bool:
-    """Whether a new entry of a group whose entries are objects says what it is."""
+    """Whether a new entry of a group of objects has a `_target_`."""
     return path in _OPEN_GROUPS and isinstance(value, dict) and "_target_" in value
 
 
@@ -142,7 +142,7 @@ def _imported(target: str) -> Taker:
 
 
 def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
-    """Compare a value with the kinds that a setting takes; objects are left to whoever takes them."""
+    """Compare a value with the kinds that a setting takes; objects are checked by their taker."""
     is_plain = not {"any", "other"} & set(kinds)
     fits = any(isinstance(value, _KINDS.get(kind, ())) for kind in kinds)
     if isinstance(value, bool):
@@ -154,12 +154,12 @@ def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
 
 
 def said(value: Any) -> str:
-    """Return a value as the command line says it."""
+    """Return a value as on the command line."""
     return "null" if value is None else repr(value)
 
 
 def check_ranges(config: DictConfig) -> None:
-    """Refuse values that are out of range or without effect; nothing is imported, and keys that are not there pass.
+    """Refuse values that are out of range or without effect; nothing is imported, and missing keys pass.
 
     Raises:
         UsageError: names the key, the value and what is allowed.

@@ -30,7 +30,7 @@ _STATE = ("scale", "previous", "fixed")
 _BLOCK_ROWS = 1 << 18  # rows of predictions that are written at once
 JOINED_BYTES = 256 << 20  # of predictions that are sorted at once
 _IDS = ("nodes", "edges", "edge_type")  # of rows, as `predict_step` returns them
-_ORDER = "original_nid"  # column that nodes are sorted by, and which the whole table does not have
+_ORDER = "original_nid"  # column that nodes are sorted by; the final table does not have it
 
 
 class LocalityController(L.Callback):
@@ -38,7 +38,7 @@ class LocalityController(L.Callback):
 
     The scale starts at 1, doubles while loading takes more than `upper` of an epoch's time, goes back half way to the
     previous value where it takes less than `lower`, and stays for good once it is between them or at `max_scale`.
-    Every rank acts on the mean share over ranks, so all have the same scale. Logged at each epoch's end:
+    Every rank uses the mean share over ranks, so all have the same scale. Logged at each epoch's end:
     `loading_share`, and `locality_scale` as it was in that epoch. The state is part of checkpoints.
 
     It reads `trainer.datamodule.loading_share()`, a float in [0, 1] of the epoch that ends, and calls
@@ -50,7 +50,7 @@ class LocalityController(L.Callback):
 
     Raises:
         ValueError: an argument out of range.
-        StrategyError: at the start of training, a datamodule or a sampler that has no locality.
+        StrategyError: at the start of training, a datamodule or sampler without locality.
 
     Source: Song and Jiang, ICS 2022, Algorithm 2; see `LocalityScale`.
     """
@@ -82,7 +82,7 @@ class LocalityController(L.Callback):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Set the scale to begin with, or that of a checkpoint."""
+        """Set the first scale, or that of a checkpoint."""
         trainer.datamodule.set_locality_scale(self.state.scale)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -99,7 +99,7 @@ class LocalityController(L.Callback):
         return {name: getattr(self.state, name) for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; `lower`, `upper` and `max_scale` stay this callback's own.
+        """Resume from a checkpoint; `lower`, `upper` and `max_scale` stay this callback's own.
 
         Raises:
             ValueError: the checkpoint's scale is above this callback's max_scale.
@@ -156,11 +156,11 @@ class PeakRecorder(L.Callback):
 class EpochTimes(L.Callback):
     """Record on every rank the event `epoch_times` of each training epoch, and `timeline` of the first and the last.
 
-    `seconds` go to the epoch's end, validation and saving included. `training` has the seconds of what the training
+    `seconds` reach to the epoch's end, validation and saving included. `training` has the seconds of what the training
     thread did, which add up to them; `beside` those of what threads and worker processes did meanwhile; see
-    `events.ActivityClock`. `counts` tells of the epoch's batches: batches, seeds, nodes, edges, bytes of feature rows
-    (`row_bytes`); `hop_nodes` and `hop_edges` where they were sampled hop by hop. `disk_bytes` is what the process had
-    the disk read, None where the system does not tell. `timeline` has one lane of the two by bins of `bin_s` seconds.
+    `events.ActivityClock`. `counts` has the epoch's numbers of batches, seeds, nodes, edges, bytes of feature rows
+    (`row_bytes`); `hop_nodes` and `hop_edges` where they were sampled hop by hop. `disk_bytes` is what the process
+    read from disk, None where the system does not report it. `timeline` has both in bins of `bin_s` seconds.
 
     Cost: some microseconds a batch; two events an epoch, and two of up to 50 kB a run.
     """
@@ -235,11 +235,11 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def _sizes(batch: Batch) -> dict[str, int]:
-    """Return the counts of a batch that `EpochTimes` adds up; 0 for what it does not tell."""
+    """Return the counts of a batch that `EpochTimes` adds up; 0 for those that it does not have."""
     sparse, rows = batch.x_csr, batch.x_dense
     tensors = [rows] if sparse is None else [value for value in sparse if torch.is_tensor(value)]
     if batch.full_graph:
-        tensors = []  # held all the time, not brought
+        tensors = []  # always in memory, not loaded
     edges = batch.indices if batch.edge_index is None else batch.edge_index[0]
     return {
         "batches": 1,
@@ -254,13 +254,13 @@ class PredictionWriter(BasePredictionWriter):
     """Write one Parquet file with one row per node, in ascending order of the original ids; or with one per edge.
 
     Pages have checksums. Columns: `node_type`, its name, in a graph with several node types; `node`, the user's id (an
-    integer, or text with `relabel=True`), of a node with a node type that of its node type; `prediction`, an
+    integer, or text with `relabel=True`), of a typed node that of its node type; `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
     `trainer.predict(model, datamodule)` with this package's DataModule.
 
-    Of `EdgeClassifier`, or another module whose `predict_step` returns `edges`, rows are the held-out edges that
-    `PartitionDataModule.predict_dataloader` chooses, in the order of their `LinkSet`; see `hold_out_edges`. Columns in
-    place of `node_type` and `node`: `source_type`, `source`, `relation`, `target_type` and `target`; the node types
+    For `EdgeClassifier`, or another module whose `predict_step` returns `edges`, rows are the held-out edges that
+    `PartitionDataModule.predict_dataloader` chooses, in the order of their `LinkSet`; see `hold_out_edges`. Columns
+    instead of `node_type` and `node`: `source_type`, `source`, `relation`, `target_type` and `target`; the node types
     and the edge type, by their names, in a graph with several.
 
     Args:
@@ -280,12 +280,12 @@ class PredictionWriter(BasePredictionWriter):
         self._writer: pq.ParquetWriter | None = None
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ask a module of this package for its rows as they are computed, a block at a time."""
+        """Ask a module of this package for its rows block by block, as they are computed."""
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let go of the module."""
+        """Release the module."""
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = None
 
@@ -296,7 +296,7 @@ class PredictionWriter(BasePredictionWriter):
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
                 for result in predictions:
                     self._write(store, result)
-                if self._writer is None:  # a rank without rows: the others tell the types
+                if self._writer is None:  # a rank without rows gets the types from the others
                     own.parent.mkdir(parents=True, exist_ok=True)
                     own.touch()
                 else:
@@ -339,8 +339,8 @@ class PredictionWriter(BasePredictionWriter):
     def _join(self, num_ranks: int, num_nodes: int) -> None:
         """Write the rows of all ranks as one table: nodes in ascending order of the original ids, edges as they come.
 
-        Nodes are assigned to files by ranges of ids that fit into memory, and each of these is sorted. Of the edges
-        each rank has written a run.
+        Nodes are assigned to files by ranges of ids that fit into memory, and each of these is sorted. Each rank
+        has written a run of the edges.
         """
         parts, temporary = [self._part(number) for number in range(num_ranks)], Path(f"{self.path}.tmp")
         filled = [pq.ParquetFile(part, page_checksum_verification=True) for part in parts if part.stat().st_size]
@@ -373,7 +373,7 @@ class PredictionWriter(BasePredictionWriter):
 
     @staticmethod
     def _table(store, rows: dict[str, Any]) -> pa.Table:
-        """Return rows in the user's ids; of nodes with the column that they are sorted by."""
+        """Return rows in the user's ids; rows of nodes with the column that they are sorted by."""
         values = rows["prediction"]
         values = np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
         dtype = pa.from_numpy_dtype(values.dtype)
@@ -404,7 +404,7 @@ def _named(store, nodes: np.ndarray, node_type: str, node: str) -> dict[str, pa.
 
 
 def _bytes_of(file: pq.ParquetFile) -> int:
-    """Return the memory that the rows of a file take, by those of its first group."""
+    """Return the memory that the rows of a file take, estimated from its first group."""
     first = file.read_row_group(0)
     return first.nbytes * file.metadata.num_rows // max(1, first.num_rows)
 

@@ -1,4 +1,4 @@
-"""What is evaluated: the settings, a sample of the validation nodes that costs little, links with negatives."""
+"""What is evaluated: the settings, a cheap sample of the validation nodes, links with negatives."""
 
 import math
 import os
@@ -22,9 +22,9 @@ from ..sampler.links import count_joined, count_triples, sample_link_negatives
 from ..values import exact_integers, exact_times
 
 MODES = ("layerwise", "sampled")
-EPOCH_SHARE = 0.2  # of an epoch's work, which a validation that is sampled may cost
+EPOCH_SHARE = 0.2  # of an epoch's work; a sampled validation may cost as much
 TRAINING_FACTOR = 3  # a row or an edge of a batch against one of evaluation: forward, and backward at about twice that
-SMALL_WORK = 1 << 22  # rows and edges that are evaluated within a second: nothing is sampled below
+SMALL_WORK = 1 << 22  # rows and edges evaluated within a second: no sampling below
 _LINKS_AT_ONCE, _EDGES_AT_ONCE = 1 << 16, 1 << 22
 
 
@@ -37,22 +37,22 @@ class EvaluationOptions:
             evaluated nodes need are computed. "sampled": for any backbone, batches with all neighbours of as many hops
             as the sampler has fan-outs (2 without). Slower. That is exact where the backbone has no more layers than
             hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
-        sample: share of the validation nodes, in (0, 1], that validation while training takes: a fixed sample, by a
+        sample: share of the validation nodes, in (0, 1], that validation during training uses: a fixed sample, by a
             hash of the seed and the node, the same on any number of processes. "auto": 1, or as many as cost a fifth
             of an epoch, by the rows and edges that both read (those of training count three times). Test, prediction
-            and `trainer.validate` take all nodes.
+            and `trainer.validate` use all nodes.
         table_dtype: "float32", or "bfloat16": tables of hidden layers take half the disk and are rounded to 8 bits.
         block_edges: edges a block of layer-wise inference, >= 1, where a layer is not one sum over its edges.
-        scratch: folder that layer-wise inference writes its tables to; None: beside the store. Machines that do not see
-            one folder under that name have whole tables of their own there, and send each other the rows.
+        scratch: folder that layer-wise inference writes its tables to; None: beside the store. Machines that do not
+            share that folder have whole tables of their own there, and send each other the rows.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
-            set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`. A module
-            that classifies edges predicts those of test, without such ones those of val, with a class or without.
+            set's. They are evaluated instead of masks and labels where the sampler is a `LinkSampler`. A module
+            that classifies edges predicts those of test, or without them those of val, with a class or without.
         negatives: Number of negatives that each link is ranked among, >= 1. Where the set has none of its own, they
             are sampled uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
             node; triples are ranked so in both directions, without the other triples that are known (filtered).
             "auto": all for links with edge types, 100 for others and in mode "sampled". In a graph of several node
-            types they are of the kind of the end that is asked for.
+            types they have the node type of the end that is asked for.
 
     Raises:
         ValueError: a value outside what is listed here, or a sample in mode "sampled".
@@ -88,7 +88,7 @@ class EvaluationOptions:
 
 
 def evaluation_options(given: str | EvaluationOptions) -> EvaluationOptions:
-    """Return the settings that a mode's name stands for, or those given; raises as `EvaluationOptions` does."""
+    """Return the settings of a mode's name, or those given; raises as `EvaluationOptions` does."""
     if isinstance(given, EvaluationOptions):
         return given
     if given not in MODES:
@@ -97,14 +97,14 @@ def evaluation_options(given: str | EvaluationOptions) -> EvaluationOptions:
 
 
 class ValidationSample(NamedTuple):
-    """The nodes that validation while training takes.
+    """The nodes that validation during training uses.
 
     Attributes:
         nodes: (num,) int64 store ids, ascending.
         num_nodes: nodes of the whole split.
         work: rows and edges that their evaluation reads.
-        epoch_work: as predicted: rows and edges that the batches of an epoch hold, times three, since they go forward
-            and back; None: the share was given.
+        epoch_work: as predicted: rows and edges that the batches of an epoch hold, times three, for the
+            forward and backward passes; None: the share was given.
     """
 
     nodes: np.ndarray
@@ -123,7 +123,7 @@ class ValidationSample(NamedTuple):
 
 
 def evaluation_work(source, nodes: np.ndarray, num_layers: int, limit: float = math.inf) -> int:
-    """Return how many rows and edges an exact evaluation of some nodes reads; one process counts for all.
+    """Return how many rows and edges an exact evaluation of some nodes reads, over all processes.
 
     Args:
         source: a `StoreLayerSource` of all parts.
@@ -152,11 +152,11 @@ def sample_order(nodes: np.ndarray, original_nid: np.ndarray, seed: int) -> np.n
 def validation_sample(
     source, ordered: np.ndarray, num_layers: int, share: str | float, epoch_work: int | None
 ) -> ValidationSample | None:
-    """Choose the nodes that validation while training takes; None: all of them.
+    """Choose the nodes that validation during training uses; None: all of them.
 
     Args:
         source: a `StoreLayerSource` of all parts.
-        ordered: (num,) nodes of the split, see `sample_order`; a sample is the head of them.
+        ordered: (num,) nodes of the split, see `sample_order`; a sample is a prefix of them.
         num_layers: layers of the model.
         share: share of the nodes in (0, 1], or "auto".
         epoch_work: rows and edges that the batches of an epoch hold, for "auto".
@@ -190,14 +190,14 @@ class LinkQueries(NamedTuple):
 
     Attributes:
         ends, answers: (num,) int64 store ids, the known ends and those asked for.
-        edge type: (num,) int64, or None.
+        edge_type: (num,) int64, or None.
         reverse: Whether first ends are asked for.
         num_nodes: Nodes of the graph.
         offsets: (num_keys + 1,) int64, where each key's run of `nodes` begins.
-        nodes: (num_known,) int64 nodes that are no false answers, ascending within a key.
+        nodes: (num_known,) int64 nodes that do not count as negatives, ascending within a key.
         places: (num,) int64, the key of each query.
-        node types: Node types of the nodes, where there are several: answers are looked for among those of their node
-            type. Else None.
+        node_types: Node types of the nodes, where there are several: answers are searched among nodes of their type.
+            Else None.
     """
 
     ends: np.ndarray
@@ -218,7 +218,7 @@ class LinkQueries(NamedTuple):
         return wanted[:, None] != self.node_types.type_of(np.arange(first, last))[None]
 
     def known(self, begin: int, stop: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what may not count as false, of the queries [begin, stop) among the nodes [first, last).
+        """Return what may not count as a negative, of the queries [begin, stop) among the nodes [first, last).
 
         Returns:
             (num_found,) int64 rows and columns of those scores, from 0. The answers themselves are among them.
@@ -245,7 +245,7 @@ class KnownAnswers(NamedTuple):
 
         Args:
             wanted: Keys of the queries, in any order, repeated or not.
-            chunks: (keys, answers) of true links, those of other queries too.
+            chunks: (keys, answers) of true links, also of other queries.
 
         Cost: one pass over the chunks; 16 bytes an answer to a query (more while they are sorted).
         """
@@ -268,7 +268,7 @@ class EvaluationLinks(NamedTuple):
         store: training's graph.
         edges: (2, num_links) int64 store ids, this rank's.
         first: number of the first of them in the split.
-        given: (num_links, num_negatives) int64 store ids, or None: they are sampled, free of known links.
+        given: (num_links, num_negatives) int64 store ids, or None: they are sampled among unknown links.
         num_negatives: negatives a link.
         held: all held-out links in both directions, by store id.
         key: The random key of the samples.
@@ -276,7 +276,7 @@ class EvaluationLinks(NamedTuple):
         known: True answers to the links as queries for the other end, and for the first end; None: links are ranked
             among `num_negatives` negatives.
         time, label, features: Of each link, see `LinkSet`; or None.
-        node types: Node types of the nodes, where there are several; else None.
+        node_types: Node types of the nodes, where there are several; else None.
     """
 
     store: PartitionStore
@@ -299,7 +299,7 @@ class EvaluationLinks(NamedTuple):
         return self.known is not None
 
     def queries(self, num_links: int) -> Iterator[LinkQueries]:
-        """Yield at most num_links links at a time as queries for other ends, and of triples for first ends too."""
+        """Yield at most num_links links at a time as queries for other ends, those of triples for first ends too."""
         for reverse in (False, True) if self.edge_type is not None else (False,):
             known, (ends, answers) = self.known[reverse], self.edges[::-1] if reverse else self.edges
             keys = _keys(ends, self.edge_type, _num_relations(self.store, self.edge_type))
@@ -325,7 +325,7 @@ class EvaluationLinks(NamedTuple):
             yield self.chunk(start, start + num_links)
 
     def chunk(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `chunks` yields, of the links [start, stop)."""
+        """Return what `chunks` yields for the links [start, stop)."""
         pairs = self.edges[:, start:stop]
         if self.given is not None:
             return pairs, self.given[start:stop]
@@ -363,30 +363,30 @@ def evaluation_links(
     by_time: bool = False,
     is_scored: bool = True,
 ) -> EvaluationLinks:
-    """Return a rank's share of a split: consecutive links, shares as even as can be.
+    """Return a rank's share of a split: consecutive links, in shares as even as possible.
 
     Args:
         store: training's graph.
         links: The links of all splits, in original ids.
         split: "val" or "test".
         num_negatives: Negatives sampled for a link where none are given, "all" or "auto"; see `EvaluationOptions`.
-        seed: The seed of the samples; ranks, parts and epochs change none of them.
+        seed: The seed of the samples; they do not depend on ranks, parts and epochs.
         rank, world_size: this process and how many there are.
         mode: See `EvaluationOptions`.
-        by_time: Whether neighbours are sampled before the links; no embedding may see an edge that is not, then.
-        is_scored: Whether an answer is known; what is only predicted may stand in the store.
+        by_time: Whether neighbours are sampled from before the links; then no embedding may see a later edge.
+        is_scored: Whether an answer is known; links that are only predicted may be edges of the store.
 
     Raises:
-        StrategyError: links that stand in the store, which training would see (unless they are only predicted), or of
-            nodes that it does not have; or without times, or with times that the mode does not look at.
+        StrategyError: links are edges of the store, which training would see (unless they are only predicted), or
+            have unknown nodes; or they have no times, or times that the mode does not use.
 
     Cost: 16 bytes a link of all splits, and 8 a node.
     """
     without = [name for name, given in links.items() if given.edge_type is None]
     if 0 < len(without) < len(links):
-        raise StrategyError(f"links must have edge types in all splits or in none, those of {without[0]} have none")
+        raise StrategyError(f"links must have edge types in all splits or in none, got none in {without[0]}")
     known, node_types = [], {}
-    if not num_negatives:  # edges to classify stand alone
+    if not num_negatives:  # edges to classify have no negatives
         links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
         edges = _exact(exact_integers, f"links[{name!r}].edges", given.edges, unit="link", whole_floats=True)
@@ -399,16 +399,16 @@ def evaluation_links(
             given = links[name]
         if edges.size and not (edges.min() >= 0 and edges.max() < store.num_nodes):
             raise StrategyError(
-                f"links[{name!r}] must be of nodes in [0, {store.num_nodes}), got {edges.min()} to {edges.max()}"
+                f"links[{name!r}] must have nodes in [0, {store.num_nodes}), got {edges.min()} to {edges.max()}"
             )
         known.append(np.asarray(store.store_nid)[edges].astype(np.int64))
         node_types[name] = _checked_relations(name, given, edges.shape[1], store)
         _check_values(name, given, edges.shape[1])
         if _are_later(name, given, store, mode, by_time) or not is_scored:
-            leaked = 0  # an edge between two nodes may well come again
+            leaked = 0  # edges between the same nodes may repeat
         elif node_types[name] is None:
             leaked = count_joined(store.csc, known[-1])
-        else:  # another edge type may well join the same two nodes
+        else:  # another edge type may join the same two nodes
             leaked = count_triples(store.csc, store.edge_type, known[-1], node_types[name])
         if leaked:
             raise StrategyError(
@@ -423,7 +423,7 @@ def evaluation_links(
     if given is not None:
         if len(given) != edges.shape[1]:
             raise StrategyError(
-                f"links[{split!r}] has {edges.shape[1]} edges and negatives of {len(given)}: one row each"
+                f"links[{split!r}] has {edges.shape[1]} edges and {len(given)} rows of negatives: give one row each"
             )
         given = _checked_negatives(split, np.asarray(given), store.num_nodes)[mine]
         given = np.where(given < 0, given, np.asarray(store.store_nid)[given]).astype(np.int64)
@@ -438,8 +438,8 @@ def evaluation_links(
         num_negatives = 100 if edge_type is None or mode == "sampled" else "all"
     if num_negatives == "all" and mode == "sampled":
         raise StrategyError(
-            'evaluation.negatives=all ranks links by the embeddings of all nodes, evaluation="sampled" has those of a '
-            "batch: say a number"
+            'evaluation.negatives=all ranks links by the embeddings of all nodes, but evaluation="sampled" has '
+            "those of a batch: say a number"
         )
     if given is None and num_negatives == "all":
         if edge_type is None:
@@ -464,7 +464,7 @@ def _exact(rule: Callable, name: str, *values: Any, **options: Any) -> np.ndarra
 
 
 def _check_values(split: str, given: LinkSet, num_links: int) -> None:
-    """Refuse values of links that are not one each."""
+    """Refuse values of links unless there is one for each link."""
     for name, node_type in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
         values = getattr(given, name)
         if values is None:
@@ -478,10 +478,10 @@ def _check_values(split: str, given: LinkSet, num_links: int) -> None:
 
 
 def _are_later(split: str, given: LinkSet, store: PartitionStore, mode: str, by_time: bool) -> bool:
-    """Return whether no embedding that links are scored by sees an edge of their time or later, by the edges' times.
+    """Return whether no embedding that scores links sees an edge of their time or later.
 
     Raises:
-        StrategyError: neighbours are sampled by time, and these links have none, or are not later than what is seen.
+        StrategyError: neighbours are sampled by time, and links have no times, or are not later than edges seen.
     """
     if given.time is None or store.edge_time is None:
         if by_time:
@@ -509,7 +509,7 @@ def _checked_relations(split: str, given: LinkSet, num_links: int, store: Partit
         return None
     if store.edge_type is None:
         raise StrategyError(
-            f"links[{split!r}] have edge types, and the edges of {store.root} none: write it with edge_type="
+            f"links[{split!r}] have edge types, but the edges of {store.root} have none: write it with edge_type="
         )
     edge_type, limit = np.asarray(given.edge_type), store.schema.num_edge_types
     if edge_type.shape != (num_links,) or edge_type.dtype.kind not in "iu":
@@ -537,23 +537,23 @@ def _known_answers(
     held: np.ndarray,
     edges: np.ndarray,
     edge_type: np.ndarray | None,
-    node_types: np.ndarray | None,
+    held_types: np.ndarray | None,
 ) -> tuple[KnownAnswers, KnownAnswers]:
-    """Return what is true of some links as queries for their other ends, and for their first ends.
+    """Return the true answers to some links as queries for their other ends, and for their first ends.
 
     Args:
         store: Training's graph; its edges are read once for each direction, a bounded number at a time.
         held: (2, num_held) held-out links of all splits; without edge types in both directions.
         edges: (2, num_links) the links that are queries.
         edge_type: (num_links,) edge types of these, or None.
-        node types: (num_held,) edge types of the held-out links, or None.
+        held_types: (num_held,) edge types of the held-out links, or None.
     """
     num_relations = _num_relations(store, edge_type)
 
     def chunks(reverse: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         ends, answers = held[::-1] if reverse else held
-        yield _keys(ends, node_types, num_relations), answers
-        if edge_type is None:  # a node is no negative of its own link
+        yield _keys(ends, held_types, num_relations), answers
+        if edge_type is None:  # a node is not a negative of its own link
             yield edges[0], edges[0]
         for src, dst, relation in _stored_edges(store, edge_type is not None):
             ends, answers = (dst, src) if reverse else (src, dst)

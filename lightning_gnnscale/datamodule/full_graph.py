@@ -28,7 +28,7 @@ _LABEL_ROWS = 1 << 18
 class FullGraphDataModule(StoredGraphDataModule):
     """Train on the full graph: every process owns a contiguous run of parts, and reads rows of the others.
 
-    The strategy's exchange policy decides how rows of other ranks come. Under weight policies that average models, a
+    The strategy's exchange policy decides how rows of other ranks arrive. Under weight policies that average models, a
     rank's block is its part and has a loss of its own. Models are those of this package, or any of PyG's
     `MessagePassing` layers called as (x, edge_index); these are given `edge_weight` and `edge_attr` too, where the
     store has them and `forward` names them.
@@ -51,7 +51,7 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     takes_inputs = False
     trains_full_graph = True
-    kernel_set = "full_graph"  # that is compiled ahead
+    kernel_set = "full_graph"  # compiled ahead
 
     @passes_on(StoreSource.of, StoreSource, pack_halo=False)
     def __init__(
@@ -67,7 +67,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         self._loaders: list[FullGraphLoader] = []
 
     def planned_parts(self) -> int:
-        """Return the number of parts: as given; else of a store that exists, or the planner's, one a process."""
+        """Return the number of parts: as given; else of an existing store, or the planner's, at least one a process."""
         parts = super().planned_parts()
         return max(parts, self._rank_and_world()[1]) if self._chooses_parts else parts
 
@@ -78,7 +78,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         return super().make_plan(num_devices, **{**options, "num_parts": plan.num_devices})
 
     def check_processes(self, world_size: int) -> None:
-        """Refuse, before processes are joined and a store is written, what is known to fail; raises as `setup` does."""
+        """Refuse what is known to fail, before processes start and a store is written; raises as `setup` does."""
         if self.dataset is None:
             super().setup()
             self._check_trainable()
@@ -88,7 +88,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         missing += [] if "train" in self.dataset.masks else ["a train mask"]
         if missing:
             raise StrategyError(
-                f"full-graph training needs {missing[0]}, and {self.dataset.name} has none: give it with the graph"
+                f"full-graph training needs {missing[0]}, but {self.dataset.name} has none: give it with the graph"
             )
         if self.trainer is not None:
             self.check_trainer(self.trainer)
@@ -111,7 +111,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         super().setup(stage)
         if self.store.schema is not None:
             raise StrategyError(
-                "training on the full graph does not distinguishes edge types, and the store has "
+                "training on the full graph does not distinguish edge types, and the store has "
                 f"{self.store.schema.num_edge_types}: use PartitionDataModule"
             )
         if stage == "fit":
@@ -143,7 +143,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         return np.array([count_labels(self.store, "train", begin, end)[0] for begin, end in ranges], np.float64)
 
     def parts_of_rank(self, rank: int, world_size: int) -> list[int]:
-        """Return what model averaging calls the parts of a rank: its block."""
+        """Return the parts of a rank under model averaging: its block."""
         return [rank]
 
     def train_dataloader(self) -> FullGraphLoader:
@@ -152,7 +152,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         return self._loader("train", None)
 
     def val_dataloader(self) -> FullGraphLoader | list:
-        """Return the loader of the validation nodes of this rank's block; an empty list in a fit without any."""
+        """Return the loader of the validation nodes of this rank's block; an empty list if a fit has none."""
         if "val" not in self.store.masks:
             return self._without_validation("a val mask", "write the store with masks={'val': ...}")
         self._check_labels("validation")
@@ -168,7 +168,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         return self._loader(None, "predict")
 
     def teardown(self, stage: str) -> None:
-        """Give the devices' memory back; the block stays on the host."""
+        """Free the devices' memory; the block stays on the host."""
         for loader in self._loaders:
             loader.release()
         self._loaders.clear()
@@ -189,7 +189,7 @@ class FullGraphDataModule(StoredGraphDataModule):
 
 
 def _check_one_batch(trainer: pl.Trainer) -> None:
-    """Refuse what an epoch of one batch cannot do: accumulate gradients, or pass over the data more than once."""
+    """Refuse what an epoch of one batch cannot do: accumulated gradients, several passes over the data."""
     given = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
     accumulates = trainer.accumulate_grad_batches != 1
     for callback in trainer.callbacks:
@@ -197,7 +197,7 @@ def _check_one_batch(trainer: pl.Trainer) -> None:
             given, accumulates = f"GradientAccumulationScheduler({callback.scheduling})", True
     if accumulates:
         raise StrategyError(
-            f"{given}: an epoch of the full graph is one batch, whose gradient would be divided and added to nothing: "
+            f"{given}: an epoch of the full graph is one batch, whose gradient would be divided but not accumulated: "
             "leave it at 1"
         )
     weights = policy_of(trainer)
@@ -221,7 +221,7 @@ def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tupl
     """Count known labels of the nodes of a mask in a range of store ids.
 
     Args:
-        store: A store with labels; -1 is unknown, NaN where they are numbers to predict.
+        store: A store with labels; -1 is unknown; NaN for numbers to predict.
         mask: Name of one of its masks.
         begin, end: First store id of the range, and its end (exclusive).
 

@@ -1,4 +1,4 @@
-"""The one batch of full-graph training: a rank's block of rows, whole, and the loader that yields it each epoch."""
+"""The one batch of full-graph training, a rank's whole block of rows, and the loader that yields it each epoch."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class FullGraphBatch(Batch):
         loss_nodes: Number of nodes that have them, the divisor of losses that count a node once.
         loss_is_share: Whether these two count the whole graph, so that the losses of all ranks add up to one loss.
         split: "val", "test" or "predict"; None while training.
-        x_dense: (num_local + num_halo, dim) features as the store returns them (codes as float32), or None.
+        x_dense: (num_local + num_halo, dim) features as the store returns them (quantised ones as float32), or None.
         x_csr: The same rows in compressed form, or None.
         y: (num_local,) int64 labels, or (num_local, num_labels) labels or numbers to predict, or None; nodes outside
             the masks have theirs too.
@@ -49,9 +49,9 @@ class FullGraphBatch(Batch):
         memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.
         moved: Maps a device to the tensors there; all batches of a DataModule share it.
         symmetric: Whether every edge of the graph has its reverse.
-        halo_in_edges: Returns the `HaloInEdges` of the block, read when it is called.
-        edge_features: Returns the (num_edges, dim) edge features as the store has them, at most as many edges as it is
-            given; None: there are none.
+        halo_in_edges: Returns the `HaloInEdges` of the block, read when called.
+        edge_features: Returns the (num_edges, dim) edge features as stored, of at most as many edges as it is given;
+            None: there are none.
         full_graph: Marks the class.
     """
 
@@ -89,17 +89,17 @@ class FullGraphBatch(Batch):
 
     @property
     def x(self) -> Tensor | None:
-        """(num_local + num_halo, dim) features; compressed ones are made dense at the first access, and kept."""
+        """(num_local + num_halo, dim) features; compressed ones are made dense at first access and kept."""
         if self.x_dense is not None or self.x_csr is None:
             return self.x_dense
         if "x" not in self.memo:
-            with torch.inference_mode(False):  # made once, and it may be asked for first by validation
+            with torch.inference_mode(False):  # made once, perhaps first by validation
                 self.memo["x"] = self.x_csr.dense()
         return self.memo["x"]
 
     @x.setter
     def x(self, value: Tensor | None) -> None:
-        # From here on this batch moves its own tensors: other batches keep theirs.
+        # Now this batch moves its own tensors; other batches keep theirs.
         self.x_dense, self.x_csr, self.moved, self.memo, self._copies = value, None, {}, {}, {}
 
     @property
@@ -110,7 +110,7 @@ class FullGraphBatch(Batch):
         """Return the (num_edges, dim) features of the edges, in their order, on the device of the batch; not kept.
 
         Args:
-            most: Number of edges, from the first on, that are enough; None: all.
+            most: Number of edges needed, from the first on; None: all.
         """
         return _tensor(self.edge_features(most)).to(self.n_id.device)
 
@@ -119,7 +119,7 @@ class FullGraphBatch(Batch):
         return len(self.n_id)
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "FullGraphBatch":
-        """Return the batch on a device: itself where it is there, else the same copy each time it is asked for.
+        """Return the batch on a device: itself if it is there, else always the same copy.
 
         Tensors move once for all batches of the DataModule. The copy has a memo of its own.
 
@@ -221,7 +221,7 @@ class FullGraphLoader:
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Where Lightning looks for `set_epoch`, see `PartLoader`."""
+        """The object whose `set_epoch` Lightning calls, see `PartLoader`."""
         return SimpleNamespace(sampler=self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -233,16 +233,16 @@ class FullGraphLoader:
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on with the epoch of a state."""
+        """Resume with the epoch of a state."""
         self.epoch = state["epoch"]
 
     def release(self) -> None:
-        """Forget what models kept, and the tensors on other devices; the next batch makes them again."""
+        """Drop what models kept and the tensors on other devices; the next batch makes them again."""
         self._batch.memo.clear()
         self._batch.moved.clear()
 
     def __iter__(self) -> Iterator[FullGraphBatch]:
-        # The epoch is read at the first batch: Lightning sets it after it made the iterator.
+        # The epoch is read at the first batch: Lightning sets it after making the iterator.
         training = self._batch.split is None
         key = batch_key(self.seed, self.epoch, 0, 0) if training else 0
         yield replace(self._batch, key=key, epoch=self.epoch)

@@ -21,10 +21,10 @@ from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
 from .evaluation import EvaluationLinks
 
-GAP_BYTES = 64 << 10  # read along rather than skipped: a read from a new place costs about as long
+GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes about as long
 READ_BYTES = 4 << 20  # of one read
-_READS_AHEAD = 32  # reads that the disk is told of before they are made
-_NODES_AT_ONCE = 1 << 20  # whose offsets are looked at
+_READS_AHEAD = 32  # reads announced to the disk before they are made
+_NODES_AT_ONCE = 1 << 20  # nodes whose offsets are read at once
 _BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
 _ROUND_BYTES = 32 << 20  # of rows that all ranks together send at once
 
@@ -34,12 +34,12 @@ class StoreLayerSource:
 
     Args:
         store: the partition store.
-        parts: parts whose rows this rank computes; over all ranks each part stands once.
-        scratch: tables of hidden layers lie there while they are needed. Machines that see no common folder have tables
+        parts: parts whose rows this rank computes; each part belongs to one rank.
+        scratch: folder of the tables of hidden layers while needed. Machines without a shared folder have tables
             of their own: at each barrier they send each other the rows that were written since the last one.
         block_edges: edges a block, at least one row's.
-        stored_features: False gives none of them.
-        edge_features: False gives blocks without features of edges.
+        stored_features: False: no features.
+        edge_features: False: blocks without features of edges.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StoreLayerSource:
         self._edge_features = store.edge_features if edge_features else None
         self._edge_type = store.edge_type
         self._files: dict[str, FileRows | None] = {}
-        self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
+        self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and rows that others lack
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
         """Yield this rank's rows as CSC blocks of at most `block_edges` edges (one row may be longer).
@@ -130,7 +130,7 @@ class StoreLayerSource:
 
         Args:
             nodes: (num,) integers; ascending ones are read in runs of the file.
-            table: its rows are returned in place of features, a (num, dim) tensor.
+            table: its rows are returned instead of features, a (num, dim) tensor.
         """
         dense = table
         if table is None:
@@ -144,7 +144,7 @@ class StoreLayerSource:
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
         rows = np.asarray(dense[nodes]) if file is None else file.read(nodes, nodes + 1)
-        if table is None:  # codes are decoded, other rows are as they were read
+        if table is None:  # quantised rows are decoded, others returned as read
             rows = replace(self._features, array=rows).gather(np.arange(len(rows))) if self._features.storage else rows
         return torch.from_numpy(rows)
 
@@ -159,10 +159,10 @@ class StoreLayerSource:
                 _add_runs(runs, np.asarray(rows))
 
     def union(self, bits: np.ndarray) -> None:
-        """Set in a bitmap, in place, what is set on any rank."""
+        """Set the bits of a bitmap that are set on any rank, in place."""
         if world_size() == 1:
             return
-        # Bits as bytes, of which all backends know the largest; NCCL has no bitwise operation.
+        # Bits as bytes: all backends have their maximum; NCCL has no bitwise operation.
         device = group_device()
         for start in range(0, len(bits), _BITS_AT_ONCE):
             chunk = bits[start : start + _BITS_AT_ONCE]
@@ -202,12 +202,12 @@ class StoreLayerSource:
         table = np.load(path, mmap_mode="r+")
         if any(firsts):
             self._unsent[name] = (table, [])
-        # An older table of that name is another file. The memmap tells the key: a path may be relative, or a link.
+        # An older table of that name is another file. The key is the memmap's: a path may be relative, or a link.
         self._files.pop(str(table.filename), None)
         return table
 
     def barrier(self) -> None:
-        """Wait for the other ranks, and bring what was written to tables to the machines that have their own."""
+        """Wait for the other ranks, and send what was written to machines with tables of their own."""
         wait_for_others()
         if self._unsent:
             told = gather_from_ranks([np.array(runs, np.int64).reshape(-1, 2) for _, runs in self._unsent.values()])
@@ -223,7 +223,7 @@ class StoreLayerSource:
         self.scratch.close()
 
     def _segments(self, array: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return array[begins[i]:ends[i]] for each i, one behind the other."""
+        """Return array[begins[i]:ends[i]] for each i, concatenated."""
         file = self._file(array)
         if file is not None:
             return file.read(begins, ends)
@@ -231,7 +231,7 @@ class StoreLayerSource:
         return np.concatenate([array[:0], *chunks])
 
     def _file(self, array: np.ndarray) -> "FileRows | None":
-        """Return the file that a mapped array lies in; None: it lies in none."""
+        """Return the file of a mapped array; None: it has none."""
         mapped = _mapped(array)
         if mapped is None:
             return None
@@ -242,7 +242,7 @@ class StoreLayerSource:
 
 
 class FileRows:
-    """Rows of a file, read in runs: pages of a map would come one fault after the other, with what stands around them.
+    """Rows of a file, read in runs: a map's pages would come one fault after the other, with their surroundings.
 
     Args:
         path: the file.
@@ -257,7 +257,7 @@ class FileRows:
         self._file, self._local = open(path, "rb", buffering=0), threading.local()  # noqa: SIM115
 
     def read(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the rows [begins[i], ends[i]) of each i, one behind the other, bit for bit.
+        """Return the rows [begins[i], ends[i]) of each i, concatenated, bit for bit.
 
         Args:
             begins, ends: (num,) int64. Where they ascend, near ones are read together.
@@ -296,14 +296,14 @@ class FileRows:
             position = self._place(first, first)[0]
             while done < len(data):
                 done += os.pwrite(file.fileno(), data[done:], position + done)
-            # The disk begins to write: pages that wait to be written cannot give way where memory is capped.
+            # The disk begins to write: dirty pages cannot be dropped where memory is capped.
             advise(file.fileno(), position, len(data), "dontneed")
 
     def _place(self, first: int, last: int) -> tuple[int, int]:
         return self.offset + int(first) * self.row_bytes, int(last - first) * self.row_bytes
 
     def _buffer(self, num_rows: int) -> np.ndarray:
-        """Return (num_rows, row_bytes) of memory that this thread uses again and again."""
+        """Return (num_rows, row_bytes) of memory that this thread reuses."""
         held = getattr(self._local, "held", None)
         if held is None or len(held) < num_rows * self.row_bytes:
             held = self._local.held = np.empty(max(READ_BYTES, num_rows * self.row_bytes), np.uint8)
@@ -323,7 +323,7 @@ class EvaluationPass(Batch):
     """One exact pass over this rank's rows: the single batch of the validation, test and predict loaders.
 
     Attributes:
-        source: where layer-wise inference reads.
+        source: the source of layer-wise inference.
         split: "val", "test", or None to predict every node.
         labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
         masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
@@ -332,7 +332,7 @@ class EvaluationPass(Batch):
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
-    source: StoreLayerSource = field()  # has no default, whatever `Batch` has
+    source: StoreLayerSource = field()  # has no default, unlike fields of `Batch`
     split: str | None
     labels: np.ndarray | None
     masks: dict[str, np.ndarray]
@@ -381,7 +381,7 @@ class EvaluationLoader:
 
 
 def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:
-    """Add ascending rows to a list of [first, end): as one run where they are consecutive, or go on from the last."""
+    """Add ascending rows to a list of [first, end); consecutive rows are one run, and may continue the last."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     for chunk in np.split(rows, cuts) if len(rows) else ():
         first, end = int(chunk[0]), int(chunk[-1]) + 1
@@ -392,7 +392,7 @@ def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:
 
 
 def _send_rows(file: "FileRows", written: Sequence[np.ndarray], firsts: Sequence[int]) -> None:
-    """Bring rows of a table to all machines, in rounds in which each rank sends a bounded chunk; every rank calls it.
+    """Send rows of a table to all machines, in rounds of a bounded chunk a rank; every rank calls it.
 
     Args:
         file: this machine's table; the rows that other machines' ranks wrote are written to it.
@@ -423,7 +423,7 @@ def _send_rows(file: "FileRows", written: Sequence[np.ndarray], firsts: Sequence
 
 
 def _part_of(runs: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return first and end of the runs that the rows [start, stop) of those one behind the other are."""
+    """Return first and end of the runs of the rows [start, stop) in the concatenation of runs."""
     behind = np.cumsum(runs[:, 1] - runs[:, 0])
     begins = np.maximum(runs[:, 0], runs[:, 1] - behind + start)
     ends = np.minimum(runs[:, 1], runs[:, 1] - behind + stop)
@@ -431,7 +431,7 @@ def _part_of(runs: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.nd
 
 
 def _mapped(array: np.ndarray) -> np.memmap | None:
-    """Return the map that a contiguous array of at least one row lies in, or None."""
+    """Return the map behind a contiguous array of at least one row, or None."""
     found, base = None, array
     while isinstance(base, np.ndarray):
         found = base if isinstance(base, np.memmap) else found
@@ -446,14 +446,14 @@ def _offset(array: np.ndarray, mapped: np.memmap) -> int:
 
 
 def _words(rows: np.ndarray) -> np.ndarray:
-    """View (num, row_bytes) bytes as the largest words that they consist of."""
+    """View (num, row_bytes) bytes as the largest words that divide them."""
     size = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == 0)
     return rows.view(np.dtype(f"u{size}"))
 
 
 @kernel
 def _runs(begins, ends, gap, most):
-    """Return (num_runs + 1,) where runs of near segments begin, each of at most `most` rows with what is between."""
+    """Return (num_runs + 1,) starts of runs of near segments, each of at most `most` rows, gaps included."""
     cuts = np.empty(len(begins) + 1, np.int64)
     cuts[0], count, first = 0, 1, begins[0]
     for i in range(1, len(begins)):

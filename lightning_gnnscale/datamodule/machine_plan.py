@@ -1,4 +1,4 @@
-"""What machines that share no folder hold and ask of each other in an epoch, counted before they train.
+"""What machines without a shared folder hold and request from each other in an epoch, counted before training.
 
 Not counted: gradients and averaged models, boundary rows of full-graph training, evaluation, and rows that a trainer's
 cache saves.
@@ -30,7 +30,7 @@ _LEARNED_BYTES = 12  # a learnable number and both moments of Adam
 
 
 class RowsAsked:
-    """Rows and bytes that machines ask of each other for their batches, counted batch by batch.
+    """Rows and bytes that machines request from each other, counted batch by batch.
 
     Args:
         store: The store whose parts they hold.
@@ -62,7 +62,7 @@ class RowsAsked:
         nodes, sampled = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
         owner = self.owner[part_of(nodes, self._offsets)]
         away = (owner != machine) & ~self.replicated[nodes]
-        asked = away[: len(sampled)]  # nodes of the last hop are asked for features alone
+        asked = away[: len(sampled)]  # of nodes of the last hop only features are requested
         self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
         np.add.at(self.neighbors[:, machine], owner[: len(sampled)][asked], sampled[asked])
         self.all_rows[machine] += len(nodes)
@@ -73,7 +73,7 @@ class RowsAsked:
 
         Args:
             batch: A batch.
-            node types: The node types whose nodes count; None: all.
+            node_types: The node types whose nodes count; None: all.
         """
         nodes = batch.n_id.numpy()
         if node_types is not None:
@@ -152,7 +152,7 @@ class Machines:
 
         Args:
             data: The run's DataModule over a store that exists, set up for no stage.
-            weights: Policy of weights of the run's strategy; None: as without one.
+            weights: Weight policy of the run's strategy; None: no policy.
 
         Raises:
             ValueError: machines are to prepare for a source that takes no workers of other machines.
@@ -205,7 +205,7 @@ class Machines:
         """Return (number, number) bytes that [this machine] sends [that one] in an epoch.
 
         Args:
-            asks: Whether who makes a batch asks the owners of its rows.
+            asks: Whether the maker of a batch requests rows from their owners.
         """
         sent = np.zeros((self.number, self.number))
         ranks = self.training * self.devices
@@ -231,7 +231,7 @@ class Machines:
                 rows = scale * sum(traffic.owned(batch, node_types) for batch in batches)
                 rows[trainer] = 0
                 sent[:, trainer] += rows * self.embedding_dim * 4
-                sent[trainer] += rows * self.embedding_dim * 4  # the gradients of all that came
+                sent[trainer] += rows * self.embedding_dim * 4  # the gradients of all received rows
         return sent
 
     def _count_prepared(

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ..remote import OwnerReads
     from ..remote.holder import HeldGraph
 
-# Below Lightning's own, so that it speaks where the Trainer does.
+# Below Lightning's own logger, so that it logs where the Trainer does.
 _log = logging.getLogger("lightning.pytorch.validation")
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
@@ -80,9 +80,9 @@ SEED_ORDERS = ("graph", "part")
 class PartitionDataModule(StoredGraphDataModule):
     """Train on the parts of a graph, one part at a time on each process.
 
-    Parts go to the ranks cyclically, so there may be more parts than ranks.
+    Parts are assigned to ranks cyclically, so there may be more parts than ranks.
 
-    Batches have `edge_attr`, the features of their edges, where the store has edge features; so has evaluation. GAT and
+    Batches, and evaluation, have `edge_attr`, the features of their edges, where the store has them. GAT and
     GINE read them (`edge_dim=dm.num_edge_features`), and so does any backbone that takes `edge_attr`; others are
     refused.
 
@@ -103,9 +103,9 @@ class PartitionDataModule(StoredGraphDataModule):
             rank takes a share.
         interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory. Where workers of
             "ray" have a cap that holds fewer parts, as many as it holds.
-        seed_order: Where the seeds of a batch come from that crosses parts. "graph": from all over its rank's share.
+        seed_order: Where the seeds of a batch that crosses parts come from. "graph": from all over its rank's share.
             "part": a batch is `interleave_parts` chunks, the seeds of each of one part, and every rank takes a share:
-            where workers hold the rows together (`construction="distributed"`), a chunk is made where its seeds lie.
+            where workers hold the rows together (`construction="distributed"`), a chunk is made where its seeds are.
         evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
             "sampled": for any backbone, in batches with all neighbours of each evaluated node.
         seed: Seed of the partitioning, of the order of seeds, and of sampling.
@@ -197,7 +197,7 @@ class PartitionDataModule(StoredGraphDataModule):
         self._scratch: Scratch | None = None
 
     def _check_seeds_by_part(self) -> None:
-        """Refuse what does not go with chunks whose seeds are of one part, and whose neighbours are of any.
+        """Refuse what does not go with chunks whose seeds are in one part and whose neighbours are anywhere.
 
         Raises:
             ValueError: the message names the remedy.
@@ -220,13 +220,13 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def kernel_set(self) -> str:
-        """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
+        """The name of the set of kernels compiled ahead, see `kernels.json`."""
         if self.sampler.trains_on_links:
             return "links"
         return "train" if self.dataset is None or self.dataset.schema is None else "hetero"
 
     def check_trainer(self, trainer: Any) -> None:
-        """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
+        """Refuse a strategy that would wait forever or does not fit the scope; raises as `setup` does."""
         weights = policy_of(trainer)
         if trainer.world_size > 1 and weights is None:
             raise StrategyError(
@@ -254,15 +254,14 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
     def _check_samples(self) -> None:
-        """Refuse a store without what is sampled by; warn where it has times that the sampler does not look at."""
+        """Refuse a store without the columns to sample by; warn where it has times that the sampler does not use."""
         check_requires(self.sampler.requires, self.store.has)
         self.sampler.check_schema(self.store.schema)
         times = [name for name in ("node_time", "edge_time") if self.store.has[name]]
         if times and self._sampled_by.temporal_strategy is None:
             rank_zero_warn(
-                f"the store has {' and '.join(times)}, and neighbours of any time are sampled, also later ones "
-                f"than the "
-                "target: say temporal_strategy=uniform or last to NeighborSampler, or write the store without times"
+                f"the store has {' and '.join(times)}, and neighbours of any time are sampled, also ones later than "
+                "the target: say temporal_strategy=uniform or last to NeighborSampler, or write the store without times"
             )
 
     @property
@@ -314,8 +313,8 @@ class PartitionDataModule(StoredGraphDataModule):
         if reads_store:
             features = self.store.features if scope == "graph" else self.store.part_features
         if self.trainer is not None and self.trainer.overfit_batches > 0:
-            options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
-        if features is not None and features is self.buffer:  # rows of this process: workers sample, its threads gather
+            options = replace(options, shuffle=False)  # so that an epoch's first batches have the same seeds
+        if features is not None and features is self.buffer:  # rows in this process: workers sample, its threads gather
             options = self._placed.loader_options(options, self.source.in_process)
         features = features if held is None else held.features
         loader = self._loader(self._weights, options, features, self.source, place, held)
@@ -411,13 +410,13 @@ class PartitionDataModule(StoredGraphDataModule):
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Gather the features of a training batch where it trains, out of all tiers."""
+        """Gather the features of a training batch from all tiers, where it trains."""
         if self._gathers_on_device and isinstance(batch, MiniBatch) and not batch.has_features:
             self._placed.gather(batch)
         return batch
 
     def set_locality_scale(self, scale: float) -> None:
-        """Let the batches of the next epoch prefer near rows by this scale; `LocalityController` calls it.
+        """Set the scale by which batches of the next epoch prefer near rows; `LocalityController` calls it.
 
         Raises:
             StrategyError: the sampler has no locality.
@@ -427,9 +426,9 @@ class PartitionDataModule(StoredGraphDataModule):
             self._train_loader.set_sampler(self.sampler)
 
     def loading_share(self) -> float:
-        """Return the share of the last epoch's time that went into loading features, in [0, 1]; call it once an epoch.
+        """Return the share of the last epoch's time spent loading features, in [0, 1]; call it once an epoch.
 
-        See `PlacedTraining.loading_share`. Without placed features it is the share in which training waited.
+        See `PlacedTraining.loading_share`. Without placed features it is the share spent waiting for batches.
         """
         loader = self._train_loader
         if loader is None or not loader.seconds:
@@ -439,7 +438,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._placed.loading_share(loader.seconds, loader.waiting_share, loader.options.num_threads)
 
     def teardown(self, stage: str) -> None:
-        """Remove the scratch folder, and let go of placed features."""
+        """Remove the scratch folder, and release placed features."""
         if stage == "fit":
             self._close_loader()
             trim_heap()
@@ -458,7 +457,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return not isinstance(self.row_reads, str)
 
     def _held_graph(self) -> "HeldGraph | None":
-        """Return the graph as the machines of the run hold it; None where the store is read. Every rank calls it."""
+        """Return the graph as the run's machines hold it; None where the store is read. Every rank calls it."""
         place = self._place()
         if self.asks_owners and self._held is None and place.num_local < place.world_size:
             features = self.store.features if self.stored_features else None
@@ -476,12 +475,12 @@ class PartitionDataModule(StoredGraphDataModule):
         return "graph" if crosses else "part"
 
     def _mixes(self, weights: Any) -> bool:
-        """Whether batches are chunks of several parts under a weight policy, where seeds do not come from all over."""
+        """Whether batches are chunks of several parts under a weight policy."""
         equal = weights is not None and weights.equal_batches
         return (self.scope_under(weights) == "graph" or equal) and mixes_parts(self.sampler)
 
     def mixed_parts(self, weights: Any) -> int:
-        """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
+        """Return how many parts a batch mixes under a weight policy, at most; 0: none. None: the default."""
         mixed = mixes_parts(self.sampler) if weights is None else self._mixes(weights)
         return self.interleave_parts if mixed and self.scope_under(weights) == "part" else 0
 
@@ -515,7 +514,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def _hops(self) -> int | None:
-        """Hops around its seeds that a batch reaches, where the sampler tells."""
+        """Hops around its seeds that a batch reaches, where the sampler has hops."""
         return len(self.sampler.per_hop) or self.sampler.num_layers
 
     def _check_testable(self) -> None:
@@ -527,7 +526,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def _evaluation(self, split: str | None, is_scored: bool = True) -> EvaluationLoader | PartLoader:
         if self.sampler.direction == "both" and not self.store.symmetric:
             raise StrategyError(
-                'direction="both" trains on edges of both directions, evaluation would follow one, and this store has '
+                'direction="both" trains on edges in both directions, evaluation would follow one, and this store has '
                 'edges without their reverse: write it with to_undirected=True, or say direction="in"'
             )
         rank, world_size = self._rank_and_world()
@@ -539,7 +538,7 @@ class PartitionDataModule(StoredGraphDataModule):
                 rank, world_size, self.evaluation.mode, self.sampler.by_time, is_scored,
             )  # fmt: skip
             if labelled and is_scored and links.label is None:
-                raise StrategyError(f"links[{split!r}].label is missing, and edges are classified: give their classes")
+                raise StrategyError(f"links[{split!r}].label is missing, but edges are classified: give their classes")
             if not self.loader_options.edge_features:
                 links = links._replace(features=None)
             if self.evaluation.mode == "sampled":
@@ -585,11 +584,11 @@ class PartitionDataModule(StoredGraphDataModule):
         return self.trainer is not None and self.trainer.state.fn == "fit"
 
     def _sample(self, split: str) -> ValidationSample | None:
-        """Return the nodes that validation while training takes, the same on every rank; None: all of the split."""
+        """Return the nodes that validation during training uses, the same on every rank; None: all of the split."""
         if self.sampler.trains_on_links:
             if self.evaluation.sample not in ("auto", 1):
                 raise StrategyError(
-                    f"evaluation.sample={self.evaluation.sample} is of nodes, and links are evaluated: leave it out"
+                    f"evaluation.sample={self.evaluation.sample} applies to node tasks only: leave it out for links"
                 )
             return None
         sample = None
@@ -597,7 +596,7 @@ class PartitionDataModule(StoredGraphDataModule):
             sample = self._chosen_sample(split)
         sample = self.trainer.strategy.broadcast(sample)
         if sample is not None and self.trainer.is_global_zero:
-            _log.info("validation while training is of %s; trainer.validate takes all", sample)
+            _log.info("Validation during training uses %s; trainer.validate uses all nodes", sample)
             record(
                 "validation_sample",
                 num_sampled=len(sample.nodes),
@@ -643,7 +642,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def _grouped_edge_types(self) -> int:
-        """Edge types by which the sampler groups the edges of a part; 0: it does not."""
+        """Number of edge types by which the sampler groups a part's edges; 0: it does not."""
         if not self._sampled_by.by_edge_type:
             return 0
         return 1 if self.schema is None else self.schema.num_edge_types

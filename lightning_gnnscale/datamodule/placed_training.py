@@ -1,4 +1,4 @@
-"""What a fit with placed features has more than one without: the buffer, the sampler's bias towards it, its times."""
+"""State used only with placement: the buffer, the sampler's bias towards it, its times."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +22,16 @@ from ..sampler.minibatch import rows_by_node_type
 from ..traits import StrategyTraits
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
-SAMPLED_BATCHES = 64  # of each rank, by which probabilities are corrected
+SAMPLED_BATCHES = 64  # of each rank, to correct the probabilities
 
 
 class RankReads(NamedTuple):
-    """What the ranks of a run read, as a DataModule tells it.
+    """What the ranks of a run read, according to a DataModule.
 
     Attributes:
         crosses_parts: Whether batches read the whole graph.
         targets: (num_targets,) store ids of the targets of each rank.
-        nodes: Yields the nodes of batches of a rank, which is given with their number.
+        nodes: Yields the nodes of a rank's batches; takes the rank and the number of batches.
     """
 
     crosses_parts: bool
@@ -42,7 +42,7 @@ class RankReads(NamedTuple):
 def read_probability(
     store: PartitionStore, settings: PlacementSettings, sampler, batch_size: int, seed: int, reads: RankReads
 ) -> np.ndarray:
-    """Return (num_ranks, num_nodes) float32: how likely a batch of each rank reads each node.
+    """Return (num_ranks, num_nodes) float32: the probability that a batch of each rank reads each node.
 
     Args:
         store, settings, sampler, batch_size, seed: See `open_buffer`.
@@ -96,7 +96,7 @@ def open_buffer(
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
     Args:
-        store: A store with dense features, of one table or of a table a node type.
+        store: A store with dense features, in one table or a table for each node type.
         settings: Settings to place by; a placement that they hold was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
         sampler: Sampler of the batches.
@@ -109,7 +109,7 @@ def open_buffer(
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
     """
     if store.features is None:
-        raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
+        raise PlacementError(f"{store.root}: the store has no features to place: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
     prob, by_node_type = None, store.features.by_node_type
@@ -145,7 +145,7 @@ def open_buffer(
 
 
 def close_buffer(buffer: FeatureBuffer | TypedBuffers, trainer) -> None:
-    """Record what each tier served, and let go of the rows; on GPUs once no peer reads them any more."""
+    """Record what each tier served, and release the rows; on GPUs once no peer reads them any more."""
     record("reads", rank=buffer.device, **buffer.hits)
     if buffer.on != "cpu" and trainer is not None and trainer.world_size > 1:
         trainer.strategy.barrier("close_buffer")
@@ -153,14 +153,14 @@ def close_buffer(buffer: FeatureBuffer | TypedBuffers, trainer) -> None:
 
 
 def fanouts_of(sampler) -> tuple[int, ...]:
-    """Return a sampler's fan-outs; all neighbours of as many hops as it has layers where it has none."""
+    """Return a sampler's fan-outs; without fan-outs, all neighbours of as many hops as it has layers."""
     return tuple(sampler.per_hop) or (-1,) * (sampler.num_layers or HOPS_UNKNOWN)
 
 
 def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.ndarray:
-    """Return (world_size, world_size) what a read from another rank's buffer costs, over one from host memory.
+    """Return the (world_size, world_size) cost of a read from another rank's buffer over one from host memory.
 
-    It is 1 between machines, and between GPUs that do not reach each other. Each machine measures its own pairs, once
+    It is 1 between machines, and between GPUs without peer access. Each machine measures its own pairs, once
     for all its ranks: two measurements would give two placements.
     """
     size = world_size // (1 if trainer is None else trainer.num_nodes)
@@ -220,10 +220,10 @@ class PlacedTraining:
             )
         self.buffer: FeatureBuffer | TypedBuffers | None = None
         self._clock: GatherClock | None = None
-        self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has told
+        self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has counted
 
     def open(self, store: PartitionStore, sampler, options: LoaderOptions, trainer, reads: RankReads) -> Any:
-        """Place the rows, and return the sampler, biased towards them where that is asked for; see `open_buffer`."""
+        """Place the rows, and return the sampler, biased towards them if the settings say so; see `open_buffer`."""
         targets, order = np.unique(np.concatenate(reads.targets)), (options.batch_size, options.seed)
         self.buffer = open_buffer(store, self.settings, targets, sampler, *order, trainer, reads)
         self._clock, self._counted = GatherClock(self.buffer.on), (0.0, 0)
@@ -235,7 +235,7 @@ class PlacedTraining:
 
     @property
     def planned_rows(self) -> dict[str, int | float]:
-        """What `predict_training` asks of a placement."""
+        """The arguments of `predict_training` for a placement."""
         settings = self.settings
         if isinstance(settings.method, Placement):
             rows: int | float = max(map(len, settings.method.rows))
@@ -244,15 +244,15 @@ class PlacedTraining:
         return {"placed_rows": rows, "cache_rows": settings.cache_rows}
 
     def check_trainer(self, trainer) -> None:
-        """Refuse a cache that nothing foretells.
+        """Refuse a Belady cache without reads known ahead.
 
         Raises:
-            StrategyError: "belady" goes by batches that a loader has sampled, on GPUs rows are read when they arrive.
+            StrategyError: "belady" needs batches sampled ahead; on GPUs rows are read when batches arrive.
         """
         settings = self.settings
         if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
-                "placement.cache_policy='belady' goes by reads of batches sampled ahead, and on GPUs rows are read as "
+                "placement.cache_policy='belady' needs reads of batches sampled ahead, and on GPUs rows are read as "
                 "batches arrive: take 'sieve' or 'lru'"
             )
 
@@ -262,7 +262,7 @@ class PlacedTraining:
         return self.buffer is not None and self.buffer.on != "cpu"
 
     def loader_options(self, options: LoaderOptions, in_process: bool) -> LoaderOptions:
-        """Return the options of a loader that gathers from the buffer: its rows are this process's alone.
+        """Return the options of a loader that gathers from the buffer, whose rows only this process has.
 
         Args:
             options: Its other options.
@@ -273,7 +273,7 @@ class PlacedTraining:
         return replace(options, reads=reads, **({} if in_process else {"num_threads": self.settings.gather_threads}))
 
     def gather(self, batch: Any) -> None:
-        """Give a batch its features out of all tiers, where it trains."""
+        """Give a batch its features from all tiers, where it trains."""
         with clock.doing("read"), self._clock.measure():
             rows = self.buffer.gather(batch.n_id)
             if isinstance(self.buffer, TypedBuffers):
@@ -281,13 +281,13 @@ class PlacedTraining:
             batch.x = rows
 
     def loading_share(self, seconds: float, waiting_share: float, num_threads: int) -> float:
-        """Return the share of an epoch that went into loading features, in [0, 1]; 0 where all rows were near.
+        """Return the share of an epoch spent loading features, in [0, 1]; 0 where all rows were near.
 
         On a GPU it is the time of gathering where training runs. Threads of a loader gather and sample beside training:
-        of the share in which training waits for them, what they spend gathering counts.
+        of training's share of waiting for them, the part spent gathering counts.
 
         Args:
-            seconds: Those of the epoch.
+            seconds: Seconds of the epoch.
             waiting_share: Share of them in which training waited for batches.
             num_threads: Threads that gather; 0: the one that trains.
         """
@@ -301,14 +301,14 @@ class PlacedTraining:
         return min(gathered / seconds, 1.0)
 
     def close(self, trainer) -> None:
-        """Let go of the rows."""
+        """Release the rows."""
         if self.buffer is not None:
             close_buffer(self.buffer, trainer)
             self.buffer = None
 
 
 class GatherClock:
-    """Seconds that gathers take on their device, which runs them later than they are called.
+    """Seconds that gathers take on their device, which runs them asynchronously.
 
     Args:
         device: "cpu" or a CUDA device.
@@ -321,7 +321,7 @@ class GatherClock:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Add the time of what is called inside."""
+        """Add the time of the calls inside."""
         if self._on_cuda:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -351,5 +351,5 @@ def with_scale(sampler, scale: float):
     """
     locality = sampler.locality
     if locality is None:
-        raise StrategyError("the sampler has no locality whose scale could be set: say placement.locality_scale=1")
+        raise StrategyError("the sampler has no locality scale to set: say placement.locality_scale=1")
     return sampler if locality.scale == scale else sampler.with_locality(replace(locality, scale=scale))

@@ -1,4 +1,4 @@
-"""What the DataModules share: a partition store that exists, or what one is made from."""
+"""The base of the DataModules: an existing partition store, or what one is made from."""
 
 import inspect
 import logging
@@ -37,13 +37,13 @@ def policy_of(trainer: L.Trainer | None) -> Any:
 
 
 def num_layers_of(module: Any) -> int | None:
-    """Return the layers of a module's backbone, where it tells."""
+    """Return the number of layers of a module's backbone, if it has one."""
     layers = BackboneTraits(ModuleTraits(module).backbone).num_layers
     return layers if isinstance(layers, int) else None
 
 
 def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> None:
-    """Compare widths, classes, edge weights and layers; whatever a module does not state is not compared.
+    """Compare widths, classes, edge weights and layers; what a module does not state is not compared.
 
     Args:
         module: The LightningModule, or None.
@@ -65,11 +65,11 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     if store.labels is not None and store.regression != regresses:
         if store.regression and classifies:
             raise StrategyError(
-                f"the store has numbers to predict, and {type(module).__name__} classes: use NodeRegressor"
+                f"the store has numbers to predict, but {type(module).__name__} classifies: use NodeRegressor"
             )
         if regresses:
             raise StrategyError(
-                f"the store has classes, and {type(module).__name__} predicts numbers: use NodeClassifier, or write "
+                f"the store has classes, but {type(module).__name__} predicts numbers: use NodeClassifier, or write "
                 "the store with regression=True"
             )
     if classifies and store.labels is not None:
@@ -81,7 +81,7 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     layers = num_layers_of(module)
     if layers is not None and hops and hops != layers:
         rank_zero_warn(
-            f"the sampler samples {hops} hops, and the backbone has {layers} layers: give it one hop a layer"
+            f"the sampler samples {hops} hops, but the backbone has {layers} layers: give it one hop a layer"
         )
 
 
@@ -89,9 +89,9 @@ def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
     """Refuse edge features that the model does not read, and a model that reads others; raises as `check_model`.
 
     Args:
-        module: The LightningModule, or None. One that does not say what it reads is left alone.
+        module: The LightningModule, or None. One that does not state what it reads is not checked.
         edge_features: (num_edges, edge_dim) of the store, or None.
-        without: How to do without them; by default what `PartitionDataModule` takes.
+        without: The remedy without them; by default that of `PartitionDataModule`.
     """
     reads = ModuleTraits(module).reads_edge_features
     if reads is None:
@@ -117,8 +117,8 @@ def check_edge_weights(backbone: Any, least: float | None) -> None:
     """
     if least is not None and least < 0 and not BackboneTraits(backbone).takes_negative_weights:
         raise StrategyError(
-            f"edge_weight goes down to {least:g}, and {type(backbone).__name__} needs weights of at least 0: give "
-            "such ones, or use GraphSAGE, which sums with any"
+            f"edge_weight goes down to {least:g}, and {type(backbone).__name__} needs weights of at least 0: change "
+            "them, or use GraphSAGE, which takes any weights"
         )
 
 
@@ -149,7 +149,7 @@ _log = logging.getLogger(__name__)
 class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
-    Give either a store that exists, or what one is made from: a `Data` of PyG, or the keywords of `StoreSource.of`:
+    Give either an existing store, or what one is made from: a `Data` of PyG, or the keywords of `StoreSource.of`:
     `dataset`, or `stream` with `features`, `labels`, `masks`; and `root`, where the store is to be written.
 
     Args:
@@ -168,9 +168,9 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """
 
     verify = True
-    kernel_set = "train"  # that is compiled ahead, see `kernels.json`
-    loader_options: LoaderOptions | None = None  # of one whose batches are sampled
-    takes_inputs = True  # whether the model may bring rows in place of features
+    kernel_set = "train"  # compiled ahead, see `kernels.json`
+    loader_options: LoaderOptions | None = None  # if batches are sampled
+    takes_inputs = True  # whether the model may have rows instead of features
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
@@ -188,7 +188,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         self._store: PartitionStore | None = None
 
     def __str__(self) -> str:
-        """Say on one line what is known of store, graph and batches; a store's manifest is all that is read for it."""
+        """Describe store, graph and batches on one line; only the store's manifest is read."""
         facts = {"store": self._root, "num_parts": None, "num_nodes": None, "num_features": None, "num_classes": None}
         try:
             if self.store_source is not None:
@@ -197,7 +197,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             names = {"num_parts": "num_parts", "num_nodes": "num_nodes", "feature_dim": "num_features"}
             facts |= {name: manifest[key] for key, name in names.items() if manifest and manifest.get(key) is not None}
         except (GNNScaleError, OSError, ValueError):
-            pass  # what is not there yet, or no longer, is left out
+            pass  # what does not exist yet, or no longer, is left out
         facts["batch_size"] = self.loader_options and self.loader_options.batch_size
         told = ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
         return f"{type(self).__name__}({told})"
@@ -213,7 +213,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return None if self.store_source is None else self.store_source.dataset
 
     def prepare_data(self) -> None:
-        """Partition and write the store, nothing to do where the same store stands; compare its checksums once.
+        """Partition and write the store (no-op if an identical store exists); compare its checksums once.
 
         Raises:
             PartitionStoreError: a file of the store is damaged.
@@ -227,7 +227,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         self.compare_checksums(store)
 
     def compare_checksums(self, store: PartitionStore | None = None) -> None:
-        """Read what this machine has not compared yet of a store's files, with `verify`; None: of this one.
+        """With `verify`, read those files of a store (None: this one) that this machine has not compared yet.
 
         Raises:
             PartitionStoreError: a file is damaged.
@@ -243,7 +243,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             )
 
     def planned_parts(self) -> int:
-        """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
+        """Return the number of parts: as given; else that of an existing store of this input; else the planner's."""
         if self.store_source is None:
             return self.store.num_parts
         if self.store_source.num_parts != "auto":
@@ -255,7 +255,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
         Args:
             num_devices: None takes the Trainer's, or 1 without one.
-            options: further arguments of `gs.plan` and `predict_training`; they go before the DataModule's own.
+            options: further arguments of `gs.plan` and `predict_training`; they override the DataModule's own.
         """
         devices, options = num_devices or self._rank_and_world()[1], {**self._batch_shape(), **options}
         if self.trainer is not None:
@@ -275,8 +275,8 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         """Open the store.
 
         Raises:
-            PartitionStoreError: it has no features, and the model brings none.
-            StrategyError: the Trainer does not go with this DataModule; or another rank has opened another store.
+            PartitionStoreError: it has no features, and the model has no inputs.
+            StrategyError: the Trainer does not fit this DataModule; or another rank has opened another store.
         """
         if self.store_source is not None and self._store is not None and self._store.is_replaced():
             self._store = None  # opened before `prepare_data` wrote another, here or on another rank
@@ -299,13 +299,13 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return None if self.trainer is None else self.trainer.lightning_module
 
     def _check_same_store(self) -> None:
-        """Refuse a store that is not the first rank's: machines that share no folder may find different ones."""
+        """Refuse a store that is not the first rank's: machines without a shared folder may find different ones."""
         mine = f"{self.store.fingerprint}-{self.store.manifest_digest}"
         first = self.trainer.strategy.broadcast(mine)
         if mine != first:
             raise StrategyError(
                 f"{self.store.fetched.url}: this machine has opened a store with the fingerprint {mine}, the trainer's"
-                f" first process one with {first}: start all machines again on one store"
+                f" first process another, with {first}: start all machines again on one store"
             )
 
     @property
@@ -331,7 +331,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def schema(self) -> GraphSchema | None:
-        """The node types and edge types of the graph; None of a graph of one node type and one edge type."""
+        """The node types and edge types of the graph; None for one node type and one edge type."""
         return self.store.schema if self.dataset is None else self.dataset.schema
 
     @property
@@ -357,10 +357,10 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             return self.dataset.num_classes
         labels = self.store.labels
         if self.verify:
-            compare_once(self.store, ("labels",))  # a damaged one could ask for a model of any width
+            compare_once(self.store, ("labels",))  # a damaged one could imply a model of any width
         if labels is None:
             raise StrategyError(
-                f"{self.root}: the store has no labels, and so no number of classes: write it with labels="
+                f"{self.root}: the store has no labels, so the number of classes is unknown: write it with labels="
             )
         return int(labels.shape[1] if labels.ndim == 2 else labels.max(initial=-1) + 1)
 
@@ -374,7 +374,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return 0
 
     def _batch_shape(self) -> dict[str, Any]:
-        """Return what `predict_training` asks of the batches."""
+        """Return the arguments of `predict_training` for the batches."""
         raise NotImplementedError
 
     def _check_trainable(self) -> None:
@@ -382,7 +382,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             raise StrategyError(f"{self.root}: training needs labels and a train mask; write the store with both")
 
     def _without_validation(self, what: str, remedy: str) -> list:
-        """Return the loaders of a fit that does not validate; refuse where nothing but validation was asked for."""
+        """Return the loaders of a fit without validation; refuse where only validation was asked for."""
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING:
             raise StrategyError(f"{self.root}: validation needs {what}: {remedy}")
         return []
@@ -401,7 +401,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
 
 def _check_making(making: dict[str, Any]) -> None:
-    """Refuse keywords that say how a store is made, where one is given; their defaults say nothing."""
+    """Refuse keywords for making a store where one is given; their defaults are accepted."""
     parameters = {**inspect.signature(StoreSource).parameters, **inspect.signature(StoreSource.of).parameters}
     for name, value in making.items():
         default = parameters[name].default if name in parameters else None
@@ -412,16 +412,16 @@ def _check_making(making: dict[str, Any]) -> None:
         if isinstance(value, str) and value == default:
             continue
         said = f"{name}={value}" if isinstance(value, str) else name
-        raise ValueError(f"{said} says how a store is written, and store= stands: leave it out")
+        raise ValueError(f"{said} says how a store is written, but store= exists: leave it out")
 
 
 def accelerator_of(trainer: L.Trainer) -> str:
-    """Return what the planner asks of a Trainer: "gpu" or "cpu"."""
+    """Return the planner's accelerator for a Trainer: "gpu" or "cpu"."""
     return "gpu" if isinstance(trainer.accelerator, CUDAAccelerator) else "cpu"
 
 
 def _sizes(store: PartitionStore) -> dict[str, Any]:
-    """Return what the planner asks of a graph, from its store."""
+    """Return the planner's figures of a graph, from its store."""
     table = store.features
     return {
         "num_parts": store.num_parts,

@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
 
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
-_TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
+_TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
 
 
 def _ray_workers() -> SourceSettings:
-    from ..remote import RayWorkers  # its modules are of use with the optional extra alone
+    from ..remote import RayWorkers  # its modules need the optional extra
 
     return RayWorkers()
 
 
 def row_reads_setting(row_reads: Any, source: SourceSettings, sampler: Any, scope: str) -> Any:
-    """Return how rows are read: a name of `HOWS`, "auto", or `OwnerReads`, for which "owners" stands.
+    """Return how rows are read: a name of `HOWS`, "auto", or `OwnerReads` (also for "owners").
 
     Raises:
-        ValueError: it is another one, or owners cannot be asked for such batches.
+        ValueError: it is none of these, or owners cannot serve such batches.
     """
     if row_reads == "owners":
         from ..remote import OwnerReads
@@ -84,7 +84,7 @@ SOURCES = {
 
 
 def source_settings(source: str | SourceSettings) -> SourceSettings:
-    """Return the settings that a name stands for, with its defaults; settings as they are.
+    """Return the default settings of a name; settings are returned as they are.
 
     Raises:
         ValueError: the name is unknown, or it is neither.
@@ -116,7 +116,7 @@ def part_targets(store: PartitionStore, sampler: BatchSampler | None = None) -> 
 
 
 def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.ndarray]:
-    """Return the targets of each rank where batches cross parts, equally many of parts that it owns: `assign_targets`.
+    """Return the targets of each rank where batches cross parts, equally many, from its parts: `assign_targets`.
 
     Raises:
         StrategyError: there are fewer targets than ranks.
@@ -146,12 +146,12 @@ def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int
 
 
 def mixes_parts(sampler) -> bool:
-    """Whether a batch may be made of chunks of several parts: of samplers that start from seeds alone."""
+    """Whether a batch may be made of chunks of several parts: the sampler starts from seeds alone."""
     return isinstance(sampler, NeighborSampler | LayerwiseSampler)
 
 
 def check_scope(scope: str, weights, sampler) -> None:
-    """Refuse settings under which training would not do what it says, on every rank alike.
+    """Refuse settings under which training would differ from what it promises, alike on every rank.
 
     Args:
         scope: "part" or "graph".
@@ -181,7 +181,7 @@ def check_scope(scope: str, weights, sampler) -> None:
 
 
 def check_even_parts(targets: Mapping[int, np.ndarray], world_size: int) -> None:
-    """Refuse parts that are a batch each and come out uneven, where every rank must have as many batches.
+    """Refuse parts as batches where ranks would get unequal numbers of them.
 
     Args:
         targets: part to its targets.
@@ -194,7 +194,7 @@ def check_even_parts(targets: Mapping[int, np.ndarray], world_size: int) -> None
     num_batches = [sum(len(targets[part]) > 0 for part in share) for share in shares]
     if len(set(num_batches)) > 1:
         raise StrategyError(
-            'mode="full_batch" makes each part a batch, and gradients are averaged over as many batches on every rank, '
+            'mode="full_batch" makes each part a batch, and averaged gradients need as many batches on every rank, '
             f"got {min(num_batches)} to {max(num_batches)}: use weights=ModelAveraging(), or a multiple of "
             f"{world_size} parts that all have training nodes"
         )
@@ -221,7 +221,7 @@ def settle_row_reads(
     how: str,
     halo_hops: int | None,
 ) -> None:
-    """Let a loader that reads the store get its feature rows as the memory that is free now allows.
+    """Choose how a loader that reads the store gets its feature rows, by the memory that is free now.
 
     Args:
         loader: This rank's, over the store's features; over parts, with packed rows where there are some.
@@ -232,7 +232,7 @@ def settle_row_reads(
     local = source.in_process or isinstance(source, Processes)
     free = free_memory_bytes() // place.num_local
     packed = store.features if halo_hops is None else store.part_features
-    # Of a store that is fetched, packed rows come with their part, others from all over the graph.
+    # In a fetched store packed rows come with their part, others from all over the graph.
     mapped = store.features if store.fetched is None else packed
     capped = store.fetched is not None and store.fetched.cap_bytes is not None
     if not local or how == "mapped":
@@ -262,7 +262,7 @@ def settle_row_reads(
         keeps=source.in_process and not whole,
     )
     if how not in ("auto", reads.how):
-        # What stays was chosen for the other way; parts of other processes would each carry it.
+        # What is kept was chosen for the other way; parts of other processes would each hold it.
         reads = replace(reads, how=how, kept_halos=0, why=f"row_reads={how}")
     elif capped and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
@@ -316,12 +316,12 @@ def make_interleaved_loader(
     source: SourceSettings,
     place: RankPlace,
 ) -> PartLoader:
-    """Return a loader over all parts, each batch of which is a chunk of several: as many batches on every rank.
+    """Return a loader over all parts; each batch mixes chunks of several, and every rank has as many batches.
 
     Args:
         halo_hops: Hops of halo of each part, 0 to 3; None: each chunk of a batch has seeds of one part, and neighbours
             of any.
-        lanes: Parts that a batch mixes, >= 1; fewer where the source holds no more.
+        open_parts: Parts that a batch mixes, >= 1; fewer where the source holds no more.
         store, sampler, options, features, source, place: See `make_part_loader`.
     """
     if halo_hops is None:
@@ -350,7 +350,7 @@ def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int
 
     Args:
         cap: Bytes of parts that a machine holds.
-        lanes: Parts that a batch mixes where there is no cap.
+        open_parts: Parts that a batch mixes where there is no cap.
 
     Cost: reads one to three parts, the largest by edges, by rows and by both.
     """
@@ -365,7 +365,7 @@ def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int
         rank_zero_warn(
             f"a batch mixes {fitting} parts, not interleave_parts={open_parts}: source.worker_memory_bytes caps a "
             f"machine "
-            f"at {cap} bytes, and a part takes up to {largest}, so that more of them would be read again and again; "
+            f"at {cap} bytes, and a part takes up to {largest}, so more of them would be read repeatedly; "
             f"{open_parts * largest} for all workers of a machine hold them"
         )
     return fitting
@@ -390,7 +390,7 @@ def make_graph_loader(
     """
     rank, world_size = place.rank, place.world_size
     load = partial(load_whole_graph, store, edges=held is None)
-    # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
+    # A part of the graph is a rank here. With the targets of all ranks, all tell workers the same.
     shares = dict(enumerate(rank_targets(store, sampler, world_size)))
     sampler = sampler if held is None else held.sampler(sampler)
     data = _data(store, load, features, options, is_whole=True)
@@ -408,7 +408,7 @@ def make_evaluation_loader(
     held: "HeldGraph | None" = None,
     sampled_by: Any = None,
 ) -> PartLoader:
-    """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
+    """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node appears twice.
 
     Args:
         split: a mask of the store; None takes every node.

@@ -1,4 +1,4 @@
-"""The edge type of each edge of a user's file: a column of names, or of numbers of the user's own."""
+"""The edge type of each edge of a user's file: a column of names, or of the user's own numbers."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,11 @@ import numpy as np
 from ..edge_stream.options import split_columns, table_path
 from ..graph import GraphSchema, check_num_edge_types
 
-NODE_TYPE = "node"  # of a graph whose nodes are all alike
+NODE_TYPE = "node"  # of a graph with one node type
 
 
 def column_of(edges: str, edge_type: str) -> str:
-    """Return the path of the edge types, which may be given as the name of a column of the edge file.
+    """Return the path of the edge types, which may be the name of a column of the edge file.
 
     Raises:
         ValueError: a name, where the edge file has no columns to look it up in.
@@ -22,7 +22,7 @@ def column_of(edges: str, edge_type: str) -> str:
     if table_path(edges) is None or split_columns(edges)[1] is not None:
         raise ValueError(
             f"edge_type: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
-            "that has columns; give types.npy or types.csv:node type, one type an edge"
+            "that has columns; give types.npy or types.csv:edge_type, one type an edge"
         )
     return f"{edges}:{edge_type}"
 
@@ -31,8 +31,8 @@ def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema
     """Return the number of the edge type of each edge, and the names in that order, which is sorted.
 
     Args:
-        edge_types: (num_edges,) strings or integers, as they stand in the file.
-        path: Where they are from, for messages.
+        edge_types: (num_edges,) strings or integers, as in the file.
+        path: Their file, for messages.
 
     Raises:
         ValueError: neither strings nor integers, or a row without one.

@@ -76,19 +76,18 @@ def load_files(
         train_mask, val_mask, test_mask: (num_nodes,) bool, or of node ids, each once, as the edges name them. With none
             of them the labelled nodes are split at random by `fractions` and `split_seed`.
         edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position of the edge.
-        nodes: (num_nodes,) ids, each once: which node each row of the other files is about; with relabel, which it
+        nodes: (num_nodes,) ids, each once: which node each row of the other files describes; with relabel, which it
             implies, features, labels and bool masks need it.
         num_classes: None counts them in the labels.
         name: None takes the edge file's, without its suffix, or its folder's where the file is called edges.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
-        masks: In place of train_mask, val_mask and test_mask, a column of the words train, val and test, such as
+        masks: Instead of train_mask, val_mask and test_mask, a column of the words train, val and test, such as
             "nodes.csv:split", see `GraphDataset`.
         edge_label: (num_edges,) classes of edges, -1 = unknown, by position of the edge.
         regression: Whether labels are numbers to predict, see `GraphDataset`.
-        edge_type: (num_edges,) names or integers, the type of each edge: a column of the edge file, such as "node
-            type", or a file. Edge types are numbered in sorted order; the reverse that is added to an edge has a type
-            of its own.
+        edge_type: (num_edges,) names or integers, the type of each edge: a column of the edge file, such as
+            "edge_type", or a file. Edge types are numbered in sorted order; added reverses have types of their own.
         stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
             edge file are any 64-bit integers or strings; None: where nodes are given), to_undirected, here true
             by default, and the others of `open_edge_stream`.
@@ -130,7 +129,7 @@ def load_files(
         num_nodes = rows if node_ids is None else len(node_ids)
     stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
     with warnings.catch_warnings():
-        if edge_type is not None:  # "node type: not read with the edges", where it is read beside them
+        if edge_type is not None:  # not "edge_type: not read with the edges": it is read separately
             column = re.escape(str(split_columns(edge_type)[1]))
             warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
         stream = open_edge_stream(edges, **stream_options, **(reader or {}))
@@ -144,7 +143,7 @@ def load_files(
     dataset = GraphDataset(
         name=name or graph_name(edges),
         stream=stream,
-        # As paths: processes that are spawned open the files and are not sent the rows.
+        # As paths: spawned processes open the files instead of receiving the rows.
         features=arrays.get("features") if _in_memory(features) else features,
         labels=label_array,
         masks=split,
@@ -172,18 +171,18 @@ def _of_words(masks: str | None, others: list[str]) -> dict[str, np.ndarray]:
 
 
 def _check_named(arrays: dict[str, np.ndarray], needs_nodes: bool) -> None:
-    """Refuse rows where nothing says whose they are."""
+    """Refuse rows without the ids of their nodes."""
     by_row = [key for key in arrays if key in ("features", "labels")]
     by_row += [key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool]
     if by_row and needs_nodes:
         raise ValueError(
             f"nodes: with relabel=True nothing says which node each row of {by_row[0]} describes; give the id of each "
-            "row in place of relabel: a .npy, or a column of a Parquet or CSV file: nodes=nodes.csv:id"
+            "row instead of relabel: a .npy, or a column of a Parquet or CSV file: nodes=nodes.csv:id"
         )
 
 
 def _num_rows(arrays: dict[str, np.ndarray], known: dict[str, int | None]) -> int | None:
-    """Return the rows of features and labels, None without them; these and what is known must agree."""
+    """Return the rows of features and labels, None without them; all known numbers must agree."""
     rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
     counts = rows | {key: count for key, count in known.items() if count is not None}
     if len(set(counts.values())) > 1:
@@ -203,7 +202,7 @@ def _num_rows(arrays: dict[str, np.ndarray], known: dict[str, int | None]) -> in
 
 
 def _listed_ids(nodes: str, relabel: bool) -> NodeIds:
-    """Return the listed ids, numbered by their rows; edges of other nodes are refused where they are read."""
+    """Return the listed ids, numbered by their rows; edges of other nodes are refused when read."""
     if not relabel:
         raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
     from ..edge_stream.table import listed_ids  # imports pyarrow

@@ -1,4 +1,4 @@
-"""A generated graph on disk: written once, read again by the next run."""
+"""A generated graph on disk: written once, read by later runs."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def generate(
         folder: Folder of the data; edges and features go to a sub-folder named after the parameters.
         feature_dim, feature_noise, feature_dtype: Number of columns, standard deviation of their noise, and dtype:
             float32 or float16.
-        train, val: ShardMap of the nodes for training and validation; the rest is for testing.
+        train, val: Shares of the nodes for training and validation; the rest is for testing.
         name: Name of the data set.
         progress: Called as progress(what, done, total).
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.

@@ -16,7 +16,7 @@ from ..rng import combine, fold, unit
 from .graph_dataset import GraphDataset
 from .hetero_graph import HeteroGraph
 
-# MAG240M-LSC (Hu et al., 2021): nodes and edges of each node type.
+# MAG240M-LSC (Hu et al., 2021): nodes and edges of each type.
 MAG_NODES = {"paper": 121_751_666, "author": 122_383_112, "institution": 25_721}
 MAG_EDGES = {
     ("paper", "cites", "paper"): 1_297_748_926,
@@ -28,14 +28,14 @@ _CHUNK = 1 << 20
 
 
 class GroupedEdges(EdgeStream):
-    """Generated edges between two node types whose nodes lie in groups, an edge a function of its number.
+    """Generated edges between two node types whose nodes form groups; an edge is a function of its number.
 
-    Node types are cut into as many groups, group g of the one beside group g of the other. An edge stays in a group
+    Both node types have as many groups; group g of one matches group g of the other. An edge stays in a group
     with the probability `homophily`. Low ids of a group have more edges: the density of a position x in (0, 1) falls
     as x ** -0.5.
 
     Args:
-        counts: Nodes of the kind of the sources, and of that of the targets.
+        counts: Nodes of the source node type, and of the target node type.
         num_edges: Number of edges.
         num_groups: Number of groups.
         homophily: In [0, 1].
@@ -123,7 +123,7 @@ def load_mag_shape(
         seed: Decides everything.
         chunk_edges, name: See `open_edge_stream` and `GraphDataset`.
 
-    Cost: 2 bytes a feature value on disk, written once; edges are made again at each pass, about 20 ns an edge.
+    Cost: 2 bytes a feature value on disk, written once; edges are generated again at each pass, about 20 ns an edge.
     Source: Hu et al., OGB-LSC, 2021 (MAG240M): its node types, edge types and their shares. Differs: generated groups.
     """
     for key, value in {"num_nodes": num_nodes, "num_edges": num_edges, "feature_dim": feature_dim}.items():
@@ -189,9 +189,9 @@ def load_leaky_events(
 ) -> GraphDataset:
     """Generate users who buy items over time, whose label shows in what they buy afterwards.
 
-    A user is asked about at a time; the label is a coin that no earlier event hints at. Afterwards the user buys items
-    of the label's half alone, before that any. A model whose neighbourhoods reach into the future is right each time;
-    one that looks at the past is right half the time.
+    Each user has a query time and a random label, of which no earlier event gives a hint. Afterwards the user buys
+    only items of the label's half, before that any. A model whose neighbourhoods reach into the future is always right;
+    one that sees only the past is right half the time.
 
     Args:
         num_users, num_items: Nodes of either node type.

@@ -19,7 +19,7 @@ from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, same_clock
 
-SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
+SPARSE_LABELS = 100  # labels this many times above the number of distinct ones are taken for a mistake
 
 
 def checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
@@ -30,10 +30,10 @@ def checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
         num_classes: as the user gave it, or None.
 
     Raises:
-        ValueError: labels that cannot be meant; names the row. Values of several a node are left to
+        ValueError: implausible labels; names the row. Values of several a node are left to
             `check_label_values`, before they are stored.
 
-    Cost: one read of classes; of several a node, of the first rows up to a known one.
+    Cost: one read of classes; with several a node, of the first rows up to a known one.
     """
     if labels.dtype.kind not in "fiub":
         raise ValueError(f"labels must be numbers, got {labels.dtype}")
@@ -117,9 +117,9 @@ class CSRArrays(NamedTuple):
 class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
 
-    A stream with `relabel=True` numbers its ids by first appearance: row i is about `np.asarray(stream.node_ids)[i]`.
-    Who gives rows must have looked: before the stream has been read once (`stream.count()`), rows are refused. With
-    `open_edge_stream(..., nodes=ids)` row i is about ids[i].
+    A stream with `relabel=True` numbers its ids by first appearance: row i describes `np.asarray(stream.node_ids)[i]`.
+    Before the stream has been read once (`stream.count()`), rows are refused. With
+    `open_edge_stream(..., nodes=ids)` row i describes ids[i].
 
     Rows are arrays, memmaps, tensors, tables or columns of pandas, polars or Arrow, or paths: of .npy, which is mapped,
     or of .parquet, .csv or .tsv, which are read. "nodes.csv:label" names a column.
@@ -141,14 +141,14 @@ class GraphDataset:
         edge_type: (num_edges,) integers, edge type of each edge, in a graph of one node type; None: one edge type.
             Graphs of several node types are described by `HeteroGraph`.
         schema: Names of the edge types of `edge_type`; None: they are named by their numbers.
-        node_time, edge_time: (num_nodes,) and (num_edges,) integers or dates, when a node or an edge is there; or None.
+        node_time, edge_time: (num_nodes,) and (num_edges,) integers or dates, when a node or an edge appears; or None.
             Dates of any unit become nanoseconds since 1970; floats, which would have to be rounded, are refused.
         edge_label: (num_edges,) integers, class of each edge from 0, -1 = unknown, for `EdgeClassifier`; or None.
         regression: Whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) floats with NaN =
-            unknown, in place of classes; `num_classes` is then their number a node.
+            unknown, instead of classes; `num_classes` is then their number a node.
 
     Raises:
-        ValueError: a shape, rows whose order cannot be known yet, or labels that are no classes. Other values are
+        ValueError: a shape, rows whose order cannot be known yet, or labels that are not classes. Other values are
             checked once, before they are stored.
 
     Cost: one read of the classes.
@@ -206,7 +206,7 @@ class GraphDataset:
             self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
 
     def _checked_links(self, split: str, links: Any) -> Any:
-        """Return the links of a split with their ids as int64, no fraction, NaN, negative or other node among them."""
+        """Return the links of a split with int64 ids; fractions, NaN, negative and unknown ids are refused."""
         if links is None:
             return None
         most = np.iinfo(np.int64).max if self.stream.num_nodes is None else self.stream.num_nodes - 1
@@ -216,10 +216,7 @@ class GraphDataset:
         return links._replace(edges=edges, time=exact_times(f"links[{split!r}].time", links.time, "link"))
 
     def _take_rows(self) -> None:
-        """Turn rows of all node types into arrays;
-
-        features at a .npy path stay a path, which processes open themselves.
-        """
+        """Turn rows of all node types into arrays; features at a .npy path stay a path, opened by each process."""
         for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
             rows = getattr(self, name)
             if rows is None or is_csr(rows) or isinstance(rows, Mapping):
@@ -246,7 +243,7 @@ class GraphDataset:
             raise ValueError(f"masks[{name!r}]: no such file: {mask}")
         mask = np.asarray(opened(mask))
         if mask.dtype == bool or mask.dtype.kind not in "iu":
-            return mask  # judged where the store is written
+            return mask  # checked where the store is written
         rows = next((rows for rows in (self.labels, self.features) if rows is not None), None)
         num_nodes = self.stream.count()[0] if rows is None else np.shape(opened(rows))[0]
         return as_mask(f"masks[{name!r}]", mask, num_nodes)
@@ -258,12 +255,12 @@ class GraphDataset:
 
     @property
     def feature_dim(self) -> int:
-        """Features of a node, of the node type that has most; 0 without."""
+        """Feature columns of the node type that has most; 0 without."""
         return max((int(rows.shape[1]) for rows in self._tables()), default=0)
 
     @property
     def feature_dims(self) -> dict[str, int] | None:
-        """Features of a node by node type, 0 for a node type without; None where node types have none of their own."""
+        """Feature columns by node type, 0 for a node type without; None where all nodes have one table."""
         if not isinstance(self.features, Mapping):
             return None
         widths = dict(zip(self.features, (int(rows.shape[1]) for rows in self._tables()), strict=True))
@@ -283,7 +280,7 @@ class GraphDataset:
 
     @property
     def num_edge_classes(self) -> int:
-        """Classes of edges, those of `links` included; 0 without."""
+        """Number of classes of edges, including `links`; 0 without."""
         labels = [links.label for links in self.links.values() if links is not None]
         labels.append(None if self.edge_label is None else opened(self.edge_label))
         return max((int(np.max(given, initial=-1)) + 1 for given in labels if given is not None), default=0)
@@ -342,13 +339,12 @@ def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchem
     """Return the edges of a graph of one node type, distinguished by edge type.
 
     Args:
-        stream: Edges. With `to_undirected` the reverse of an edge is of an edge type of its own, "rev_" before its
-        name.
+        stream: Edges. With `to_undirected` the reverse of an edge has an edge type of its own, named "rev_...".
         edge_type: (num_edges,) edge type of each edge, from 0.
         schema: Names of the edge types, without those of reverses; None: their numbers.
 
     Raises:
-        ValueError: integers of another number than the edges, or the graph has several node types.
+        ValueError: not one integer an edge, or the graph has several node types.
     """
     if edge_type.ndim != 1 or edge_type.dtype.kind not in "iu":
         raise ValueError(f"edge_type must be (num_edges,) integers, got {edge_type.dtype} of shape {edge_type.shape}")
@@ -380,10 +376,10 @@ def as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | Non
         key: for messages.
         array: (num_nodes,) bool, or (num,) node ids, each once.
         num_nodes: nodes of the graph.
-        node_ids: what ids mean; None: row numbers.
+        node_ids: the ids of the nodes; None: row numbers.
 
     Raises:
-        ValueError: of another shape or type, or an id that is not there, or stands twice.
+        ValueError: of another shape or type, or an unknown or repeated id.
     """
     if array.ndim != 1:
         raise ValueError(f"{key} must have one axis, got shape {array.shape}")

@@ -1,4 +1,4 @@
-"""Heterogeneous graphs of nodes and edge types between them: their description, and the data set that it makes."""
+"""Heterogeneous graphs: the description of node types and edge types, and the data set made from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ from .split import random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
-IN_MEMORY_BYTES = 64 << 20  # of a value of all edges that is joined from several edge types
+IN_MEMORY_BYTES = 64 << 20  # of an edge value that is joined from several edge types
 EdgeType = tuple[str, str, str]
 
 
 @dataclass
 class HeteroGraph:
-    """The node types of a graph, the edge types between them, and what belongs to each.
+    """The node types of a graph, the edge types between them, and the data of each.
 
     Everything may be an array, a tensor, a column, a table or a path, as for `GraphDataset` and `open_edge_stream`.
 
     Args:
-        nodes: By name of a node type, its number of nodes, or a mapping of what is known of them: `num_nodes`;
+        nodes: By name of a node type, its number of nodes, or a mapping: `num_nodes`;
             `features`, (num_nodes, dim), dense or sparse; `labels`, (num_nodes,) or (num_nodes, num_labels); `masks`,
             by name or a column of words; `time`, (num_nodes,) integers or dates; `nodes`, the (num_nodes,) ids by
             which the edges name them, each once. Without `nodes` the edges name rows.
@@ -52,10 +52,10 @@ class HeteroGraph:
         regression: Whether labels are numbers, see `GraphDataset`.
 
     Raises:
-        ValueError: a node type, an edge type or a key that there is not, or rows that do not fit the nodes.
+        ValueError: an unknown node type, edge type or key, or rows that do not fit the nodes.
 
     Cost: labels and masks of all nodes in memory. Times, weights, features and labels of the edges of several edge
-        types are joined: above 64 MiB each in a file of the system's folder for temporary files.
+        types are joined: above 64 MiB each in a file in the system's temporary folder.
     """
 
     nodes: Mapping[str, Any]
@@ -88,7 +88,7 @@ class HeteroGraph:
         """Return the description of a PyG `HeteroData`.
 
         Of a node type it reads `x`, `y`, the masks, `time` and `num_nodes`; of an edge type `edge_index`, `edge_attr`,
-        `edge_weight` and `time`. What else belongs to nodes or edges is named in a warning.
+        `edge_weight` and `time`. Other data of nodes or edges is named in a warning.
 
         Args:
             data: The graph.
@@ -106,7 +106,7 @@ class HeteroGraph:
         for edge_type in data.edge_types:
             store = data[edge_type]
             if "edge_index" not in store:
-                raise ValueError(f"{edge_type}: has no edge_index: adj_t is not read of heterogeneous graphs")
+                raise ValueError(f"{edge_type}: has no edge_index: adj_t of heterogeneous graphs is not read")
             features = store.get("edge_attr")
             if features is not None and features.dim() == 1:
                 features = features.unsqueeze(1)
@@ -155,7 +155,7 @@ class HeteroGraph:
         )
 
     def _schema(self) -> GraphSchema:
-        """Return node types and edge types, those of reverses behind the listed ones."""
+        """Return node types and edge types, reverses after the listed ones."""
         listed = self._listed
         if not self.to_undirected:
             return listed
@@ -170,7 +170,7 @@ class HeteroGraph:
         return GraphSchema(listed.node_types, tuple(names), tuple(reverse))
 
     def _num_nodes(self, node_type: str) -> int:
-        """Return the number of nodes of a node type, which everything that is given agrees on."""
+        """Return the number of nodes of a node type; all given values must agree on it."""
         given, counts = self._node_types[node_type], {}
         if given["num_nodes"] is not None:
             counts["num_nodes"] = int(given["num_nodes"])
@@ -197,7 +197,7 @@ class HeteroGraph:
         node_types = [{edge_type[end] for edge_type in ends} for end in (0, 2)]
         named = sorted({node_type for node_type in node_types[0] | node_types[1] if ids[node_type] is not None})
         listed = bool(named)
-        if listed and max(map(len, node_types)) > 1:  # whose ids an end has is known once its edge type is
+        if listed and max(map(len, node_types)) > 1:  # the node type of an end is known once its edge type is
             raise ValueError(
                 f'edges["*"]: nodes[{named[0]!r}] lists ids, and several edge types in one source name rows by '
                 f"number: give the edges of each edge type a file of their own, {','.join(ends[0])}=PATH"
@@ -213,7 +213,7 @@ class HeteroGraph:
         if number is None:
             relation = _relation_numbers(given["relation"], self._listed)
         elif given["relation"] is not None:
-            raise ValueError('relation= is for edges["*"], whose edge types differ: leave it out')
+            raise ValueError('relation= is only for edges["*"]: leave it out')
         return EdgesByType(stream, relation)
 
     def _features(self) -> dict[str, Any]:
@@ -229,10 +229,7 @@ class HeteroGraph:
         return found
 
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
-        """Return (num_nodes,) values of all node types, `missing` for node types without;
-
-        None where no node type has some.
-        """
+        """Return (num_nodes,) values of all node types, `missing` for those without; None if no type has any."""
         given = {
             node_type: np.asarray(opened(one[name]))
             for node_type, one in self._node_types.items()
@@ -258,7 +255,7 @@ class HeteroGraph:
         return out
 
     def _check_clock(self) -> None:
-        """Refuse dates of some node types or edge types beside numbers of others."""
+        """Refuse dates for some node types or edge types and numbers for others."""
         given = {
             f"times of {node_type}": opened(one["time"])
             for node_type, one in self._node_types.items()
@@ -284,10 +281,7 @@ class HeteroGraph:
 
 
 def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
-    """Return what is known of a node type or an edge type, all keys of it;
-
-    what is no mapping is the one that is meant.
-    """
+    """Return all keys of a node type's or an edge type's description; a value that is not a mapping is its main key."""
     if not isinstance(given, Mapping):
         given = {single: given}
     unknown = sorted(set(given) - set(allowed))
@@ -313,7 +307,7 @@ def _listed(node_type: str, nodes: Any):
 
 
 def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
-    """Return (num_edges,) numbers of edge types that are given as numbers or names."""
+    """Return (num_edges,) numbers of edge types given as numbers or names."""
     if relation is None:
         raise ValueError('edges["*"] needs relation=, the name or number of the edge type of each edge')
     if isinstance(relation, str):
@@ -328,9 +322,9 @@ def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
 
 
 def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:
-    """Return the values of all edges, source after source; those of sources without: 0, times always, labels -1.
+    """Return the values of all edges, source after source; without values 0, times always, labels -1.
 
-    Above `IN_MEMORY_BYTES` the values of several sources lie in a file of the system's folder for temporary files.
+    Above `IN_MEMORY_BYTES` the values of several sources are in a file in the system's temporary folder.
     """
     given = []
     for one, source in zip(values, sources, strict=True):
@@ -368,7 +362,7 @@ def _rows_of_edges(name: str, rows: Any, source: EdgesByType) -> Any:
     rows = np.asarray(opened(rows)).reshape(-1)
     if name == "time":
         return _int64_times(f"{source.stream.name}: time", rows, "edge")
-    if name == "labels" and rows.dtype == np.uint64:  # which no dtype joins with the others exactly
+    if name == "labels" and rows.dtype == np.uint64:  # no dtype joins it with the others exactly
         return exact_integers(f"{source.stream.name}: labels", rows, 0, 2**31 - 1, "edge")
     return rows
 

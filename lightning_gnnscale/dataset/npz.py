@@ -14,11 +14,11 @@ from .graph_dataset import CSRArrays, GraphDataset
 from .split import LinkSet, held_out, random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
-_LINKS = {"val": ("val", "valid"), "test": ("test",)}  # splits by the words that files have for them
+_LINKS = {"val": ("val", "valid"), "test": ("test",)}  # splits by their names in files
 _READ = {f"{word}_edge_{what}" for words in _LINKS.values() for word in words for what in ("index", "type")}
 _READ |= {"edge_index", "edge_type", "entity_names", "relation_names"}
 _READ |= {"x", "x_data", "x_indices", "x_indptr", "x_shape", "y", "train_mask", "val_mask", "test_mask"}
-DENSE_ABOVE = 0.1  # share of nonzeros from which dense rows cost less than sparse ones
+DENSE_ABOVE = 0.1  # share of nonzeros above which dense rows cost less than sparse ones
 
 
 def data_root() -> Path | None:
@@ -52,7 +52,7 @@ def load_npz(
         name: Name of the folder, for example "cora"; or a path to a folder or an .npz file.
         root: Parent of the folders. None: `GNNSCALE_DATA`, else the nearest `shared/data` above the working directory.
         split: "public" (the published masks), "random", or "auto": public if there is one.
-        fractions, split_seed: ShardMap and seed of a random split; see `random_split`.
+        fractions, split_seed: Shares and seed of a random split; see `random_split`.
         normalize: Whether each row of sparse features is divided by its Euclidean length; False keeps counts.
         to_undirected, remove_self_loops, chunk_edges: See `open_edge_stream`.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
@@ -60,10 +60,10 @@ def load_npz(
             instead.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
-    `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`; of a graph with
+    `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`; for a graph with
     edge types `edge_type` (num_edges,), and their names in `relation_names`, those of nodes in `entity_names`.
     Published links to evaluate on, `valid_edge_index` (2, num_links) and `valid_edge_type` (num_links,), and so of
-    test, become the data set's `links`. Everything but the edges is optional; what else it holds is named in a
+    test, become the data set's `links`. Everything but the edges is optional; other arrays are named in a
     warning. Sparse features with more than a tenth of nonzeros are made dense.
 
     Raises:
@@ -80,7 +80,7 @@ def load_npz(
     _tell_unread(path, arrays)
     features = _features(arrays, normalize)
     labels = arrays.get("y")
-    if labels is not None and labels.dtype.kind != "f":  # fractions and NaN are the data set's to judge
+    if labels is not None and labels.dtype.kind != "f":  # the data set checks fractions and NaN
         labels = exact_integers("y", labels, -1, 2**31 - 1, booleans=True)
     links = _published_links(path, arrays)
     if links and hold_out is not None:
@@ -117,14 +117,14 @@ def load_npz(
 
 
 def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
-    """Return the links that the file holds out of its edges, by split."""
+    """Return the held-out links of the file, by split."""
     links = {}
     for split, words in _LINKS.items():
         there = [word for word in words if f"{word}_edge_index" in arrays]
         if not there:
             continue
         if len(there) > 1:
-            raise ValueError(f"{path}: {there[0]}_edge_index and {there[1]}_edge_index are both there: leave one out")
+            raise ValueError(f"{path}: {there[0]}_edge_index and {there[1]}_edge_index both exist: leave one out")
         word = there[0]
         edges, link_types = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
         if edges.ndim != 2 or len(edges) != 2 or (link_types is not None and link_types.shape != edges.shape[1:]):
@@ -133,16 +133,13 @@ def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
         if link_types is not None:
             link_types = exact_integers(f"{path}: {word}_edge_type", link_types, 0, unit="link", whole_floats=True)
         if (link_types is None) != ("edge_type" not in arrays):
-            raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
+            raise ValueError(f"{path}: {word}_edge_type and edge_type must both be there, or neither")
         links[split] = LinkSet(edges, None, link_types)
     return links
 
 
 def _relations(arrays: dict, links: dict[str, LinkSet]) -> GraphSchema | None:
-    """Return the edge types by their names, or by their numbers where the file has no names;
-
-    None: edges of one node type.
-    """
+    """Return the edge types by name, or by number where the file has no names; None: one edge type."""
     if "edge_type" not in arrays:
         return None
     names = arrays.get("relation_names")

@@ -1,4 +1,4 @@
-"""OGB's node property data sets, from the files as they are downloaded: no graph is ever whole in memory."""
+"""OGB's node property data sets, from the downloaded files: no graph is ever whole in memory."""
 
 import csv
 import hashlib
@@ -23,7 +23,7 @@ from .split import held_out
 
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}
 _HETERO = ("triplet-type-list.csv.gz", "edge_index_dict.npz")
-_MADE = "gnnscale"  # folder of the arrays that are made of text
+_MADE = "gnnscale"  # folder of the arrays made from text
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -36,10 +36,10 @@ def load_ogb(
     progress: Progress | None = None,
     **stream_options,
 ) -> GraphDataset:
-    """Open a node property data set of OGB; the package `ogb` downloads it where its folder is not there.
+    """Open a node property data set of OGB; the package `ogb` downloads it where its folder is missing.
 
     Edges are streamed from `raw/edge.csv.gz`, or from `raw/data.npz` (ogbn-papers100M). Features of nodes and edges
-    given as text are written to .npy files beside, once; those in an .npz are mapped where they lie.
+    given as text are written to .npy files beside, once; those in an .npz are mapped in place.
 
     Args:
         name: ogbn-products, ogbn-arxiv, ogbn-proteins or ogbn-papers100M.
@@ -52,7 +52,7 @@ def load_ogb(
 
     Raises:
         ValueError: no such data set, several node types or edge types, a file that is missing, damaged or of another
-            layout; or it is not there and cannot be downloaded.
+            layout; or it is missing and cannot be downloaded.
 
     Cost: 8 bytes a node for labels, a byte for each mask. Text: a read of it a pass, and 4 bytes of disk a value.
     """
@@ -62,7 +62,7 @@ def load_ogb(
     raw = folder / "raw"
     if any((raw / file).exists() for file in _HETERO):
         raise ValueError(
-            f"{name}: graphs with several node types or edge types are not read yet: make one of them in PyG, "
+            f"{name}: graphs with several node types or edge types are not read yet: make them one graph in PyG, "
             "data.to_homogeneous(), and give PartitionDataModule that"
         )
     binary = (raw / "data.npz").is_file()
@@ -129,7 +129,7 @@ def _of_npz(raw: Path, made: Path) -> dict:
     rows = {}
     for key, name in (("features", "node_feat"), ("edge_features", "edge_feat")):
         found = _member(data, name, made, needed=False)
-        # As a path where it is a file of its own: processes that are spawned open it, and are not sent the rows.
+        # As a path where it is a file of its own: spawned processes open it instead of receiving the rows.
         own = found is not None and Path(found.filename).suffix == ".npy"
         rows[key] = str(found.filename) if own else found
     return {
@@ -141,7 +141,7 @@ def _of_npz(raw: Path, made: Path) -> dict:
 
 
 def _member(path: Path, name: str, made: Path, needed: bool = True) -> np.memmap | None:
-    """Return an array of an .npz, mapped: where it lies, or, where it is compressed, in a .npy that is made of it."""
+    """Return an array of an .npz, mapped in place, or from a .npy made of it where it is compressed."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; remove {path.parents[1]} and load the data set again")
     try:
@@ -154,7 +154,7 @@ def _member(path: Path, name: str, made: Path, needed: bool = True) -> np.memmap
 
 
 def _named(path: Path, name: str, made: Path) -> Path:
-    """Return the file that is made of an array: another one as soon as its source is another."""
+    """Return the file made of an array; its name changes with its source."""
     facts = path.stat()
     digest = hashlib.blake2b(f"{facts.st_size} {facts.st_mtime_ns}".encode(), digest_size=4).hexdigest()
     return made / f"{name}-{digest}.npy"
@@ -198,7 +198,7 @@ def _text_blocks(path: Path, dtype: type) -> Iterator[np.ndarray]:
             reader = text.open_csv(
                 file,
                 text.ReadOptions(use_threads=False, column_names=names),
-                text.ParseOptions(ignore_empty_lines=False),  # a label that is not known
+                text.ParseOptions(ignore_empty_lines=False),  # an unknown label
                 convert_options=text.ConvertOptions(
                     column_types=dict.fromkeys(names, kind), null_values=["", "nan", "NaN"]
                 ),

@@ -16,7 +16,7 @@ from ..values import exact_integers, exact_times
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
 
-_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, which overrides what its callers ask for
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # of torch; overrides what its callers ask for
 
 
 def load_pyg(
@@ -37,9 +37,9 @@ def load_pyg(
     Args:
         data: A `torch_geometric.data.Data` with `edge_index`, or `adj_t`, and, if it has them, `x` (may be sparse),
             `y`, `train_mask`, ..., `edge_weight` and `edge_attr`; or a `TemporalData`: its events are edges with
-            their `t` as times, `msg` as features and integer `y` as classes. What it has beside these of nodes and
-            edges is not read, which a warning says.
-        dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", in place of `data`; its first
+            their `t` as times, `msg` as features and integer `y` as classes. Other data of nodes and
+            edges is not read; a warning names it.
+        dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", instead of `data`; its first
             graph is taken.
         name: Name of the data set, passed to the class if given; it also names the result.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
@@ -47,9 +47,9 @@ def load_pyg(
         dataset_options: Further arguments of the class, for example `root`.
 
     Raises:
-        ValueError: neither or both of `data` and `dataset`, no such class, a graph without edges or of several kinds of
-            nodes or edges, no such split, or files of the data set that torch cannot load without running what they
-            hold.
+        ValueError: neither or both of `data` and `dataset`, no such class, a graph without edges or with several node
+            types or edge types, no such split, or files of the data set that torch cannot load without running
+            them.
     """
     if (data is None) == (dataset is None):
         raise ValueError("data and dataset: give exactly one of them")
@@ -136,7 +136,7 @@ _READ |= {f"{part}_mask" for part in ("train", "val", "test")}
 
 
 def _tell_unread(data) -> None:
-    """Warn of what a graph has for nodes and edges that is not read."""
+    """Warn of data of nodes and edges that is not read."""
     keys = sorted(set(data.keys()) - _READ)  # PyG lists them in any order
     unread = [key for key in keys if data.is_node_attr(key) or data.is_edge_attr(key)]
     if not unread:
@@ -151,7 +151,7 @@ _READ_OF_NODE_TYPES |= {f"{part}_mask" for part in ("train", "val", "test")}
 
 
 def tell_unread_types(data) -> None:
-    """Warn of what a `HeteroData` has for the nodes of a kind or the edges of an edge type that is not read."""
+    """Warn of data of a node type or an edge type of a `HeteroData` that is not read."""
     unread = []
     for kind, store in (*data.node_items(), *data.edge_items()):
         name = ",".join(kind) if isinstance(kind, tuple) else kind
@@ -170,7 +170,7 @@ def _mask(data, key: str, split: int) -> np.ndarray:
 
 
 def _weights_only(make, **options):
-    """Make a data set of PyG, which reads what it cannot load otherwise by running it, unless torch is told not to."""
+    """Make a data set of PyG, without letting it run code in files that torch cannot load otherwise."""
     given = os.environ.get(_WEIGHTS_ONLY)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
@@ -194,7 +194,7 @@ def _numpy(values) -> np.ndarray:
 
 
 def _features(x):
-    """Return dense features as an array, sparse ones as CSR; None of none."""
+    """Return dense features as an array, sparse ones as CSR; None without any."""
     sparse = csr_of(x)
     if sparse is not None:
         *arrays, shape = sparse

@@ -1,7 +1,4 @@
-"""RelBench's databases:
-
-tables are node types, foreign keys edge types, rows come at their times, a task is a node type too.
-"""
+"""RelBench's databases: tables and the task are node types, foreign keys edge types; rows have times."""
 
 import json
 import warnings
@@ -14,9 +11,9 @@ from ..values import ALWAYS, exact_integers
 from .graph_dataset import GraphDataset
 from .hetero_graph import HeteroGraph
 
-TASK = "task"  # the kind of the rows that are asked about
+TASK = "task"  # the node type of the task's rows
 _SPLITS = ("train", "val", "test")
-_MOST_LEVELS = 32  # of a column that is one-hot quantised
+_MOST_LEVELS = 32  # of a one-hot encoded column
 
 
 class _Table(NamedTuple):
@@ -38,12 +35,12 @@ def load_relbench(
     """Read a RelBench database folder with one of its node tasks.
 
     Each table is a node type, and each foreign key an edge type ("reviews", "f2p_product_id", "products"), to which
-    reverses are added, as `relbench.modeling` makes them. A row is there from its time on. A row of the task is a node
-    of the node type "task", as late as it is asked about, with an edge (entity, "asked", "task"): one entity is asked
-    about several times. Sample with `temporal_strategy`, not `strictly_before`, and give "rev_asked" fan-outs of 0.
+    reverses are added, as `relbench.modeling` makes them. A row exists from its time on. A row of the task is a node
+    of the node type "task" with the time of its query, and an edge (entity, "asked", "task"): an entity may be
+    queried several times. Sample with `temporal_strategy`, not `strictly_before`, and give "rev_asked" fan-outs of 0.
 
     Columns of numbers, truth values and times are features, standardised over the rows before the first validation row;
-    of texts those of few levels, one-hot quantised. Other columns are named in a warning.
+    of texts those of few levels, one-hot encoded. Other columns are named in a warning.
 
     Args:
         folder: Folder of the data set, with `db/*.parquet` and `tasks/<task>/{train,val,test}.parquet`.
@@ -53,8 +50,8 @@ def load_relbench(
         name: Name of the data set; None: those of folder and task.
 
     Raises:
-        FileNotFoundError: the folder, a table or the task is not there; the message lists what is.
-        ValueError: a foreign key names no row, or a column is missing.
+        FileNotFoundError: the folder, a table or the task is missing; the message lists those that exist.
+        ValueError: a foreign key matches no row, or a column is missing.
 
     Cost: the tables in memory.
     Source: Robinson et al., RelBench, NeurIPS 2024; the form of its folders and of `make_pkey_fkey_graph`.
@@ -121,7 +118,7 @@ def _target_of(task: str, table: _Table, entity_key: str) -> str:
 
 
 def _seconds(column: Any) -> np.ndarray:
-    """Return (num_rows,) int64 seconds of a column of times or whole numbers; a missing one is always there."""
+    """Return (num_rows,) int64 seconds of a column of times or whole numbers; a row without one always exists."""
     values = column.to_numpy()
     if values.dtype.kind == "M":
         missing = np.isnat(values)
@@ -148,12 +145,12 @@ def _positions(node_type: str, column: str, keys: Any, table: _Table) -> tuple[n
         bad = found < 0
     if bad.any():
         key = given[int(np.argmax(bad))].as_py()
-        raise ValueError(f"{node_type}.{column}: key {key!r} names no row: write the database again")
+        raise ValueError(f"{node_type}.{column}: key {key!r} matches no row: write the database again")
     return source, found
 
 
 def _features(table: _Table, before: np.ndarray | None) -> tuple[np.ndarray | None, list[str]]:
-    """Return (num_rows, dim) float32 features of a table, and the columns that none were made of."""
+    """Return (num_rows, dim) float32 features of a table, and the columns that gave none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -184,7 +181,7 @@ def _features(table: _Table, before: np.ndarray | None) -> tuple[np.ndarray | No
 
 
 def _standardised(values: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """Return values of mean 0 and deviation 1 over the rows of the past; a missing one is the mean."""
+    """Return values with mean 0 and deviation 1 over the past rows; a missing one is the mean."""
     past = values if before is None or not before.any() else values[before]
     past = past[np.isfinite(past)]
     mean, deviation = (past.mean(), past.std()) if len(past) else (0.0, 1.0)
@@ -193,7 +190,7 @@ def _standardised(values: np.ndarray, before: np.ndarray | None) -> np.ndarray:
 
 
 def _asked(splits: dict[str, _Table], key: str, target: str, table: _Table, regression: bool) -> tuple[dict, dict]:
-    """Return what is known of the rows of a task, and their edges from the entities that they ask about."""
+    """Return the description of a task's rows, and their edges from the entities that they ask about."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Train, validation and test masks where a graph comes without them, and links that are held out of a graph."""
+"""Train, validation and test masks where a graph comes without them, and links held out of a graph."""
 
 import math
 import re
@@ -24,14 +24,14 @@ def random_split(
     Args:
         labels: (num_nodes,), (num_nodes, 1) or (num_nodes, num_labels) numbers, -1 or NaN = unknown; nodes without a
             known label are left out.
-        fractions: ShardMap of train, validation and test nodes; each in [0, 1], together at most 1.
+        fractions: Shares of train, validation and test nodes; each in [0, 1], together at most 1.
         seed: Seed of the permutation.
 
     Returns:
         {"train", "val", "test"}: (num_nodes,) bool, disjoint.
 
     Raises:
-        ValueError: fractions out of range, or labels that are no numbers.
+        ValueError: fractions out of range, or labels that are not numbers.
     """
     fractions = [float(fraction) for fraction in fractions]
     if len(fractions) != 3 or min(fractions) < 0 or not sum(fractions) <= 1 + 1e-9:
@@ -76,8 +76,8 @@ class KeepEdgeTypes(NamedTuple):
 
     Attributes:
         key, val, test: As those of `KeepTraining`.
-        relation: Number of the relation of all edges, or (num_edges,) integers.
-        follows: (num_relations,) edge type whose edge shares an edge's fate, itself unless it is the reverse of
+        relation: Number of the edge type of all edges, or (num_edges,) integers.
+        follows: (num_relations,) edge type that is held out together with this one, itself unless it is the reverse of
             another; -1: edges of the edge type are kept.
         within: (num_relations,) bool: both ends are of one node type, and their order has no effect.
     """
@@ -107,8 +107,8 @@ class KeepEarlier(NamedTuple):
         time: (num_edges,) times of the edges of all sources.
         first: Place of the source's first edge among them.
         val, test: Times from which on edges are held out for validation, and for test.
-        relation: As that of `KeepEdgeTypes`; None: there is one relation.
-        chosen: (num_relations,) bool: whose edges are held out.
+        relation: As that of `KeepEdgeTypes`; None: one edge type.
+        chosen: (num_relations,) bool: edge types whose edges are held out.
     """
 
     time: np.ndarray
@@ -143,10 +143,10 @@ class LinkSet(NamedTuple):
 
     Attributes:
         edges: (2, num_links) int64, first and other end.
-        negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are sampled.
-        edge_type: (num_links,) integers, relation of each link, which then is a triple: `edges` are heads and tails.
+        negatives: (num_links, num_negatives) int64 negative other ends of each, or None: they are sampled.
+        edge_type: (num_links,) integers, edge type of each link, which then is a triple: `edges` are heads and tails.
             None without edge types.
-        time: (num_links,) int64, when each link is there, or None: a sampler that samples by time needs it.
+        time: (num_links,) int64, when each link appears, or None: a sampler that samples by time needs it.
         label: (num_links,) integers, class of each link, -1 = unknown, for `EdgeClassifier`; or None.
         features: (num_links, dim) features of the links as edges; or None.
     """
@@ -172,20 +172,19 @@ def hold_out_edges(
 
     Whether an edge is held out depends on a hash of its two ends, regardless of their order, and of its edge type where
     there are several; between two node types source and target are distinguished. Repeats and the reverse of an edge
-    share its fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to itself
-    stay.
+    are held out with it, so no order, chunk size or symmetrising lets a held-out edge back in. Self-loops stay.
 
     With `by_time` the latest edges are for test, and those before them for validation; edges of one time stay together.
     Each listed edge is an event, repeats and edges from a node to itself too. Edges without a time stay.
 
     Args:
         dataset: Data set whose stream is read once; edge weights, times and features follow their edges.
-        val, test: ShardMap of the edges for validation and test, in [0, 1), together below 1.
+        val, test: Shares of the edges for validation and test, in [0, 1), together below 1.
         seed: Seed of the hash; without effect by time.
-        relations: Relations whose edges are held out, by name or number, in a graph with several; None: all.
+        relations: Edge types whose edges are held out, by name or number, in a graph with several; None: all.
         by_time: Whether the split is by `edge_time`.
         reverses: {edge type: edge type that it is the reverse of}, for reverses that the graph lists itself; they are
-            held out with the edges that they reverse, and are no links. None: "b,rev_name,a" is that of "a,name,b".
+            held out with the edges that they reverse, and are not links. None: "b,rev_name,a" is that of "a,name,b".
 
     Returns:
         The data set with a filtered stream and `links`. Each held-out edge is in `val` or `test` once (undirected: in
@@ -194,7 +193,7 @@ def hold_out_edges(
 
     Raises:
         ValueError: a share out of range, or one so small that it holds no edge; edge values of another length; an
-            edge type that there is not; no times.
+            unknown edge type; no times.
 
     Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted) and its
         values, one byte an edge beside edge values; by time 16 bytes an edge.
@@ -209,7 +208,7 @@ def hold_out_edges(
     typed = isinstance(stream, HeteroStream)
     if not typed and (relations is not None or reverses is not None):
         name = "relations" if relations is not None else "reverses"
-        raise ValueError(f"{name} needs a graph with edge types, and this one has one: leave it out")
+        raise ValueError(f"{name} needs a graph with several edge types, but this one has one: leave it out")
     of_edges = {name: getattr(dataset, name) for name in _OF_EDGES}
     edges, carries = Columns(**of_edges), typed or any(rows is not None for rows in of_edges.values())
     key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
@@ -242,7 +241,7 @@ def hold_out_edges(
 
 
 def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
-    """Return what belongs to edges, by the names of a data set; the stream is counted."""
+    """Return the edge data of a data set by name; the stream is counted."""
     stream.count()
     arrays = load_arrays(stream, edges)
     return {name: rows for name, rows in arrays.items() if name.startswith("edge_") and rows is not None}
@@ -284,14 +283,14 @@ def _relation(schema, name: str | int) -> int:
     number = schema.edge_type_number(name) if isinstance(name, str | tuple | list) else int(name)
     if not 0 <= number < schema.num_edge_types or not schema.listed[number]:
         known = "; ".join(",".join(schema.edge_types[at]) for at in np.flatnonzero(schema.listed))
-        raise ValueError(f"relations must be of those that are listed, {known}, got {name}")
+        raise ValueError(f"relations must be among {known}, got {name}")
     return number
 
 
 def _rules_by_time(stream, time: np.ndarray | None, val: float, test: float, follows: np.ndarray | None) -> list:
     """Return the rule of each source, by the times from which on edges are held out."""
     if time is None:
-        raise ValueError("by_time=True needs edge_time, and the data set has none: give it, or leave by_time out")
+        raise ValueError("by_time=True needs edge_time, but the data set has none: give it, or leave by_time out")
     firsts, relations, chosen = [0], [None], None
     if follows is not None:
         chosen = follows >= 0
@@ -337,13 +336,13 @@ def _split_sources(sources: list, rules: list, with_places: bool) -> _Split:
 
 
 def _links_of(stream, split: _Split, number: int, values: dict, follows: np.ndarray | None, key) -> LinkSet:
-    """Return the links of a split; key: of the hash that chooses directions, None: each event as it is."""
+    """Return the links of a split; key: of the hash that chooses directions; None: events are returned as they are."""
     edges, relation = np.concatenate([held[number] for held in split.held], axis=1), None
     rows = None if split.places is None else np.flatnonzero(split.places == number)
     undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
     if follows is not None:
         relation = np.asarray(stream.edge_type_of(rows)).astype(np.int64)
-        links = follows[relation] == relation  # a reverse is none
+        links = follows[relation] == relation  # a reverse is not a link
         edges, relation, rows = edges[:, links], relation[links], rows[links]
         schema, offsets = stream.schema, stream.type_offsets
         edges = edges + np.stack([offsets[schema.sources[relation]], offsets[schema.targets[relation]]])
@@ -366,7 +365,7 @@ def _with_values(links: LinkSet, values: dict, rows: np.ndarray | None, chosen: 
 
 
 def _distinct_triples(edges: np.ndarray, relation: np.ndarray, reverse: np.ndarray) -> np.ndarray:
-    """Return positions of each triple once, ascending; of relations without direction the first that is listed."""
+    """Return positions of each triple once, ascending; for undirected edge types the first one listed."""
     ends = edges.copy()
     if len(reverse):
         both = reverse[relation] == relation
@@ -399,7 +398,7 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
         options: arguments of `hold_out_edges` by name; None: the data set as it is.
 
     Raises:
-        ValueError: an option that there is not.
+        ValueError: an unknown option.
     """
     if options is None:
         return dataset
@@ -416,7 +415,7 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
 
 
 def _distinct(edges: np.ndarray, undirected: bool, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:
-    """Return each link once, ascending, in the direction that its hash chooses if undirected; and where each was."""
+    """Return each link once, ascending, in the direction that its hash chooses if undirected; and its position."""
     if not undirected:
         return np.unique(edges, axis=1, return_index=True)
     (low, high), chosen = np.unique(np.sort(edges, axis=0), axis=1, return_index=True)

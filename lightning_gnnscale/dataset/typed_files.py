@@ -1,4 +1,4 @@
-"""Heterogeneous graphs from files: descriptions as a shell can write them."""
+"""Heterogeneous graphs from files: descriptions that a shell can write."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,22 +11,22 @@ _EXAMPLE = '["author,writes,paper=writes.parquet"]'
 
 
 def load_hetero(edges: Mapping | Sequence, hold_out: Mapping | None = None, **options: Any) -> GraphDataset:
-    """Return the data set of a description from files: the arguments of `HeteroGraph`, paths in place of arrays.
+    """Return the data set of a description from files: the arguments of `HeteroGraph`, with paths instead of arrays.
 
     Args:
         edges: As of `HeteroGraph`; or a list of "source,name,target=path", or of mappings with the edge type as `type`
-            beside what `HeteroGraph` takes of one: keys in quotes are none of the command line's.
+            beside the keys of `HeteroGraph`: the command line takes no keys in quotes.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
         options: Arguments of `HeteroGraph`.
 
     Raises:
-        ValueError: an entry of the list is of another form, or an edge type stands in two of them.
+        ValueError: an entry of the list is of another form, or two entries have the same edge type.
     """
     return held_out(HeteroGraph(edges=_by_relation(edges), **options).dataset(), hold_out)
 
 
 def _by_relation(edges: Any) -> Mapping[Any, Any]:
-    """Return the edges by edge type, of a list too."""
+    """Return the edges by edge type, also for a list."""
     if isinstance(edges, Mapping):
         return edges
     if isinstance(edges, str):
@@ -41,7 +41,7 @@ def _by_relation(edges: Any) -> Mapping[Any, Any]:
 
 
 def _entry(entry: Any) -> tuple[str, Any]:
-    """Return the edge type of an entry of the list, and what is known of its edges."""
+    """Return the edge type of an entry of the list, and the description of its edges."""
     if isinstance(entry, Mapping) and "type" in entry:
         return str(entry["type"]), {key: value for key, value in entry.items() if key != "type"}
     name, equals, path = entry.partition("=") if isinstance(entry, str) else ("", "", "")

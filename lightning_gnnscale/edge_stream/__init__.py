@@ -1,4 +1,4 @@
-"""Edge streams: edges of any source, in bounded chunks, in their order."""
+"""Edge streams: edges of any source, in order, in bounded chunks."""
 
 from .open import open_edge_stream
 from .relabel import NodeIds

@@ -19,12 +19,12 @@ _OTHER_FORMATS = ("bsr", "dia", "dok", "lil")
 class AdjacencyStream(EdgeStream):
     """Edges of a sparse matrix, whose entry (i, j) is an edge from i to j; its arrays are shared.
 
-    Rows and columns of compressed matrices are spelled out a chunk at a time. Stored zeros are edges.
+    Rows and columns of compressed matrices are expanded a chunk at a time. Stored zeros are edges.
 
     Args:
         name: for messages.
         matrix: square; of SciPy, a sparse tensor of torch, or a `SparseTensor` of torch_sparse.
-        options: what all streams have.
+        options: the options of all streams.
         transposed: entry (i, j) is an edge from j to i.
 
     Attributes:
@@ -43,7 +43,7 @@ class AdjacencyStream(EdgeStream):
         if options.relabel:
             raise ValueError("relabel=True goes with lists of edges: the rows of a matrix are numbered already")
         if options.num_nodes not in (None, shape[0]):
-            raise ValueError(f"num_nodes={options.num_nodes}, and the matrix has {shape[0]} rows: leave num_nodes out")
+            raise ValueError(f"num_nodes={options.num_nodes}, but the matrix has {shape[0]} rows: leave num_nodes out")
         self._indptr, indices, by_row, self.values = _compressed(matrix)
         self._indices, self._by_src = indices, by_row != transposed
         if self._indptr is None and transposed:
@@ -103,7 +103,7 @@ def _array(tensor) -> np.ndarray | None:
 
 
 def told(stream: AdjacencyStream) -> AdjacencyStream:
-    """Return the stream, after a warning where its matrix has values that nobody reads."""
+    """Return the stream, after a warning where its matrix has values that are not read."""
     values = stream.values
     if values is not None and len(values) and not (values == values.flat[0]).all():
         warnings.warn(

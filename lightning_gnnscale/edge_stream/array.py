@@ -1,4 +1,4 @@
-"""Edges that lie in arrays: .npy and raw .bin files, and arrays or tensors in memory."""
+"""Edges in arrays: .npy and raw .bin files, and arrays or tensors in memory."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ class ArrayStream(EdgeStream):
         name: for messages.
         array: (2, num_edges) or (num_edges, 2) integers, or a pair of (num_edges,) arrays; (2, 2) is read as
             (2, num_edges).
-        options: what all streams have.
+        options: the options of all streams.
 
     Raises:
         EdgeStreamError: not integers, or of another shape.
@@ -74,15 +74,15 @@ class ArrayStream(EdgeStream):
 
 
 class ArrayFileStream(EdgeStream):
-    """Edges of a file of fixed-width integers, read in pieces: nothing is mapped, nothing is held but the chunks.
+    """Edges of a file of fixed-width integers, read in chunks: nothing is mapped, and only the chunks are held.
 
     Args:
         path: the file.
         id_type: dtype of the ids in the file.
         num_edges: edges in it.
         pairs: True where src and dst alternate, False where all src come before all dst.
-        offset_bytes: where the first id lies.
-        options: what all streams have.
+        offset_bytes: position of the first id.
+        options: the options of all streams.
     """
 
     seekable = True
@@ -131,14 +131,14 @@ class ArrayFileStream(EdgeStream):
 
 
 def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Return all arrays of an .npz file, after every byte of theirs was compared with the file's checksums.
+    """Return all arrays of an .npz file, after comparing every byte with the file's checksums.
 
     Raises:
         ValueError: the file is damaged or cannot be read, or holds Python objects, which are never unpickled.
     """
     try:
         with zipfile.ZipFile(path) as members:
-            if bad := members.testzip():  # numpy reads what a header announces, and leaves the rest unchecked
+            if bad := members.testzip():  # numpy reads as much as a header announces, and does not check the rest
                 raise ValueError(f"the checksum of {bad} differs")
         with np.load(path, allow_pickle=False) as saved:
             return {name: saved[name] for name in saved.files}
@@ -148,7 +148,7 @@ def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.memmap | None:
-    """Return an array of an .npz, mapped where it lies; one that is compressed is written to a .npy first, once.
+    """Return an array of an .npz, mapped in place; a compressed one is written to a .npy first, once.
 
     Args:
         path: the archive.
@@ -178,12 +178,12 @@ def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.m
             if not target.is_file():
                 temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
                 with members.open(entry) as source, open(temporary, "wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)  # which compares the checksum at its end
+                    shutil.copyfileobj(source, file, 1 << 20)  # it compares the checksum at its end
                     os.fsync(file.fileno())
                 os.replace(temporary, target)
         return np.load(target, mmap_mode="r")
     except UNREADABLE as error:
-        raise ValueError(f"{name}: damaged, cut short or no array: {one_line_of(error)}") from error
+        raise ValueError(f"{name}: damaged, cut short or not an array: {one_line_of(error)}") from error
 
 
 def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -209,7 +209,7 @@ def native_ids(name: str, values: np.ndarray, keep_uint64: bool) -> np.ndarray:
 
 
 def _is_plain(array: np.ndarray) -> bool:
-    """Whether compiled loops take the array in the one form that they are compiled for."""
+    """Whether the array has the form that compiled loops take."""
     flags = array.flags
     native = array.dtype in (np.dtype(np.int32), np.dtype(np.int64)) and array.dtype.isnative
     return native and flags.c_contiguous and flags.aligned and flags.writeable
@@ -287,7 +287,7 @@ def open_bin(path: Path, options: StreamOptions, dtype=None, bin_layout: str = "
 
     Args:
         path: the file; its size must be a multiple of two ids.
-        options: what all streams have.
+        options: the options of all streams.
         dtype: integer dtype of the file; None: int32, refused where the file looks like int64.
         bin_layout: "pairs" (src, dst, src, dst, ...) or "columns" (all src, then all dst).
     """

@@ -13,10 +13,10 @@ _HASH_START, _HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001
 
 
 class Strings(NamedTuple):
-    """Some strings, one behind the other.
+    """Some strings, concatenated.
 
     Attributes:
-        data: (num_bytes,) uint8, UTF-8; read-only, so that compiled loops see one kind of array.
+        data: (num_bytes,) uint8, UTF-8; read-only, so that compiled loops see one array type.
         offsets: (num_strings + 1,) int32, string i is data[offsets[i]:offsets[i + 1]]; read-only.
     """
 
@@ -32,7 +32,7 @@ class Strings(NamedTuple):
 
     @classmethod
     def from_arrow(cls, column) -> "Strings":
-        """Take a `pyarrow.StringArray` without nulls as it lies in Arrow's buffers."""
+        """Take a `pyarrow.StringArray` without nulls, sharing Arrow's buffers."""
         _, offsets, data = column.buffers()
         offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
         return cls.read_only(np.frombuffer(data or b"", np.uint8), offsets)
@@ -72,7 +72,7 @@ class IntegerTable:
             _reinsert_integers(self._slots, self._ids, self._count)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """Return the (len(ids),) int64 numbers of int64 ids, -1 for those that are not there."""
+        """Return the (len(ids),) int64 numbers of int64 ids, -1 for unknown ones."""
         return _find_integers(ids, self._slots, self._ids)
 
 
@@ -120,7 +120,7 @@ class StringTable:
         return offsets, data
 
     def find(self, texts: Strings) -> np.ndarray:
-        """Return the (num_strings,) int64 numbers, -1 for those that are not there."""
+        """Return the (num_strings,) int64 numbers, -1 for unknown ones."""
         return _find_strings(*texts, self._slots, self._hashes, self._ends, self._bytes)
 
 

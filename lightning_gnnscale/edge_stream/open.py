@@ -1,4 +1,4 @@
-"""One door for every edge source."""
+"""One function that opens every edge source."""
 
 import dataclasses
 import difflib
@@ -30,10 +30,10 @@ from .synthetic import SyntheticGraph
 
 
 def open_pyg(data, options: StreamOptions) -> EdgeStream:
-    """Stream `data.edge_index` (2, num_edges), or `data.adj_t`; without num_nodes it is the data's own.
+    """Stream `data.edge_index` (2, num_edges), or `data.adj_t`; num_nodes defaults to the data's own.
 
     Raises:
-        EdgeStreamError: the data has neither, or no integers, or has several node types or edge types.
+        EdgeStreamError: the data has neither, or they are not integers, or it has several node types or edge types.
     """
     name = type(data).__name__
     if is_hetero(data):
@@ -50,13 +50,12 @@ def open_pyg(data, options: StreamOptions) -> EdgeStream:
 
 ONE_NODE_TYPE = (
     "graphs with several node types or edge types are not read yet: give data.to_homogeneous(), which keeps the "
-    "node types "
-    "as node_type and edge_type"
+    "types as node_type and edge_type"
 )
 
 
 def _known_num_nodes(data) -> int | None:
-    """Return what the data says of its nodes, without PyG's guess from the largest id."""
+    """Return the data's own number of nodes, without PyG's guess from the largest id."""
     return next((count for count in _node_counts(data) if count is not None), None)
 
 
@@ -107,16 +106,15 @@ def open_edge_stream(
             rows, and edges of others refused.
         storage_options: Options of the file system of a URL, see `ObjectStore`.
         reader_options: Options for one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text:
-            separator, comment, header, src, dst, id_type. Parquet and tables: src, dst. "auto" leaves one to be found
-            out.
+            separator, comment, header, src, dst, id_type. Parquet and tables: src, dst. "auto": detected.
 
     Returns:
         The stream. The source is open and its shape is checked; its edges are checked while they are read.
 
     Raises:
         EdgeStreamError: the source is missing, empty or damaged, or holds no edges.
-        ObjectStoreError: a URL is not reachable, or nothing is there.
-        ValueError: an option or the kind of source is not supported.
+        ObjectStoreError: a URL is not reachable, or nothing exists there.
+        ValueError: an option or this kind of source is not supported.
     """
     relabel = nodes is not None if relabel is None else relabel
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
@@ -146,7 +144,7 @@ def _listed(nodes) -> NodeIds:
 
 
 def _reader_of(source) -> tuple[str, Callable, object]:
-    """Return (kind for messages, function that opens it, what to give to that function)."""
+    """Return (kind for messages, function that opens it, its argument)."""
     if isinstance(source, SyntheticGraph):
         return "a synthetic graph", _open_synthetic, source
     if isinstance(source, str | os.PathLike):
@@ -172,7 +170,7 @@ def _table_reader(source) -> tuple[str, Callable, object] | None:
         raise ValueError(f"edge_stream: a {type(source).__name__} holds no rows yet: give source.collect()")
     if is_table_reader(source):
         raise ValueError(
-            f"edge_stream: a {type(source).__name__} can be read once, and edges are read several times: give "
+            f"edge_stream: a {type(source).__name__} can be read once, but edges are read several times: give "
             "source.read_all(), or the file"
         )
     ends = source if isinstance(source, tuple | list) and len(source) == 2 else [source]
@@ -215,7 +213,7 @@ def _near_names(path: Path) -> str:
         return f" (nor the folder {folder})"
     names = sorted(entry.name for entry in folder.iterdir())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f"; {folder} has {', '.join(near)}" if near else f"; nothing in {folder} has a name like it"
+    return f"; {folder} has {', '.join(near)}" if near else f"; nothing in {folder} has a similar name"
 
 
 def _check_reader_options(kind: str, reader: Callable, given: dict) -> None:

@@ -1,4 +1,4 @@
-"""The options that every edge stream has, and which two columns of a table are the ends of its edges."""
+"""The options of every edge stream, and the choice of the two columns of a table that are the ends of edges."""
 
 import operator
 import os
@@ -25,7 +25,7 @@ _NAME_PAIRS = (
     ("id_1", "id_2"),
 )
 
-# Words that columns of edges are called by, and that few graphs have for ids.
+# Customary names of edge columns, which are rarely ids.
 COLUMN_WORDS = {
     "source", "target", "src", "dst", "destination", "from", "to", "head", "tail", "subject", "object", "parent",
     "child", "user", "item", "node", "vertex", "name", "id", "ids", "package", "packages", "requires", "required",
@@ -77,7 +77,7 @@ def pick_columns(source: str, names: list[str], src: str | int | None, dst: str 
     return places[0], places[1]
 
 
-# Columns that say something of an edge.
+# Columns with data of an edge.
 _OF_EDGES = {
     "weight",
     "weights",
@@ -94,12 +94,12 @@ _OF_EDGES = {
 
 
 def tell_unread(source: str, names: list[str]) -> None:
-    """Warn of columns that say something of the edges, and are not read with them."""
+    """Warn of columns with data of the edges that are not read with them."""
     unread = [name for name in names if name.strip().lower() in _OF_EDGES]
     if unread:
         warnings.warn(
             f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
-            "edge_features=, or names of edge types as edge_type=, in the order of the edges, if they count",
+            "edge_features=, or names of edge types as edge_type=, in the order of the edges, to use them",
             stacklevel=3,
         )
 
@@ -108,13 +108,13 @@ _TABLE_FILE = re.compile(r"(.+?\.(?:parquet|(?:csv|tsv)(?:\.gz)?))(?::(.*))?", r
 
 
 def split_columns(path: str | os.PathLike) -> tuple[str, str | None]:
-    """Return the file, or the URL, and the columns of "nodes.csv:a,b" as they are written; None: it names none."""
+    """Return the file, or the URL, and the columns of "nodes.csv:a,b" as written; None: it names no columns."""
     found = _TABLE_FILE.fullmatch(os.fspath(path))
     return (os.fspath(path), None) if found is None else (found[1], found[2])
 
 
 def table_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
-    """Return the file and the columns of "x.parquet", "x.csv:label" or "x.tsv:a,b"; None: no file that is a table."""
+    """Return the file and the columns of "x.parquet", "x.csv:label" or "x.tsv:a,b"; None: not a table file."""
     if _TABLE_FILE.fullmatch(os.fspath(path)) is None:
         return None
     file, columns = split_columns(path)
@@ -128,7 +128,7 @@ CHUNK_EDGES = 1 << 22
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options that every stream has, checked.
+    """The options of every stream, checked.
 
     Args:
         num_nodes: ids must be below it; None: one more than the largest id, known after a whole pass.
@@ -140,7 +140,7 @@ class StreamOptions:
         relabel: ids are arbitrary 64-bit integers or strings, numbered in order of first appearance.
 
     Raises:
-        ValueError: an option is outside of what is allowed.
+        ValueError: an option is out of range.
     """
 
     num_nodes: int | None = None

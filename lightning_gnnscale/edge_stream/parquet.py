@@ -26,7 +26,7 @@ class ParquetStream(EdgeStream):
         name: the path as given.
         files: in the order in which they are read; rows without the two columns are refused.
         src, dst: names or positions of the columns.
-        options: what all streams have.
+        options: the options of all streams.
     """
 
     seekable = True
@@ -45,7 +45,7 @@ class ParquetStream(EdgeStream):
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
         common = np.result_type(*dtypes)
-        if common.kind == "f":  # uint64 beside a signed type: ids above int64 are refused where they stand
+        if common.kind == "f":  # uint64 beside a signed type: ids above int64 are refused where they occur
             common = np.dtype(np.int64)
         super().__init__(name, options.out_dtype(common), options, sum(self._rows))
         self._src, self._dst = src, dst
@@ -91,13 +91,13 @@ class ParquetStream(EdgeStream):
 
 
 def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.ndarray | Strings:
-    """Return a piece of a column as streams take ids: integers, or strings.
+    """Return a chunk of a column in the form that streams take ids: integers, or strings.
 
     Args:
         name: the name of the source, for messages.
         column: without a missing id; strings may be of any of Arrow's types.
         first_edge: position of its first row.
-        keep_uint64: ids of 2**63 and above stay what they are.
+        keep_uint64: ids of 2**63 and above are kept as they are.
 
     Raises:
         EdgeStreamError: an id is missing; names the edge.
@@ -112,16 +112,16 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
 
 
 def plain_strings(column: pa.Array) -> pa.Array:
-    """Return strings of any of Arrow's types, numbered ones too, as one of `pa.string()`; missing ones stay missing."""
-    if pa.types.is_dictionary(column.type):  # a view has no kernel that would take numbered ones
+    """Return strings of any of Arrow's types, also dictionary-encoded, as `pa.string()`; missing ones stay missing."""
+    if pa.types.is_dictionary(column.type):  # there is no kernel from a dictionary of views
         column = column.dictionary.cast(pa.string()).take(column.indices)
     return column.cast(pa.string())
 
 
 def plain_values(name, column):
-    """Return an array of Arrow, or one in chunks, without what stands around its values; strings may stay numbered.
+    """Return an array of Arrow, or a chunked one, as plain values; strings may stay dictionary-encoded.
 
-    Categories that are no strings, run lengths and Arrow's own booleans of a byte become the values that they hold.
+    Categories other than strings, run lengths and Arrow's booleans of a byte become the values that they hold.
 
     Raises:
         EdgeStreamError: a type of another library, whose stored numbers mean something else, as periods do.
@@ -146,12 +146,12 @@ def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> Parq
 
     Args:
         path: a file, a folder (all .parquet files in it, at any depth, but for names that begin with "." or "_", which
-            writers use for what is not finished) or a glob of files and such folders.
-        options: what all streams have.
+            writers use for unfinished files) or a glob of files and such folders.
+        options: the options of all streams.
         src, dst: the columns' names or positions; None: "src" and "dst" or another customary pair, else the only two.
 
     The checksums of pages are compared where the writer left them (pyarrow: `write_page_checksum=True`). In a file
-    without them, and in every file's footer, a flipped bit that still makes sense goes unseen.
+    without them, and in every file's footer, a flipped bit that gives a valid value goes unseen.
     """
     if path.is_file():
         return ParquetStream(str(path), [path], src, dst, options)
@@ -185,7 +185,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
-    """Whether a type of Arrow holds strings, plain or numbered."""
+    """Whether a type of Arrow holds strings, plain or dictionary-encoded."""
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -193,7 +193,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
-    """Return the integer dtype of a column, int64 for strings that are to be numbered.
+    """Return the integer dtype of a column, int64 for strings that will be numbered.
 
     Raises:
         EdgeStreamError: the column holds something else; names the remedy.

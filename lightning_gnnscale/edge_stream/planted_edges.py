@@ -89,7 +89,7 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 class SampleTables(NamedTuple):
-    """What an edge is sampled from.
+    """The tables that edges are sampled from.
 
     Attributes:
         offsets: (num_communities + 1,) int64, where each community's nodes begin in `nodes`.
@@ -134,7 +134,7 @@ def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray
 def sample_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out_src, out_dst):
     """Sample the edges first_edge, first_edge + 1, ... into two int32 arrays of one length.
 
-    In stages, so that the reads of one stage do not wait for each other: where to look, looking, redrawing of
+    In stages, so that the reads of one stage do not wait for each other: positions, reads, resampling of
     self-loops.
     """
     slots = np.empty((2, _STAGE_EDGES), np.int64)

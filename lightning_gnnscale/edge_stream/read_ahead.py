@@ -1,4 +1,4 @@
-"""One item ahead in a thread, and the buffers that the items lie in."""
+"""Reading one item ahead in a thread, and the buffers of the items."""
 
 import queue
 import sys
@@ -15,14 +15,14 @@ _POOLED_BYTES = 1 << 20
 
 
 def read_ahead(produce: Callable[[threading.Event], Generator]) -> Iterator:
-    """Yield what a generator yields, while a thread already works on the one item after it.
+    """Yield a generator's items, while a thread already makes the next one.
 
-    The thread starts at the first `next`, and has ended when the generator that is returned here has: exhausted,
-    closed, or collected. An exception of the producer is raised in the consumer.
+    The thread starts at the first `next`, and ends with the returned generator: exhausted, closed, or
+    collected. An exception of the producer is raised in the consumer.
 
     Args:
         produce: called once, in the thread, with an event that is set when the consumer has stopped; the
-            generator that it returns should look at the event where it works long without yielding.
+            generator that it returns should check the event where it works long without yielding.
     """
     handed: queue.SimpleQueue = queue.SimpleQueue()
     permit = threading.Semaphore(1)
@@ -37,7 +37,7 @@ def read_ahead(produce: Callable[[threading.Event], Generator]) -> Iterator:
                 raise error
             if item is _END:
                 return
-            # Nothing here may hold the item while the consumer has it, or its buffer would not come free.
+            # Nothing here may hold the item while the consumer has it, or its buffer would not become free.
             box = [item]
             del item
             yield box.pop()
@@ -67,10 +67,10 @@ def _read(produce: Callable, handed: queue.SimpleQueue, permit: threading.Semaph
 
 
 class ChunkPool:
-    """Hands out (2, chunk_edges) arrays, and hands them out again once nobody holds a view of them.
+    """Hands out (2, chunk_edges) arrays, and reuses them once nobody holds a view of them.
 
     A consumer that drops each chunk before it asks for the one after the next is served from two buffers; one
-    that keeps chunks gets fresh ones, so that what is held is never overwritten. Fresh pages are dear on small
+    that keeps chunks gets fresh ones, so that what is held is never overwritten. Fresh pages are slow on small
     virtual machines, hence the reuse.
 
     Args:

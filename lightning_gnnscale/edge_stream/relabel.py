@@ -18,12 +18,12 @@ from .id_tables import IntegerTable, Strings, StringTable
 class NodeIds:
     """The user's id of every node number; grows while a stream is read for the first time, or is listed beforehand.
 
-    `np.asarray(node_ids)` gives (num_ids,) int64, uint64 (where an id is 2**63 or above) or str. Edges are looked at
+    `np.asarray(node_ids)` gives (num_ids,) int64, uint64 (where an id is 2**63 or above) or str. Edges are read
     in their order, `src` before `dst`, so the numbers depend on nothing but the edges.
 
     Attributes:
         complete: True after a whole pass, and where the ids were listed.
-        listed: a digest of the ids where they were listed by `of` or `load`, and others are refused; else None.
+        listed: a digest of the ids if they were listed by `of` or `load`, so that others are refused; else None.
 
     Cost: integers 24 to 48 bytes a node; strings 32 to 64 bytes a node plus once to twice their characters
         (`np.asarray` takes four bytes a node for each character of the longest; `strings` does not).
@@ -134,7 +134,7 @@ class NodeIds:
             ids: (num,) integers or strings, as in the edges.
 
         Raises:
-            ValueError: an id is not among the stream's, or no whole number where those are.
+            ValueError: an id is not among the stream's, or not a whole number where those are.
         """
         if self.are_strings:
             found = self._table.find(Strings.of([str(name) for name in ids]))
@@ -171,7 +171,7 @@ class NodeIds:
         """Read what `save` wrote, or any .npy of ids: see `of`.
 
         Raises:
-            EdgeStreamError: the file is missing or holds no node ids, or one twice.
+            EdgeStreamError: the file is missing, holds no node ids, or repeats one.
         """
         try:
             ids = np.load(path, allow_pickle=False)
@@ -193,7 +193,7 @@ class NodeIds:
             ids: (num_nodes,) integers or strings, each once.
 
         Raises:
-            ValueError: of another shape or type, or an id stands twice.
+            ValueError: of another shape or type, or an id is repeated.
         """
         ids = np.asarray(as_array("ids", ids))
         kind = ids.dtype.kind
@@ -206,16 +206,16 @@ class NodeIds:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[np.ndarray | Strings], num_ids: int) -> "NodeIds":
-        """List ids that come in pieces: see `of`."""
+        """List ids that come in chunks: see `of`."""
         node_ids, numbers, start = cls(), np.empty(num_ids, np.int64), 0
         for values in pieces:
-            # Each id as src and at once as dst: numbered by its place.
+            # Each id as src and also as dst: numbered by its position.
             found, _ = node_ids.encode(values, values)
             numbers[start : start + len(found)] = found
             start += len(found)
         if len(node_ids) < num_ids:
             again = int(np.argmax(numbers != np.arange(num_ids)))
-            raise ValueError(f"id {node_ids.plain(numbers[[again]])[0]!r} stands twice, the second time in row {again}")
+            raise ValueError(f"id {node_ids.plain(numbers[[again]])[0]!r} is repeated in row {again}")
         node_ids.complete, node_ids.listed = True, node_ids._digest()
         return node_ids
 
@@ -246,7 +246,7 @@ def _whole_numbers(ids) -> np.ndarray:
         try:
             ids = np.array(ids, np.uint64)
         except OverflowError:
-            raise ValueError(f"node ids must lie within 64 bits of one sign, got {min(ids)} and {max(ids)}") from None
+            raise ValueError(f"node ids must fit 64 bits of one sign, got {min(ids)} and {max(ids)}") from None
     ids = np.asarray(ids)
     if ids.size == 0:
         ids = ids.astype(np.int64)
@@ -256,5 +256,5 @@ def _whole_numbers(ids) -> np.ndarray:
 
 
 def _as_int64(ids: np.ndarray) -> np.ndarray:
-    # A fresh array where the given one is read-only: compiled loops then see one kind.
+    # A fresh array where the given one is read-only: compiled loops then see one array type.
     return np.ascontiguousarray(ids, np.int64) if ids.flags.writeable else np.array(ids, np.int64, order="C")

@@ -1,7 +1,4 @@
-"""The edges of several edge types as one stream:
-
-nodes of all node types in one space, and the edge type of each edge.
-"""
+"""The edges of several edge types as one stream: nodes of all node types in one id space, edges with types."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -23,11 +20,11 @@ _HASH_BLOCK = 1 << 22
 
 
 class EdgesByType(NamedTuple):
-    """Edges of one edge type, or of several that a number beside each edge tells apart.
+    """Edges of one edge type, or of several that a number beside each edge distinguishes.
 
     Attributes:
         stream: Edges; ids count the nodes of a node type from 0.
-        relation: Number of the relation; or (num_edges,) integers, the relation of each edge.
+        relation: Number of the edge type; or (num_edges,) integers, the edge type of each edge.
     """
 
     stream: EdgeStream
@@ -35,7 +32,7 @@ class EdgesByType(NamedTuple):
 
 
 class HeteroStream(EdgeStream):
-    """The edges of several edge types, one source behind the other, over the nodes of all node types.
+    """The edges of several edge types, one source after the other, over the nodes of all node types.
 
     Node i of node type k is node `type_offsets[k] + i` of the stream. With `to_undirected`, the reverse of an edge
     belongs to the edge type that `schema.reverse` names.
@@ -50,7 +47,7 @@ class HeteroStream(EdgeStream):
         type_offsets: (num_node_types + 1,) int64.
 
     Raises:
-        ValueError: counts or edge types do not fit the schema, or reverses are asked for that it does not name.
+        ValueError: counts or edge types do not fit the schema, or reverses are requested that it does not name.
 
     Cost: that of the sources, and a copy of each chunk.
     """
@@ -69,7 +66,7 @@ class HeteroStream(EdgeStream):
                 f"num_nodes must have {schema.num_node_types} counts, one a node type, got {len(num_nodes)}"
             )
         if to_undirected and len(schema.reverse) != schema.num_edge_types:
-            raise ValueError("to_undirected needs a schema with the reverse of each edge type, which this one has not")
+            raise ValueError("to_undirected needs a schema with the reverse of each edge type, which this one lacks")
         self.schema, self.sources = schema, list(sources)
         self.type_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_nodes, dtype=np.int64)])
         total = int(self.type_offsets[-1])
@@ -82,7 +79,7 @@ class HeteroStream(EdgeStream):
 
     @property
     def seekable(self) -> bool:
-        """Whether edges can be left out without reading them: their number in each source is known."""
+        """Whether edges can be skipped without reading them: their number in each source is known."""
         return all(source.stream.num_edges is not None for source in self.sources)
 
     @property
@@ -135,7 +132,7 @@ class HeteroStream(EdgeStream):
         return files + [path for path in relations if path is not None]
 
     def fingerprint(self) -> str:
-        """Return a hex digest of what identifies the edges; the ids that they are named by are those of the sources."""
+        """Return a hex digest of what identifies the edges; their ids are those of the sources."""
         node_ids, self.node_ids = self.node_ids, None
         try:
             return super().fingerprint()
@@ -214,7 +211,7 @@ def _digest(relation: np.ndarray) -> str:
 class PairIds:
     """The ids of edges between two node types:
 
-    each end is numbered by the ids of its own node type; in place of `NodeIds`.
+    each end is numbered by the ids of its own node type; replaces `NodeIds`.
 
     Args:
         source, target: `NodeIds` of all nodes of either node type; None: its ids are numbers of rows.
@@ -251,7 +248,7 @@ def _rows(values) -> np.ndarray:
 class IdsByNodeType:
     """The user's ids of the nodes of all node types, node type after node type;
 
-    the same id may stand in several node types.
+    the same id may occur in several node types.
 
     Args:
         ids: By node type, `NodeIds`; None: row numbers.

@@ -41,12 +41,12 @@ class EdgeChunk(NamedTuple):
 
 
 class EdgeStream:
-    """A repeatable stream of edges in bounded chunks; subclasses say how one kind of source is read.
+    """A repeatable stream of edges in bounded chunks; subclasses implement reading one kind of source.
 
     Args:
         name: the path, or what the source is, for messages.
         dtype: int32 or int64, of the chunks.
-        options: what all streams have.
+        options: the options of all streams.
         num_edges: edges that the source lists, where that is known without reading.
 
     Attributes:
@@ -75,7 +75,7 @@ class EdgeStream:
         return f"{type(self).__name__}({self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
     def list_nodes(self, node_ids: NodeIds) -> None:
-        """Take the ids of all nodes, by their rows, in the place of numbers by first appearance.
+        """Take the ids of all nodes, by their rows, instead of numbers by first appearance.
 
         Args:
             node_ids: as `NodeIds.of` makes them.
@@ -93,7 +93,7 @@ class EdgeStream:
         """Iterate over the source's edges in their order.
 
         Args:
-            start_chunk: chunks to leave out, >= 0; sources that can be entered anywhere do not read them.
+            start_chunk: chunks to skip, >= 0; seekable sources do not read them.
 
         Returns:
             A generator; its thread ends when it is exhausted, closed or collected.
@@ -117,7 +117,7 @@ class EdgeStream:
         return self.num_nodes, self.num_edges
 
     def fingerprint(self) -> str:
-        """Return a hex digest of what identifies the edges: the source and the options, chunk_edges left out."""
+        """Return a hex digest of what identifies the edges: the source and the options without chunk_edges."""
         described = {
             "source": self._identity(),
             "num_nodes": self.options.num_nodes,
@@ -131,7 +131,7 @@ class EdgeStream:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def source_files(self) -> list[Path]:
-        """Return the files that the edges are read from; [] where they lie in memory or are generated."""
+        """Return the files that the edges are read from; [] where they are in memory or generated."""
         return []
 
     def _identity(self) -> dict:
@@ -139,17 +139,17 @@ class EdgeStream:
         raise NotImplementedError
 
     def _blocks(self, first_edge: int) -> Iterator:
-        """Yield the source's own pieces of any length; `first_edge` > 0 only where `seekable`.
+        """Yield the source's own chunks of any length; `first_edge` > 0 only where `seekable`.
 
         Each is a pair of contiguous int32 or int64 arrays, or one (num_edges, 2) array; with relabel, also a pair
-        of other arrays that `NodeIds` takes. A piece need not outlive the next one.
+        of other arrays that `NodeIds` takes. A chunk need not outlive the next one.
         """
         raise NotImplementedError
 
     def _ready_chunks(self, first_edge: int, buffers: ChunkPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """Yield checked (src, dst, largest id) of exactly chunk_edges, the last one shorter.
 
-        Pieces are checked before they are narrowed to the stream's dtype, so that nothing wraps unseen.
+        Chunks are checked before they are narrowed to the stream's dtype, so that nothing wraps unseen.
         """
         buffer, filled, largest = None, 0, -1
         for block in self._numbered_blocks(first_edge):
@@ -172,7 +172,7 @@ class EdgeStream:
                 largest = max(largest, int(high))
                 offset, filled, first_edge = offset + take, filled + take, first_edge + take
                 if filled == self.chunk_edges:
-                    # Held nowhere here while the consumer has it, or the buffer would not come free.
+                    # Held nowhere here while the consumer has it, or the buffer would not become free.
                     ready = [(buffer[0], buffer[1], largest)]
                     buffer = out_src = out_dst = None
                     yield ready.pop()
@@ -198,7 +198,7 @@ class EdgeStream:
 
     def _chunks_from(self, start_chunk: int, stop: threading.Event) -> Generator[EdgeChunk, None, None]:
         first_edge = start_chunk * self.chunk_edges
-        # Numbers go by first appearance: until one whole pass has been made, nothing may be left out.
+        # Numbers go by first appearance: before one whole pass nothing may be skipped.
         can_skip = self.seekable and (self.node_ids is None or self.node_ids.complete)
         position = first_edge if can_skip else 0
         from_start = position == 0
@@ -251,14 +251,14 @@ class EdgeStream:
 
 
 def file_identity(path: str | os.PathLike) -> dict:
-    """Return resolved path, size and modification time of a file: what tells two states of it apart."""
+    """Return resolved path, size and modification time of a file: they distinguish its states."""
     path = Path(path).resolve()
     status = path.stat()
     return {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def file_states(stream) -> list[list]:
-    """Return `file_state` of each file that a stream reads; [] where it has none, or cannot tell."""
+    """Return `file_state` of each file that a stream reads; [] where it has none or they are unknown."""
     return [file_state(path) for path in StreamTraits(stream).source_files()]
 
 
@@ -272,7 +272,7 @@ def file_state(path: str | os.PathLike) -> list:
 
 
 def backing_file(array) -> Path | None:
-    """Return the file that an array is read from: a path, or that of a memory map; None where it lies in memory."""
+    """Return the file that an array is read from: a path, or that of a memory map; None where it is in memory."""
     if isinstance(array, str | os.PathLike):
         return Path(array)
     memmap = backing_memmap(array)
@@ -339,10 +339,10 @@ Keep = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 class FilteredStream(EdgeStream):
-    """The edges of another stream that a rule keeps, numbered again from 0, over the same nodes.
+    """The edges of another stream that a rule keeps, renumbered from 0, over the same nodes.
 
     Args:
-        stream: what is filtered; its nodes have been counted.
+        stream: the stream to filter; its nodes have been counted.
         keep: (src, dst, position of the first) of some edges to (num,) bool; a function of each edge alone.
         rule: plain values that identify the rule, for the fingerprint.
     """

@@ -100,7 +100,7 @@ class SyntheticGraph:
         exponent: Exponent of the degree distribution, P(degree > d) ~ d ** (1 - exponent), > 2.
         max_degree: Upper bound on a node's expected degree, >= the mean degree. None: sqrt(2 * num_edges), the largest
             value that a graph without repeated edges allows.
-        label_noise: Share of the labels that are redrawn from all communities, in [0, 1].
+        label_noise: Share of the labels that are sampled again from all communities, in [0, 1].
         seed: Any 64-bit integer.
         community_exponent: Exponent of the distribution of community sizes, density(s) ~ s ** -community_exponent, in
             [1, 100]. A node then lives in a community that is larger than its expected number of neighbours inside.
@@ -141,12 +141,12 @@ class SyntheticGraph:
             checked_number("synthetic.community_exponent", self.community_exponent, 1, 100)
         if self.max_community is not None:
             if self.community_exponent is None:
-                raise ValueError("synthetic.max_community needs synthetic.community_exponent: without it sizes are one")
+                raise ValueError("synthetic.max_community needs synthetic.community_exponent: else sizes are equal")
             smallest = self.num_nodes / self.num_communities
             checked_number("synthetic.max_community", self.max_community, smallest, self.num_nodes)
 
     def parameters(self) -> dict:
-        """Return the parameters as plain values; those that came later are left out where they are not given."""
+        """Return the parameters as plain values; newer ones are left out where they are not given."""
         later = ("community_exponent", "max_community")
         given = {name: value for name, value in asdict(self).items() if value is not None or name not in later}
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
@@ -367,8 +367,8 @@ def lfr_graph(
         ValueError: a parameter is outside of its range.
 
     Source: Lancichinetti, Fortunato and Radicchi, Benchmark graphs for testing community detection algorithms, Phys.
-        Rev. E 78, 2008. Differs: edges are sampled independently, so mixing, degrees and sizes spread around what is
-        asked for, and a few percent of the edges repeat; repeats left out, the share that leaves is a little higher.
+        Rev. E 78, 2008. Differs: edges are sampled independently, so mixing, degrees and sizes spread around the
+        given values, and a few percent of the edges repeat; without repeats, the share that leaves is a little higher.
     """
     checked_integer("lfr.num_nodes", num_nodes, 4, 2**31 - 1)
     checked_number("lfr.mixing", mixing, 0, 1)

@@ -41,7 +41,7 @@ def as_column(source: Any) -> pa.ChunkedArray:
     """Return a column, or a list or numpy array of strings, as Arrow's; numbers and Arrow's own strings are shared.
 
     Raises:
-        EdgeStreamError: Arrow cannot hold it, or its numbers stand for something else, see `plain_values`.
+        EdgeStreamError: Arrow cannot hold it, or its numbers mean something else, see `plain_values`.
     """
     return plain_values(name_of(source, type(source).__name__), _arrow_column(source))
 
@@ -63,7 +63,7 @@ def _arrow_column(source: Any) -> pa.ChunkedArray:
 
 
 def table_columns(table: Any, names: list[int]) -> list[pa.ChunkedArray]:
-    """Return some columns of a table, by position; what they hold is shared where Arrow takes it as it lies."""
+    """Return some columns of a table, by position; their memory is shared where Arrow can take it."""
     if isinstance(table, pa.Table):
         return [as_column(table.column(place)) for place in names]
     if is_pandas(table):  # of pandas: the other columns need not be of Arrow's types
@@ -88,10 +88,10 @@ def rows_of(values: Any) -> Any:
 
     Args:
         values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet, .csv or .tsv file, see
-            `table_path`, which is read whole; what is none of these is returned as it is.
+            `table_path`, which is read whole; anything else is returned as it is.
 
     Raises:
-        ValueError: a column holds no numbers, or a file none.
+        ValueError: a column or a file holds no numbers.
     """
     if isinstance(values, str | os.PathLike):
         found = table_path(values)
@@ -130,10 +130,10 @@ def marked_by_words(values: Any, words: dict[str, list[str]]) -> tuple[dict[str,
 
     Args:
         values: (num_nodes,) strings: an array, a list, a column or a table of one, or the path of a column.
-        words: What to look for, in small letters, by name; letters of any case are taken, and blanks around them.
+        words: What to look for, in small letters, by name; case and surrounding blanks are ignored.
 
     Raises:
-        ValueError, EdgeStreamError: the values are no strings, or several columns.
+        ValueError, EdgeStreamError: the values are not strings, or several columns.
     """
     if isinstance(values, str | os.PathLike):
         values = read_table(*_named_columns(values), of_ids=True)
@@ -169,14 +169,14 @@ def _holds_numbers(kind: pa.DataType) -> bool:
 
 
 def _check_numbers(path: str | os.PathLike, table: pa.Table) -> None:
-    """Refuse a file that is taken whole and has columns that hold no numbers; tells those that do."""
+    """Refuse a file that is read whole and has columns without numbers; the error lists those with numbers."""
     other = next((field for field in table.schema if not _holds_numbers(field.type)), None)
     if other is None:
         return
     numbers = [field.name for field in table.schema if _holds_numbers(field.type)]
-    told = f"{path}: column {other.name!r} holds {other.type}, no numbers"
+    told = f"{path}: column {other.name!r} holds {other.type}, not numbers"
     if not numbers:
-        raise ValueError(f"{told}, nor does another: {', '.join(table.column_names)}")
+        raise ValueError(f"{told}, nor does any other column: {', '.join(table.column_names)}")
     raise ValueError(f"{told}: name columns, as {path}:{numbers[-1]}; numbers are in {', '.join(numbers)}")
 
 
@@ -209,12 +209,12 @@ def _numbers(column: pa.ChunkedArray, name: str, dates: bool = False) -> np.ndar
 
 
 class TableStream(EdgeStream):
-    """Edges of two columns, which are shared and not copied; a chunk is.
+    """Edges of two columns, which are shared; chunks are copies.
 
     Args:
         name: for messages.
         ends: the two columns, integers, or strings with relabel.
-        options: what all streams have.
+        options: the options of all streams.
 
     Raises:
         EdgeStreamError: other columns, or of different lengths.
@@ -253,7 +253,7 @@ class TableStream(EdgeStream):
 def open_table(
     source, options: StreamOptions, src: str | int | None = None, dst: str | int | None = None
 ) -> EdgeStream:
-    """Stream a DataFrame of pandas or polars, or a Table of Arrow; other columns are left alone.
+    """Stream a DataFrame of pandas or polars, or a Table of Arrow; other columns are ignored.
 
     Args:
         source: The table.
@@ -274,19 +274,19 @@ def open_columns(source, options: StreamOptions) -> EdgeStream:
     if len(ends) != 2:
         raise EdgeStreamError(f"edges must be a pair of columns, got {len(ends)}")
     if not any(is_text(end.type) or pa.types.is_integer(end.type) for end in ends):
-        return open_array(tuple(np.asarray(end) for end in ends), options)  # tells what is allowed
+        return open_array(tuple(np.asarray(end) for end in ends), options)  # its error says what is allowed
     return TableStream(_PAIR, ends, options)
 
 
 def listed_ids(ids: Any) -> NodeIds:
-    """List the ids of all nodes, see `NodeIds.of`; of a column of strings nothing is made but the table of ids.
+    """List the ids of all nodes, see `NodeIds.of`; from a column of strings only the table of ids is made.
 
     Args:
         ids: (num_nodes,) integers or strings, each once: a path of .npy, or of a column of a Parquet, .csv or .tsv
             file, an array, a list, or a column.
 
     Raises:
-        ValueError, EdgeStreamError: of another shape or type, or an id is missing, or stands twice.
+        ValueError, EdgeStreamError: of another shape or type, or an id is missing or repeated.
     """
     if isinstance(ids, str | os.PathLike):
         found = table_path(ids)
@@ -318,7 +318,7 @@ def read_table(path: str | os.PathLike, columns: list[str] | None = None, of_ids
         of_ids: Columns of text files that are no whole numbers or booleans stay strings.
 
     Raises:
-        ValueError: the file is none, is damaged, or lacks a column.
+        ValueError: the file is missing, is damaged, or lacks a column.
 
     Cost: the columns asked for in memory, of text files once more as text.
     """
@@ -353,7 +353,7 @@ def _header(path: Path) -> tuple[list[str], str]:
         line = file.readline(_LONGEST_HEADER)
     separator = "\t" if ".tsv" in path.name.lower() else next((mark for mark in ",\t;|" if mark in line), ",")
     if not line.strip():
-        raise ValueError(f"{path}: begins with no line of names of columns")
+        raise ValueError(f"{path}: does not begin with a line of column names")
     rows = pyarrow.csv.read_csv(
         pa.BufferReader(line.encode()), parse_options=pyarrow.csv.ParseOptions(delimiter=separator)
     )
@@ -368,7 +368,7 @@ def _read_text(path: Path, columns: list[str] | None, of_ids: bool) -> pa.Table:
     wanted = columns or names
     with pyarrow.csv.open_csv(
         path,
-        # As text in pieces, typed at the end: Arrow would hold all columns to find types, or guess by the first piece.
+        # As text in chunks, typed at the end: Arrow would hold all columns to find types, or guess by the first chunk.
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
             include_columns=wanted,

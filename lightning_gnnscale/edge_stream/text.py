@@ -1,7 +1,7 @@
 """Edges in text: .csv, .tsv, .txt and .gz of these, any separator, comments, with or without a header.
 
-pyarrow's streaming reader splits and converts. It knows neither comments nor runs of blanks nor separators of
-several characters, which are taken out before, nor the line that an error is on, which is looked for afterwards.
+pyarrow's streaming reader splits and converts. It handles neither comments nor runs of blanks nor separators of
+several characters, which are removed before, and does not give the line of an error, which is found afterwards.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _INTEGER = re.compile(r"-?\d+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _NO_NAME = re.compile(r"\W+|\W*(\d.*|nan|inf|null|none|n/?a)", re.IGNORECASE)
 _UNUSUAL = re.compile(rb"[\w.+-]+\s*([^\w\s.+-]+)\s*[\w.+-]+")
-_FEWEST_BELOW = 3  # lines that must differ from the first where its look alone makes it a header
+_FEWEST_BELOW = 3  # lines that must differ from the first where only its form makes it a header
 
 
 class TextFormat(NamedTuple):
@@ -57,7 +57,7 @@ class TextFormat(NamedTuple):
 
 
 def detect_format(path: Path, separator, comment: str, header, src, dst, id_type: str) -> TextFormat:
-    """Look at the first lines of a file, and take what the user says for the rest.
+    """Detect the format from the first lines of a file, except for what the user gives.
 
     Args:
         path: the file.
@@ -126,8 +126,8 @@ def _has_header(rows: list[list[str]], src, dst) -> bool:
 def _looks_like_names(rows: list[list[str]], places: tuple[int, int]) -> bool:
     """Whether the first line holds names of columns above ids that are words themselves.
 
-    It does where another column has a word above numbers; where its two ids are words that columns are called by, and
-    are no ids below; or where every id below has a digit, and neither of the two has one.
+    It does where another column has a word above numbers; where its two ids are customary column names, and are not
+    ids below; or where every id below has a digit, and neither of the two has one.
     """
     first, below = rows[0], [row for row in rows[1:] if len(row) > max(places)]
     ids = [first[place] for place in places if place < len(first)]
@@ -148,7 +148,7 @@ def _looks_like_names(rows: list[list[str]], places: tuple[int, int]) -> bool:
 
 def _tell_header(name: str, line: int, first: tuple[str, ...]) -> None:
     warnings.warn(
-        f"{name}: line {line} ({', '.join(first)}) is taken for the names of the columns, and left out: say "
+        f"{name}: line {line} ({', '.join(first)}) is taken for the names of the columns and left out: say "
         "header=True if that is right, header=False if it is an edge",
         stacklevel=2,
     )
@@ -187,7 +187,7 @@ class TextStream(EdgeStream):
         path: the file, decompressed on the way where it ends in .gz.
         text_format: how its lines are built.
         given: the reader options, for the fingerprint.
-        options: what all streams have.
+        options: the options of all streams.
     """
 
     def __init__(self, path: Path, text_format: TextFormat, given: dict, options: StreamOptions):
@@ -227,13 +227,13 @@ class TextStream(EdgeStream):
             raise self._refusal(num_edges, error) from error
 
     def _numbered_blocks(self, first_edge: int) -> Iterator:
-        """Also tell of a first line that no other line shares an id with: it may hold the names of the columns."""
+        """Also warn of a first line that shares no id with other lines: it may hold the names of the columns."""
         first = self._format.doubtful
         looks = bool(first) and self.node_ids is not None and not self.node_ids.complete
         num_edges, alone = 0, looks
         try:
             for src, dst in super()._numbered_blocks(first_edge):
-                if alone:  # ids are numbered as they come: the first line has 0 and 1
+                if alone:  # ids are numbered by appearance: the first line has 0 and 1
                     rest = slice(1 if num_edges == 0 else 0, None)
                     alone = src[0] != dst[0] if num_edges == 0 else True
                     alone = alone and not ((src[rest] < 2) | (dst[rest] < 2)).any()
@@ -327,15 +327,15 @@ def open_text(
     """Stream a text file; all its lines have the same number of fields, and `"` quotes one within its line.
 
     Ids are ASCII digits, after a minus sign or zeros if need be; blanks and tabs around a field do not count. With
-    relabel they may be any UTF-8 text, `5" pipe` too. Whatever else is refused with its line: `0x10`, `+1`, `1_000`,
-    `1.0`, `1e3`, other digits, `"3"11`, a NUL byte, a carriage return within a line, a byte order mark but the first.
+    relabel they may be any UTF-8 text, `5" pipe` too. Anything else is refused with its line: `0x10`, `+1`, `1_000`,
+    `1.0`, `1e3`, other digits, `"3"11`, a NUL byte, a carriage return in a line, any byte order mark but the first.
 
     Args:
         path: .csv, .tsv, .txt, also with .gz.
-        options: what all streams have.
-        separator: between fields, any string; " " or "\\t " is any run of blanks; None: found out from the head.
+        options: the options of all streams.
+        separator: between fields, any string; " " or "\\t " is any run of blanks; None: detected from the head.
         comment: characters that begin a comment line.
-        header: whether the first line holds names; None: found out, and told where ids are words too.
+        header: whether the first line holds names; None: detected, with a warning where ids are words too.
         src, dst: which fields, by position or by the header's names; None: by customary names, else the first two.
         id_type: with relabel, "integer" or "string"; "auto": from the head.
     """

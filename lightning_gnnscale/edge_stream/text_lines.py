@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import EdgeStreamError
 
 BLOCK_BYTES = 1 << 20
-BLANKS = " \t"  # what may stand around a field
+BLANKS = " \t"  # allowed around a field
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _RUN = re.compile(f"[{BLANKS}]+")
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -23,7 +23,7 @@ class PlainText(io.RawIOBase):
     """A text file as pyarrow wants it: without comments and blank lines, one character between fields.
 
     A read gives some whole lines, whatever size is asked for. The file is closed with the last reference to this.
-    Refused with their line: what pyarrow would read as something else than it says, such as `0x10` and `"3"11`.
+    Text that pyarrow would misread, such as `0x10` and `"3"11`, is refused with its line.
 
     Args:
         path: the file, decompressed on the way where it ends in .gz.
@@ -44,7 +44,7 @@ class PlainText(io.RawIOBase):
 
 
 def delimiter(separator: bytes) -> str:
-    """Return the one character that stands between fields in `PlainText`."""
+    """Return the one character between fields in `PlainText`."""
     if len(separator) > 1:
         return _UNIT_SEPARATOR
     return separator.decode() or " "
@@ -83,7 +83,7 @@ def _plain_blocks(
     signs += [b" ", b"\n\t" if between == b"\t" else b"\t"] if separator else []
     number = first_line
     for lines in _whole_lines(path, first_line):
-        # pyarrow passes over empty lines: each may stand between two newlines, and be left empty.
+        # pyarrow skips empty lines: each may stay empty between two newlines.
         block = b"\n%b\n" % lines
         if separator != between:
             block = block.replace(separator, between) if separator else _fold_blanks(block)
@@ -101,7 +101,7 @@ def _plain_blocks(
 
 
 def _faults(between: bytes, numbers: tuple[int, ...]) -> list[tuple[tuple[bytes, ...], re.Pattern, str]]:
-    """Return what must not stand in lines: (signs that it does not lack, pattern with it as group 1, what it does)."""
+    """Return what lines must not contain: (bytes that it always has, pattern with it as group 1, message)."""
     sep, quoted = re.escape(between), rb'"(?:[^"\n]++|"")*+'
     blanks = BLANKS.encode().replace(between, b"")
     field = rb'(?:%b"[^%b\n]*+|(?!")[^%b\n]*+)' % (quoted, sep, sep)
@@ -120,8 +120,8 @@ def _faults(between: bytes, numbers: tuple[int, ...]) -> list[tuple[tuple[bytes,
             rb"\n([^\r\n]*+\r(?!\n)[^\n]*)",
             "holds a carriage return: end lines by a line feed, with or without one",
         ),
-        # What was put together of files, each with its mark.
-        ((_BYTE_ORDER_MARK[-1:],), rb"\n(%b[^\n]*)" % _BYTE_ORDER_MARK, "begins with a byte order mark: take it out"),
+        # Joined files, each with its mark.
+        ((_BYTE_ORDER_MARK[-1:],), rb"\n(%b[^\n]*)" % _BYTE_ORDER_MARK, "begins with a byte order mark: remove it"),
     ]
     if numbers:
         hexadecimal = rb'\n(?:%b)("?[%b]*+0[xX][^\n]*)' % (before, blanks)
@@ -136,7 +136,7 @@ def _faults(between: bytes, numbers: tuple[int, ...]) -> list[tuple[tuple[bytes,
 
 
 def _line_of(block: bytes, position: int, lines: bytes, comment: bytes) -> int:
-    """Return which of the lines, from 0, a position of the block made of them lies in."""
+    """Return the line, from 0, of a position in the block made of lines."""
     edges_before = sum(1 for text in block[:position].split(b"\n")[:-1] if text.strip())
     texts = (text.strip() for text in lines.split(b"\n"))
     return [i for i, text in enumerate(texts) if text and text[0] not in comment][edges_before]
@@ -173,9 +173,9 @@ def _whole_lines(path: Path, first_line: int) -> Iterator[bytes]:
 
 
 def _check_text(path: Path, number: int, data: bytes) -> None:
-    """Raise where bytes after `number` line ends are no UTF-8 text, as far as a NUL or the mark of UTF-16 tells."""
+    """Raise where bytes after `number` line ends have a NUL or UTF-16's mark, so are not UTF-8 text."""
     if number == 0 and data.startswith(_WIDE_MARKS):
         raise EdgeStreamError(f"{path}: the text is UTF-16, not UTF-8: convert it")
     if (nul := data.find(b"\0")) >= 0:
         line = number + data.count(b"\n", 0, nul) + 1
-        raise EdgeStreamError(f"{path}: line {line}: holds a NUL byte: the file is damaged, or no UTF-8 text")
+        raise EdgeStreamError(f"{path}: line {line}: holds a NUL byte: the file is damaged, or not UTF-8 text")

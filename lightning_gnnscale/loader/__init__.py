@@ -1,4 +1,4 @@
-"""How to iterate: target order, the walk over parts, preparation ahead of training."""
+"""Iteration: target order, the walk over parts, preparation ahead of training."""
 
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool

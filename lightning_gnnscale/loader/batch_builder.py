@@ -60,7 +60,7 @@ class BatchBuilder:
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
     def __getstate__(self) -> dict:
-        """Leave out memory: another process takes its own."""
+        """Leave out memory: each process takes its own."""
         state = {name: value for name, value in vars(self).items() if name != "_spaces"}
         return state | {"pool": self.pool.max_bytes}
 
@@ -68,7 +68,7 @@ class BatchBuilder:
         vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
-        """Return the batch that (part, items, key) decide; arguments as in `sample`."""
+        """Return the batch of (part, items, key); arguments as in `sample`."""
         return self.fill(self.sample(staged, items, key), staged.features)
 
     def sample(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
@@ -97,7 +97,7 @@ class BatchBuilder:
         return self.return_e_id or self.edge_weight is not None or self.edge_features is not None
 
     def asks_edges(self, graph) -> bool:
-        """Whether a sampler is asked for the positions of edges, by which also edge types and times are read."""
+        """Whether a sampler is asked for the positions of edges, which edge types and times need too."""
         if self.with_edges or graph.types is None:
             return self.with_edges
         return graph.types.edge_time is not None or not self.sampler.has_edge_types
@@ -145,7 +145,7 @@ class BatchBuilder:
 
         Args:
             batch: sampled.
-            loaded: its rows, and others, where they have been read; None: from the table.
+            loaded: rows already read, its own among them; None: read from the table.
         """
         n_id = batch.n_id.numpy()
         if self.features is None:
@@ -162,7 +162,7 @@ class BatchBuilder:
         return batch
 
     def lend(self, graph) -> Workspace:
-        """Return a workspace that fits a part, one that another batch gave back where there is one."""
+        """Return a workspace that fits a part, a returned one where there is one."""
         try:
             space = self._spaces.get_nowait()
         except Empty:
@@ -227,7 +227,7 @@ class BatchBuilder:
         if sampled.pair_edges is None:
             given = {"edge_label": sampled.edge_label, "pair_attr": sampled.pair_attr}
         elif self.edge_label is None:
-            raise ValueError("labelled=True needs classes of edges, and the store has none: write it with edge_label=")
+            raise ValueError("labelled=True needs classes of edges, but the store has none: write it with edge_label=")
         else:
             edges = _positions(graph, sampled.pair_edges)
             attr = None if self.edge_features is None else np.ascontiguousarray(self.edge_features[edges])
@@ -242,9 +242,7 @@ class BatchBuilder:
         return gather_rows(table, e_id, self.pool.take((len(e_id), table.shape[1]), table.dtype))
 
     def _edge_weight(self, sampled: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
-        """Return the edges' weights and whether they average:
-
-        stored ones over the probability of the edge, or the sampler's.
+        """Return the edges' weights (stored over the edge's probability, or the sampler's) and whether they average.
 
         A sampler that gives edges weights and no `row_scale` (GraphSAINT) keeps its own.
         """
@@ -338,7 +336,7 @@ class BatchMaker:
         if self.gathers:
             return vars(self)
         builder = copy(self.builder)
-        builder.features = None  # they stay where they are
+        builder.features = None  # they stay in this process
         return vars(self) | {"builder": builder}
 
     def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
@@ -359,7 +357,7 @@ class BatchMaker:
             raise batch_error(key, f"{type(error).__name__}: {error}") from error
 
     def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
-        """Return what the batch of a key starts from."""
+        """Return the items of a key's batch."""
         order = (key.seed, key.epoch, self.shuffle, self.num_ranks)
         return part.items(self.builder.sampler, self.batch_size, self.drop_last, *order)[key.batch]
 

@@ -18,8 +18,8 @@ class Task:
         dependencies: Indices of the tasks that must be done before it.
         run: Does the task; called once. A remote task's `run` sends a request. If it returns a
             `concurrent.futures.Future`, the task is done when the future is, and threads do other work meanwhile.
-        cost: Returns what the task will cost, in the units of its kind; called when all dependencies are done.
-        is_remote: Whether others do the work. Such a task begins before all tasks that are not remote.
+        cost: Returns what the task will cost, in the units of its `kind`; called when all dependencies are done.
+        is_remote: Whether others do the work. Remote tasks begin before all others.
     """
 
     __slots__ = ("cost", "dag_id", "dependencies", "is_remote", "kind", "number", "run")
@@ -39,7 +39,7 @@ class Task:
 
 
 class BatchGraph:
-    """A physical task graph: the tasks of one batch, each behind those it depends on.
+    """A physical task graph: the tasks of one batch, each after those it depends on.
 
     Args:
         tasks: in an order in which they may run one after the other.

@@ -1,4 +1,4 @@
-"""Shared memory that finished batches lie in, capped in bytes, and handed out again when a batch is gone."""
+"""Shared memory of finished batches, capped in bytes, and reused when a batch is gone."""
 
 import mmap
 import os
@@ -16,7 +16,7 @@ from .shared_value import space
 from .work_queue import Attempt, Job, Line, WorkQueue
 
 MAPS_KEPT = 4  # of a worker
-_SHARED = mmap.MAP_SHARED | MAP_POPULATE  # the pages are there: all at once, not fault by fault
+_SHARED = mmap.MAP_SHARED | MAP_POPULATE  # maps all pages at once, not fault by fault
 
 
 class SegmentHandle(NamedTuple):
@@ -52,7 +52,7 @@ class SegmentMaps:
         except OSError as error:
             raise EOFError("the asking process has ended") from error
         try:
-            file = os.fstat(fd).st_ino  # another segment may have had its descriptor
+            file = os.fstat(fd).st_ino  # another segment may have had this descriptor
             memory = self._maps.pop(file, None) or mmap.mmap(fd, segment.capacity, _SHARED)
         finally:
             os.close(fd)
@@ -90,7 +90,7 @@ class SegmentPool:
     def __init__(self, max_bytes: int):
         self.max_bytes, self.held_bytes = max_bytes, 0
         self._waiting: list[Segment] = []
-        # A finaliser may run at any allocation, also while this thread holds the lock: it only appends.
+        # A finaliser may run at any allocation, even while this thread holds the lock: it only appends.
         self._returned: deque[Segment] = deque()
 
     def lend(self, num_bytes: int) -> Segment | None:
@@ -127,7 +127,7 @@ class SegmentPool:
         return memoryview(array)
 
     def close(self) -> None:
-        """Let go of all segments that wait."""
+        """Release all waiting segments."""
         self._sort_returned()
         self.held_bytes -= sum(segment.capacity for segment in self._waiting)
         self._waiting.clear()
@@ -141,10 +141,10 @@ class SegmentPool:
 
 
 class SegmentQueue(WorkQueue):
-    """A `WorkQueue` of one line. An attempt's space is the segment that its batch is to be written to, or lies in.
+    """A `WorkQueue` of one line. An attempt's space is the segment for its batch.
 
     Until the size of a batch is known, attempts start without a segment: they are lent one when the batch is made. The
-    batch that is wanted next always finds space: the last finished ones make it, and are made again later.
+    batch that is wanted next always finds space: the last finished ones give up theirs, and are made again later.
 
     Args:
         max_bytes: Upper bound on the bytes of segments that belong to batches which are not taken.
@@ -162,7 +162,7 @@ class SegmentQueue(WorkQueue):
         self.line, self.largest, self.short = Line(), 0, set()
 
     def start_next(self) -> Attempt | None:
-        """Start the first pending job, with a segment that fits it by all that is known; None: none, or no space."""
+        """Start the first pending job, with a segment of the expected size; None: no job, or no space."""
         if not self.pending or any(attempt in self.short for attempt in self.line.head.attempts):
             return None
         job, segment = self.pending[0], None
@@ -176,7 +176,7 @@ class SegmentQueue(WorkQueue):
         return attempt
 
     def lend(self, attempt: Attempt, num_bytes: int) -> bool:
-        """Lend an attempt at one job a segment in place of what it has; whether there was space.
+        """Replace the segment of an attempt at one job; return whether there was space.
 
         Raises:
             OSError: the system has no space.

@@ -1,4 +1,4 @@
-"""The protocol between a loader, which says what batches it wants, and whatever prepares them."""
+"""The protocol between a loader, which requests batches, and their source."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +6,7 @@ from ..sampler.minibatch import MiniBatch
 
 
 class BatchKey(NamedTuple):
-    """What decides a batch, bit for bit; `rng.batch_key(*key)` is its random key.
+    """The key that determines a batch, bit for bit; `rng.batch_key(*key)` is its random key.
 
     Attributes:
         seed: Seed of the run.
@@ -25,18 +25,18 @@ class BatchSource(Protocol):
     """Prepare batches ahead of their use; used by one thread.
 
     A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice. One whose workers
-    come and go may have `batches_ahead`: as many are asked for ahead, at least; and `parts_further`: so many more parts
-    may be open at a time than the walk needs, where each is prepared on one of several machines.
+    come and go may have `batches_ahead`: the least number requested ahead; and `parts_further`: how many more parts
+    than the walk needs may be open at a time, where each is prepared on one of several machines.
     """
 
     def begin(self) -> None:
-        """Start what is not there, before the first request of an iteration.
+        """Start what does not run yet, before the first request of an iteration.
 
-        Every rank calls it, one without any batch too: where ranks share what prepares, the others wait for it.
+        Every rank calls it, even without batches: where ranks share a source, the others wait for it.
         """
 
     def request(self, key: BatchKey) -> None:
-        """Ask for a batch, in the order in which batches are wanted; never blocks."""
+        """Request a batch, in the order in which batches are wanted; never blocks."""
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next requested batch, in request order; waits for it.
@@ -47,10 +47,10 @@ class BatchSource(Protocol):
         """
 
     def expect_part(self, part: int) -> None:
-        """Hear which part is wanted next, so that it can be loaded by then; may do nothing."""
+        """Announce the part that is wanted next, so that it can be loaded in time; may do nothing."""
 
     def forget(self) -> None:
         """Drop what was requested and not taken, at the end of an iteration; requests may follow."""
 
     def close(self) -> None:
-        """Forget, and let go of everything: no thread, process or shared memory outlives it."""
+        """Forget, and release everything: no thread, process or shared memory outlives it."""

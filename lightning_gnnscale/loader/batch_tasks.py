@@ -1,4 +1,4 @@
-"""What the tasks of one batch do."""
+"""The work of one batch's tasks."""
 
 import threading
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RowSize:
-    """Rows of the largest batch so far: how much space the next one is given at first."""
+    """Rows of the largest batch so far: the initial capacity of the next one."""
 
     def __init__(self):
         self.largest = 0
@@ -49,7 +49,7 @@ class RowBuffer:
         self._lock = threading.Lock()
 
     def gather(self, nodes: np.ndarray, first: int, total: int | None) -> Future | None:
-        """Gather the rows first, first + 1, ... of the batch; return a future where some are still on their way.
+        """Gather the rows first, first + 1, ... of the batch; return a future where some are still to come.
 
         Args:
             nodes: (num,) store ids.
@@ -78,8 +78,8 @@ class RowBuffer:
         return None
 
     def attach(self, batch: MiniBatch) -> None:
-        """Give the batch its rows, all of which are gathered."""
-        if self._fetch.by_node_type:  # in one chunk, since node types are gathered apart from each other
+        """Give the batch its rows after all are gathered."""
+        if self._fetch.by_node_type:  # in one chunk, since node types are gathered separately
             batch.x_by_node_type = rows_by_node_type(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
             return
         total = batch.num_nodes
@@ -105,7 +105,7 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
     """Return one subgraph of several, none of whose nodes or edges are shared.
 
     Its nodes are the seeds of all branches, then their nodes of the first hop, and so on, so that targets come first.
-    A node that two branches found stands twice. `row_scale`, `e_id` and `edge_weight` are joined where all have them.
+    A node that two branches found appears twice. `row_scale`, `e_id` and `edge_weight` are joined where all have them.
 
     Args:
         branches: sampled with as many hops each, with nodes and edges of each hop.
@@ -180,7 +180,7 @@ def copy_edges(edge_index, begin, end, place, shift, out, at):
         out[1, at + i - begin] = edge_index[1, i] + shift
 
 
-# Far above the hops of a batch, whose keys are folded from the same one.
+# Far above the hops of a batch: their keys are folded from the same one.
 _FIRST_KEY = 1 << 41
 
 
@@ -200,7 +200,7 @@ class BatchTasks:
         self._spaces: list = [None for _ in branches]
         self._local: list[list[np.ndarray]] = [[] for _ in branches]  # local ids of each hop
         self._found: list[list[np.ndarray]] = [[] for _ in branches]  # their store ids
-        self._neighbors: dict[tuple[int, int], int] = {}  # that the targets of a hop have
+        self._neighbors: dict[tuple[int, int], int] = {}  # of the targets of a hop
         self._node_data: dict = {}
         self._ends: dict[int, np.ndarray] = {}  # seeds, positives and negatives of links
         self._links = None
@@ -212,7 +212,7 @@ class BatchTasks:
         self._batch: MiniBatch | None = None
 
     def actions(self, task: "LogicalTask"):
-        """Return what runs a task, and what gives its cost."""
+        """Return a task's function, and the function of its cost."""
         node_type, branch, hop = task.kind, task.branch, task.hop
         if node_type == "neighborhood":
             return lambda: self._sample(branch, hop, task.chunk), lambda: self._hop_cost(branch, hop)
@@ -236,7 +236,7 @@ class BatchTasks:
         return lambda: self._start(branch), lambda: len(self._items)
 
     def result(self) -> MiniBatch:
-        """Return the batch, all tasks of which ran."""
+        """Return the batch after all its tasks ran."""
         return self._batch
 
     def _sample_batch(self) -> None:
@@ -299,7 +299,7 @@ class BatchTasks:
         return self._neighbors[branch, hop] // self._workflow.sample_chunks(hop)
 
     def _keep(self, branch: int) -> None:
-        """Keep the store ids of the newest nodes: the workspace is another batch's when they are fetched."""
+        """Keep the store ids of the newest nodes: another batch has the workspace when they are fetched."""
         newest = self._hoods[branch].newest
         local = self._builder.pool.take(newest.shape, np.int64)
         local[:] = newest
@@ -338,7 +338,7 @@ class BatchTasks:
         self._batch = self._builder.assemble(self._staged, joined, self._key, with_nodes=False)
 
     def _look_up(self) -> None:
-        """Look up labels, masks and degrees of the nodes of all branches, hop by hop as they stand in the batch."""
+        """Look up labels, masks and degrees of the nodes of all branches, hop by hop in the order of the batch."""
         nodes = [hops[hop] for hop in range(self._workflow.num_hops + 1) for hops in self._local]
         local = self._builder.pool.take((sum(len(some) for some in nodes),), np.int64)
         np.concatenate(nodes, out=local)

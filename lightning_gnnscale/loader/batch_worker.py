@@ -1,4 +1,4 @@
-"""A worker process that prepares batches: its own loop, and the end that the asking process holds."""
+"""A worker process that prepares batches: its loop, and its handle in the asking process."""
 
 import multiprocessing
 import signal
@@ -42,10 +42,7 @@ class RowSpan(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch that lies in its segment, its dense features behind all else;
-
-    and when it was sampled and its rows read.
-    """
+    """A batch in its segment, dense features last, and the times of its sampling and of reading its rows."""
 
     meta: bytes
     spans: list[tuple[int, int]]
@@ -61,19 +58,19 @@ class Made(NamedTuple):
 
 
 class NeedsSpace(NamedTuple):
-    """A batch that waits for a segment of num_bytes, or for None: it is not wanted any more."""
+    """A batch that waits for a segment of num_bytes, or for None: it is no longer wanted."""
 
     num_bytes: int
 
 
 class Failed(NamedTuple):
-    """What went wrong."""
+    """The error of a batch."""
 
     message: str
 
 
 class WorkerProcess:
-    """A started worker, from the side of the process that asks; it ends with that process, however that ends.
+    """A started worker, seen from the asking process; it ends with that process, however that ends.
 
     Args:
         maker: handle of a `BatchMaker`.
@@ -136,7 +133,7 @@ class WorkerProcess:
         self._process.kill()
 
     def join(self) -> str:
-        """Let go of a process that ends, and return how it ended."""
+        """Release an ending process, and return how it ended."""
         self._process.join(_END_LIMIT_S)
         if self._process.exitcode is None:
             self._process.kill()

@@ -1,4 +1,4 @@
-"""Memory that batches are made in, handed out again when the last tensor that views it is gone."""
+"""Memory for batches, reused when the last tensor that views it is gone."""
 
 import math
 import threading
@@ -14,7 +14,7 @@ _SMALLEST = 4096
 class BufferPool:
     """A pool of 64-byte aligned buffers behind numpy arrays and the tensors made of them.
 
-    Fresh pages cost several times what filling them does, so buffers come back: an array that `take` returned owns
+    Fresh pages cost several times what filling them does, so buffers are reused: an array that `take` returned owns
     its buffer until the array, and every view and tensor derived from it, is gone. A user may keep batches for as
     long as they like: what exceeds `max_bytes` is fresh memory, and is freed instead of coming back.
 
@@ -28,7 +28,7 @@ class BufferPool:
         self.max_bytes = max_bytes
         self.held_bytes = 0
         self._waiting: dict[int, list[np.ndarray]] = {}
-        # A finaliser may run at any allocation, also while this thread holds the lock: it only appends.
+        # A finaliser may run at any allocation, even while this thread holds the lock: it only appends.
         self._returned: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
 
@@ -52,7 +52,7 @@ class BufferPool:
         return array.view(dtype).reshape(shape)
 
     def clear(self) -> None:
-        """Free what waits; what is handed out stays with its users, and comes back."""
+        """Free waiting buffers; those handed out stay with their users, and come back."""
         with self._lock:
             self._sort_returned()
             self.held_bytes -= sum(size * len(buffers) for size, buffers in self._waiting.items())

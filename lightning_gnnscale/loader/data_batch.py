@@ -57,11 +57,11 @@ def check_data(data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_layouts(name: str, store) -> None:
-    """Refuse attributes of which torch cannot take rows.
+    """Refuse attributes from which torch cannot take rows.
 
     Args:
         name: What the store is called.
-        store: PyG's storage of one node type or edges, or of a whole `Data`.
+        store: PyG's storage of one node type or edge type, or of a whole `Data`.
 
     Raises:
         ValueError: one is sparse by rows, columns or blocks.
@@ -113,16 +113,16 @@ def compress(
     return CSC(indptr, sources.astype(id_dtype(num_nodes))), order
 
 
-_WHOLE = ("adj", "adj_t")  # of which no rows are taken
+_WHOLE = ("adj", "adj_t")  # no rows are taken from these
 _AHEAD = 64  # edges between a prefetch and its use
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks are moved
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # views of dtypes that numpy lacks
 
 
 class DataBatchBuilder(BatchBuilder):
     """Sample one batch and cut the user's `Data` down to it; may be called from several threads at once.
 
-    What is a node's or an edge's attribute, and along which dimension, is PyG's decision, taken again for each batch:
-    an attribute that the user replaces is seen, as it is in PyG's loader.
+    PyG decides for each batch what is a node's or an edge's attribute, and along which dimension: an attribute that
+    the user replaces takes effect, as in PyG's loader.
 
     Args:
         data: a homogeneous `torch_geometric.data.Data`.
@@ -147,7 +147,7 @@ class DataBatchBuilder(BatchBuilder):
         self.edge_order, self.input_id = edge_order, input_id
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
-        """Return the `Data` that (items, key) decide.
+        """Return the `Data` of (items, key).
 
         Args:
             staged: the whole graph.
@@ -210,7 +210,7 @@ class DataBatchBuilder(BatchBuilder):
 
 
 def _as_table(value) -> np.ndarray | None:
-    """Return a numpy view with the value's rows, None where there is none to be had."""
+    """Return a numpy view with the value's rows, or None where there is none."""
     if isinstance(value, np.ndarray):
         return value if value.flags.c_contiguous and not value.dtype.hasobject else None
     plain = type(value) is Tensor and value.layout == torch.strided and value.device.type == "cpu"
@@ -223,7 +223,7 @@ def _as_table(value) -> np.ndarray | None:
 
 
 def _rows(pool: BufferPool, value, index: Tensor) -> Tensor:
-    """Return the rows of what `_as_table` has a view of, in pooled memory."""
+    """Return rows of a view of `_as_table`, in pooled memory."""
     table = _as_table(value)
     out = pool.take((len(index), *table.shape[1:]), table.dtype)
     gathered = torch.from_numpy(gather_rows(table, index.numpy(), out))
@@ -249,13 +249,13 @@ def _look_up(table, rows, out):
 
 
 class SampledBatchBuilder(BatchBuilder):
-    """Let one of PyG's loaders make each batch, out of what a `DataSampler` samples; from several threads at once.
+    """Let one of PyG's loaders make each batch from the samples of a `DataSampler`; in several threads at once.
 
     Args:
-        loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only its batches are asked for.
+        loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only used to make batches.
         data_sampler: Samples by the key of the batch.
         sampler: Hands out positions in the loader's input.
-        pool: Memory of the batches' wide attributes, which PyG would copy into new memory, at several times the cost.
+        pool: Memory of the batches' wide attributes, which PyG would copy into new memory at several times the cost.
     """
 
     def __init__(self, loader, data_sampler, sampler: NeighborSampler, pool: BufferPool):
@@ -263,7 +263,7 @@ class SampledBatchBuilder(BatchBuilder):
         self.loader, self.data_sampler = loader, data_sampler
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
-        """Return the `Data` or `HeteroData` that (items, key) decide; arguments as in `BatchBuilder.build`."""
+        """Return the `Data` or `HeteroData` of (items, key); arguments as in `BatchBuilder.build`."""
         loader = copy.copy(self.loader)
         loader.filter_per_worker = False
         with self.data_sampler.keyed(key):
@@ -282,7 +282,7 @@ class SampledBatchBuilder(BatchBuilder):
             )
         values = getattr(self.loader.data[0], "edge_values", None) if isinstance(self.loader.data, tuple) else None
         for name, value in {} if values is None else values(batch.e_id.numpy()).items():
-            batch[name] = value  # which PyG leaves in its stores
+            batch[name] = value  # PyG leaves these in its stores
         return batch
 
     def _order_of(self, edge_type: tuple | None) -> Tensor | None:

@@ -15,7 +15,7 @@ THREAD_NAME = "gnnscale-batch"
 
 
 class LocalSource:
-    """A `BatchSource` of threads, each of which prepares a whole batch; one more thread loads parts.
+    """A `BatchSource` of threads, each of which prepares a whole batch; another thread loads parts.
 
     Compiled kernels release the interpreter lock. Threads run from the first request to `forget`. At most
     `maker.parts_open` parts are in memory.
@@ -57,7 +57,7 @@ class LocalSource:
         return job.key, job.outcome()
 
     def expect_part(self, part: int) -> None:
-        """Load a part in the thread that does so, unless it is there."""
+        """Load a part in the loading thread, unless it is loaded."""
         if self._stager is not None:
             self._cache.request(part, self._stager)
 
@@ -77,7 +77,7 @@ class LocalSource:
             stop(workers, stager)
 
     def close(self) -> None:
-        """End the threads and let go of the parts."""
+        """End the threads and release the parts."""
         self.forget()
         self._cache.clear()
 
@@ -101,11 +101,11 @@ class LocalSource:
         with self._changed:
             self._queue.finish(attempt, result)
             self._changed.notify_all()
-        del result  # an error holds this frame, and would hold itself
+        del result  # an error holds this frame, so it would hold itself
 
 
 def stop(*executors: ThreadPoolExecutor) -> None:
-    """End the threads and wait for them; a thread of theirs that runs this (garbage collection) does not."""
+    """End the threads and wait for them; one of them that runs this (garbage collection) does not wait."""
     inside = threading.current_thread().name.startswith(THREAD_NAME)
     for executor in executors:
         executor.shutdown(wait=not inside, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""One batch out of batches of several parts, side by side: its gradient is of all of them."""
+"""One batch made of batches of several parts: its gradient covers all of them."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice, pairwise, zip_longest
@@ -34,10 +34,10 @@ def mixed_batches(batches, num_chunks: int, take: Take):
 
 
 def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
-    """Return one batch that holds the graphs of several, apart from each other.
+    """Return one batch that holds the graphs of several, separately.
 
-    Nodes stand hop by hop, the seeds of all chunks first, as in a batch that is sampled at once. A node that several
-    chunks have read stands once for each. `part` and `key` are those of the first chunk.
+    Nodes are ordered hop by hop, the seeds of all chunks first, as in a batch that is sampled at once. A node that
+    several chunks have read appears once for each. `part` and `key` are those of the first chunk.
 
     Args:
         chunks: batches without links to train on, all sampled by one sampler from one store.
@@ -91,7 +91,7 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
 
 
 def _hop_ends(batch: MiniBatch) -> list[int]:
-    """Return 0 and where the seeds and the nodes of each hop end; targets and the rest where no hops are reported."""
+    """Return 0 and where the seeds and the nodes of each hop end; targets and the rest where batches have no hops."""
     counts = batch.num_sampled_nodes
     if counts is None:
         counts = [batch.batch_size, batch.num_targets - batch.batch_size, batch.num_nodes - batch.num_targets]
@@ -133,7 +133,7 @@ def _joined_rows(chunks: Sequence[MiniBatch], runs) -> SparseFeatures | None:
 
 
 def _joined_node_types(chunks: Sequence[MiniBatch], places: list[Tensor]) -> RowsByNodeType | None:
-    """Return the features of node types, those of each in the order in which its nodes stand in the mixed batch."""
+    """Return the features of node types, those of each in the order of its nodes in the mixed batch."""
     if chunks[0].x_by_node_type is None:
         return None
     rows, where = [chunk.x_by_node_type for chunk in chunks], torch.cat(places)
@@ -175,7 +175,7 @@ def _joined_seeds(chunks: Sequence[MiniBatch], places: list[Tensor]) -> Tensor |
 
 
 def _sums(counts: list[list[int] | None]) -> list[int] | None:
-    """Return counts a hop, added up over the chunks; None where no hops are reported."""
+    """Return counts a hop, added up over the chunks; None where batches have no hops."""
     if counts[0] is None:
         return None
     return [sum(int(count) for count in of_hop) for of_hop in zip_longest(*counts, fillvalue=0)]

@@ -21,7 +21,7 @@ from .part_walk import split_targets
 from .staged_part import StagedPart
 
 _OF_PROCESSES = "batches are prepared by threads of this process"
-# PyG's and DataLoader's arguments that change no result here: threads share the memory that these are about.
+# PyG's and DataLoader's arguments that change no result here: threads share memory.
 _WITHOUT_EFFECT = {
     "pin_memory",
     "pin_memory_device",
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = {
     "collate_fn",
     "dataset",
 }
-# Those that `DataSampler` and PyG's own cutting follow, with what asks for nothing.
+# Those that `DataSampler` and PyG's filtering follow, with their neutral values.
 _SAMPLED = {
     "input_time": None,
     "time_attr": None,
@@ -46,7 +46,7 @@ _SAMPLED = {
     "custom_cls": None,
     "input_id": None,
 }
-# Those that would change the result: the value that asks for nothing, and what to do instead.
+# Those that would change the result: the neutral value, and what to do instead.
 _REFUSED = {
     "neighbor_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
     "node_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
@@ -57,17 +57,17 @@ _REFUSED = {
     "worker_init_fn": (None, _OF_PROCESSES),
 }
 
-# Attributes of PyG's loaders that are parts of how it makes a batch, or of DataLoader's processes.
+# Attributes of PyG's loaders for making a batch, or of DataLoader's processes.
 _NOT_HERE = {
-    "node_sampler": "the loader samples by itself, as num_neighbors, replace and subgraph_type say",
-    "link_sampler": "the loader samples by itself, as num_neighbors, replace and subgraph_type say",
+    "node_sampler": "the loader samples by itself, by num_neighbors, replace and subgraph_type",
+    "link_sampler": "the loader samples by itself, by num_neighbors, replace and subgraph_type",
     "input_data": "the seeds are input_nodes or edge_label_index",
     "collate_fn": "call the loader with positions of seeds",
     "filter_fn": "call the loader with positions of seeds",
     "sampler": "the order of the seeds follows from seed and epoch",
     "generator": "the order of the seeds follows from seed and epoch",
-    "transform_sampler_output": "it is called by what makes the batches",
-    "custom_cls": "it is used by what makes the batches",
+    "transform_sampler_output": "the maker of the batches calls it",
+    "custom_cls": "the maker of the batches uses it",
     "input_id": "batches have it",
     "check_worker_number_rationality": _OF_PROCESSES,
     "enable_cpu_affinity": _OF_PROCESSES,
@@ -122,10 +122,10 @@ def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:
         raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {subgraph_type!r}")
     if locality is not None and name != "directional":
         raise ValueError(
-            f'locality weights the edges sampled, a subgraph of type "{name}" has others: use "directional"'
+            f'locality weights the sampled edges, but a subgraph of type "{name}" has others: use "directional"'
         )
     if locality is not None and "edge_weight" in data:
-        raise ValueError("locality gives the batch an edge_weight, and data has one: rename data.edge_weight")
+        raise ValueError("locality gives the batch an edge_weight, but data has one: rename data.edge_weight")
     return name
 
 
@@ -191,11 +191,11 @@ def _short(value) -> str:
 
 
 class SeedLoader(PartLoader):
-    """Batches around seeds of a graph in memory, which is the one part, prepared by threads.
+    """Batches around seeds of a graph in memory (its only part), prepared by threads.
 
     Args:
         data: The user's graph.
-        seeds: (num_seeds,) what batches start from.
+        seeds: (num_seeds,) seeds of the batches.
         csc: Its rows are as many as there may be seeds.
         builder, sampler: Make the batches, and hand out the seeds.
         rank, world_size, transform: See `NeighborLoader`.
@@ -224,13 +224,13 @@ class SeedLoader(PartLoader):
         )
 
     def _sample_by_data(self, loader: str, sampler, rank, world_size, transform, own: dict, **inputs) -> None:
-        """Begin with what one of PyG's loaders makes of a `DataSampler`'s samples.
+        """Begin with one of PyG's loaders over a `DataSampler`'s samples.
 
         Args:
             loader: "NodeLoader" or "LinkLoader".
             sampler: The `DataSampler`.
             own: Options of the batches.
-            inputs: The loader's seeds, and what else it takes.
+            inputs: The loader's seeds, and its other arguments.
         """
         import torch_geometric.loader as pyg
 
@@ -288,7 +288,7 @@ class SeedLoader(PartLoader):
         self._advance = False
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on where the state was taken: within its epoch, or with the next one."""
+        """Resume the next iteration where the state was taken: within its epoch, or with the next one."""
         super().load_state_dict(state)
         self._advance = state["delivered"] >= state["length"] > 0
 
@@ -334,7 +334,7 @@ class NeighborLoader(SeedLoader):
         input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
             Of a `HeteroData` a node type, or (node type, seeds).
         batch_size: Seeds per batch, >= 1.
-        shuffle: Whether the seeds come in a new order every epoch. (PyG's default is False as well.)
+        shuffle: Whether seeds get a new order every epoch. (PyG's default is False as well.)
         replace: Whether neighbours are sampled with replacement.
         subgraph_type: "directional": the sampled edges; "bidirectional": those and their reverses; "induced": all edges
             between the sampled nodes.
@@ -351,13 +351,13 @@ class NeighborLoader(SeedLoader):
             the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
             arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
             `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
-            edges that says when they are there: no neighbour is later than the seed, or than its input_time,
-            (num_seeds,); nor of the same time with strictly_before=True, which PyG has not. temporal_strategy,
+            edges with their times: no neighbour is later than the seed, or than its input_time,
+            (num_seeds,); nor of the same time with strictly_before=True, which PyG lacks. temporal_strategy,
             "uniform", or "last", which takes the latest that may be sampled. weight_attr, the attribute of edges by
             which they are sampled. disjoint, whether each seed has a subgraph of its own, named by `batch` (always
             with times). transform_sampler_output, custom_cls and input_id as in PyG.
 
-    A loader may be called, as PyG's: `loader([0, 5])` is the batch of the seeds at these positions.
+    A loader may be called, as in PyG: `loader([0, 5])` is the batch of the seeds at these positions.
 
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
@@ -366,9 +366,8 @@ class NeighborLoader(SeedLoader):
 
     Cost: one sort of the edges unless is_sorted; the CSC of the graph, 4 bytes an edge (4 more for `e_id` unless
     is_sorted); 4 bytes a node and thread.
-    Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct, but in disjoint
-    subgraphs; a fan-out of 0 is refused where there is one edge type; the counts of a hop are there without pyg-lib
-    too.
+    Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct, except in disjoint
+    subgraphs; a fan-out of 0 is refused where there is one edge type; counts of a hop need no pyg-lib.
     With node types, times, weights or disjoint subgraphs: see `DataSampler`.
     """
 
@@ -418,7 +417,7 @@ class LinkNeighborLoader(SeedLoader):
     """Sample neighbours of the ends of links, and of negative ones, from a PyG `Data` or `HeteroData`.
 
     A batch is PyG's: `edge_label_index` and `edge_label`, or `src_index`, `dst_pos_index` and `dst_neg_index` of
-    triplets, with the subgraph around them; of a `HeteroData` they stand in the links' edge type. Every choice follows
+    triplets, with the subgraph around them; of a `HeteroData` they are in the links' edge type. Every choice follows
     from (seed, epoch, batch), negatives too.
 
     Args:
@@ -431,7 +430,7 @@ class LinkNeighborLoader(SeedLoader):
         edge_label_time: (num_links,) time of each link; with `time_attr` alone.
         neg_sampling: PyG's `NegativeSampling`, its mode ("binary", "triplet"), or a dict of its arguments; None: none.
         neg_sampling_ratio: Number of negative links for each link (PyG's older form).
-        options: Those of `NeighborLoader`; `input_nodes` and `input_time` have no place here.
+        options: Those of `NeighborLoader`; `input_nodes` and `input_time` are refused.
 
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow; times without
@@ -484,7 +483,7 @@ class LinkNeighborLoader(SeedLoader):
 
 
 def _own_options(options: dict, batch_size: int, shuffle: bool) -> dict:
-    """Take what decides order and threads out of a loader's further arguments, and return it."""
+    """Take the arguments of order and threads out of a loader's further arguments, and return them."""
     own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
     own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
     return own | {"batch_size": batch_size, "shuffle": shuffle}
@@ -497,10 +496,10 @@ def _has_node_types(data) -> bool:
 
 
 def _of_stores(data) -> bool:
-    """Whether a graph lies in PyG's stores: a pair of them, or a `PyGStore`, which is both."""
+    """Whether a graph is in PyG's stores: a pair of them, or a `PyGStore`, which is both."""
     from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
-    if isinstance(data, Data | HeteroData):  # which are both as well
+    if isinstance(data, Data | HeteroData):  # these are both as well
         return False
     pair = data if isinstance(data, tuple) and len(data) == 2 else (data, data)
     return isinstance(pair[0], FeatureStore) and isinstance(pair[1], GraphStore)
@@ -529,12 +528,12 @@ def _as_tensors(data, seeds, links: bool = False):
     """Return seeds as PyG takes them: ids as int64 tensors, with the node type or edge type where there are several.
 
     Raises:
-        ValueError: a heterogeneous graph, and no node type, or one that it has not; or ids that are no integers.
+        ValueError: a heterogeneous graph without a node type, or with an unknown one; or ids that are not integers.
     """
     if _of_stores(data) and seeds is None:
         if not hasattr(data, "num_nodes"):
             raise ValueError(
-                "stores do not say all their nodes: pass input_nodes, of several node types (node type, seeds)"
+                "stores do not list all their nodes: pass input_nodes, of several node types (node type, seeds)"
             )
         return torch.arange(data.num_nodes)
     if not _has_node_types(data):
@@ -553,7 +552,7 @@ def _as_tensors(data, seeds, links: bool = False):
 
 
 def _by_its_ends(node_type: tuple, edge_types: list[tuple]) -> tuple:
-    """Return the edge type between two node types: the only one, or the one named "to", as in PyG; else `node type`."""
+    """Return the edge type between two node types: the only one, or the one named "to", as in PyG; else the ends."""
     if len(node_type) != 2:
         return node_type
     found = [one for one in edge_types if (one[0], one[-1]) == node_type]
@@ -595,7 +594,7 @@ def _as_tensor(name: str, values):
 
 
 def _check_inputs(inputs, num_nodes: int | dict) -> None:
-    """Raise ValueError for seeds that are no nodes, or times of another number."""
+    """Raise ValueError for seeds that are not nodes, or not one time a seed."""
     node_types = (None, None) if inputs.input_type is None else inputs.input_type
     links = hasattr(inputs, "row")
     ends = ((inputs.row, node_types[0]), (inputs.col, node_types[-1])) if links else ((inputs.node, inputs.input_type),)
@@ -606,11 +605,11 @@ def _check_inputs(inputs, num_nodes: int | dict) -> None:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             raise ValueError(f"seeds must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}")
     if inputs.time is not None and len(inputs.time) != len(ends[0][0]):
-        raise ValueError(f"there are {len(ends[0][0])} seeds, and {len(inputs.time)} times of seeds: one a seed")
+        raise ValueError(f"there are {len(ends[0][0])} seeds, but {len(inputs.time)} times of seeds: give one a seed")
 
 
 def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborSampler:
-    """Return the sampler; errors name the argument as PyG does."""
+    """Return the sampler; errors name the argument as in PyG."""
     if isinstance(num_neighbors, dict):
         raise ValueError("num_neighbors by edge type needs a graph with several: a HeteroData")
     if isinstance(num_neighbors, str) or not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor):

@@ -1,4 +1,4 @@
-"""ByteGNN's operators: seeds, positives, negatives, neighbourhoods; a `FeatureTable` fetches rows itself."""
+"""ByteGNN's operators: seeds, positives, negatives, neighbourhoods; a `FeatureTable` fetches rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .staged_part import StagedPart
 class Neighborhood(Protocol):
     """The neighbourhood of one batch while it is sampled, one hop after the other."""
 
-    num_neighbors: int  # in all, of the nodes whose neighbours the next hop samples: what the hop costs
+    num_neighbors: int  # of all nodes that the next hop samples from: the hop's cost
     newest: np.ndarray  # (num_new,) local ids found at the last hop, at first the seeds; a view
 
     def sample(self) -> None:
@@ -27,12 +27,12 @@ class Neighborhood(Protocol):
 
 
 class NeighborhoodOperator(Protocol):
-    """Samples neighbourhoods; has no state of a batch.
+    """Samples neighbourhoods; holds no state of a batch.
 
     One that has an attribute `in_chunks`, which is true, gives neighbourhoods whose hop may be sampled by several tasks
-    side by side, `sample(chunk, num_chunks)` for each, and then `relabel()`, in place of `sample()`.
+    side by side, `sample(chunk, num_chunks)` for each, and then `relabel()`, instead of `sample()`.
 
-    One that has an attribute `asks`, which is true, gives neighbourhoods some of whose rows lie elsewhere: `ask()`
+    One that has an attribute `asks`, which is true, gives neighbourhoods with some rows on other machines: `ask()`
     sends the requests of a hop and returns a `concurrent.futures.Future` of their replies, or None; `sample` samples
     the rows that are here, side by side with it, and `relabel` has both.
     """
@@ -54,7 +54,7 @@ class NeighborhoodOperator(Protocol):
 
 
 class FetchOperator(Protocol):
-    """Gathers rows; every `FeatureTable` is one, and an own one derives from it for what it leaves out."""
+    """Gathers rows; every `FeatureTable` is one, and a user's own derives from it for defaults."""
 
     dim: int
     dtype: np.dtype
@@ -79,7 +79,7 @@ class FanoutNeighborhood:
     def __init__(self, sampler: NeighborSampler):
         self.asks = self.asks or sampler.asks
         self.sampler, self.num_hops = sampler, len(sampler.fanouts)
-        self.in_chunks = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
+        self.in_chunks = type(sampler) is NeighborSampler  # other samplers' rows may be on other machines
 
     def begin(
         self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
@@ -125,7 +125,7 @@ class PositiveOperator(Protocol):
     """Samples a positive for each seed."""
 
     def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
-        """Return (num_seeds,) local ids; a seed itself means that it has none. Arguments as for seeds."""
+        """Return (num_seeds,) local ids; a seed without one gets itself. Arguments as for seeds."""
 
 
 class NegativeOperator(Protocol):

@@ -60,7 +60,7 @@ class LoaderOptions:
     Args:
         batch_size: Targets per batch, >= 1.
         seed: Seed of the order of targets and of the samples.
-        shuffle: Whether the targets come in a new order every pass.
+        shuffle: Whether targets get a new order every pass.
         drop_last: Whether a part's short last batch is left out.
         passes: Passes over a part before the next part; the key's epoch is epoch * passes + pass.
         num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread.
@@ -102,7 +102,7 @@ class PartLoader:
 
     A batch is a function of (seed, epoch, part, batch index) alone: threads, prefetch depth, ranks and restarts
     change nothing. While a part trains, a thread loads the next one; at most two are in memory, with `interleave` one
-    more than each batch mixes. Parts without targets are passed over.
+    more than each batch mixes. Parts without targets are skipped.
 
     Args:
         parts: This rank's parts in the order in which they are visited; with `interleave`, all parts.
@@ -113,13 +113,13 @@ class PartLoader:
         interleave: How parts take turns: each batch consists of one chunk of each open part, and every rank gets
             equally many batches. `parts` must then list the parts of all ranks. None: one part after another, each on
             one rank. Excludes passes and drop_last.
-        source: Prepares batches in place of `options.num_threads` threads: (stage, maker) to `BatchSource`, for example
+        source: Prepares batches instead of `options.num_threads` threads: (stage, maker) to `BatchSource`, for example
             `functools.partial(ProcessSource, num_workers=4)`. It is kept from one iteration to the next; `close` ends
             it.
         pad_to: Number of batches of the longest rank. After its own last batch, this rank yields None up to that
             number. None: no padding.
         pool: Memory of the batches; None: the loader makes its own.
-        builder: Makes the batches, in place of a builder made from data, options and pool.
+        builder: Makes the batches, instead of a builder made from data, options and pool.
 
     Raises:
         ValueError: an argument is out of range.
@@ -195,7 +195,7 @@ class PartLoader:
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Where Lightning looks for `set_epoch`: it calls `loader.batch_sampler.sampler.set_epoch`, not the loader's.
+        """The object whose `set_epoch` Lightning calls: `loader.batch_sampler.sampler.set_epoch`, not the loader's.
 
         (It would also look at `loader.sampler`, but replaces that under `overfit_batches`.)
         """
@@ -224,7 +224,7 @@ class PartLoader:
         self._source = self._new_source()
 
     def set_reads(self, reads: RowReads, features) -> None:
-        """Get the feature rows of the next iteration's batches in another way; not while one is under way.
+        """Change how the next iteration's batches get their feature rows; not while one is under way.
 
         Args:
             reads: how.
@@ -240,7 +240,7 @@ class PartLoader:
         self._source = self._new_source()
 
     def first_footprint(self) -> Footprint | None:
-        """Load the first part and sample its first chunk, and return what it and a batch take; None without batches."""
+        """Load the first part, sample its first chunk, and return their sizes; None without batches."""
         position = next(self.walk.positions(self.epoch), None)
         if position is None:
             return None
@@ -259,16 +259,16 @@ class PartLoader:
 
     @property
     def waiting_share(self) -> float:
-        """Share of time that the reader waited for batches, in [0, 1]: of the iteration under way, or of the last."""
+        """Share of time that the reader waited for batches, in [0, 1], in the current iteration or the last."""
         return self._waited_s / self._ran_s if self._ran_s else 0.0
 
     @property
     def seconds(self) -> float:
-        """How long the iteration under way has taken, or the last one took, the reader's own work included."""
+        """Seconds of the current iteration, or of the last one, the reader's own work included."""
         return self._ran_s
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the walk stands, by batches handed over, whatever is prepared already; the same on all ranks."""
+        """Return the position of the walk in batches handed over, not in prepared ones; the same on all ranks."""
         return {
             "epoch": self.epoch,
             "delivered": self._delivered,
@@ -279,7 +279,7 @@ class PartLoader:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on where the state was taken.
+        """Resume the next iteration where the state was taken.
 
         Raises:
             ValueError: the state was taken within an epoch of another shape.
@@ -298,11 +298,11 @@ class PartLoader:
         self._delivered = self.length if at_end else state["delivered"]
 
     def __iter__(self) -> Iterator[MiniBatch | None]:
-        # Nothing is read before the first batch is asked for: Lightning sets the epoch after it made the iterator.
+        # Nothing is read before the first batch is requested: Lightning sets the epoch after making the iterator.
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
         if self._open is not None:
-            self._open.close()  # of an iteration that was left: the source serves one
+            self._open.close()  # of an abandoned iteration: the source serves one
         batches = self._open = self._batches(start)
         begun, self._waited_s = time.perf_counter(), 0.0
         try:
@@ -328,7 +328,7 @@ class PartLoader:
             yield None
 
     def sampled_chunks(self) -> Iterator[MiniBatch]:
-        """Yield what the batches of the epoch are mixed of, a chunk at a time, in place of the batches."""
+        """Yield the chunks of the epoch's batches, one at a time, instead of the batches."""
         return self._ahead(0)
 
     def _new_source(self) -> BatchSource:
@@ -376,7 +376,7 @@ class PartLoader:
         )
 
     def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:
-        """Whether a batch may be asked for now: not of too many visits further, and not of one part too many."""
+        """Whether a batch may be requested now: not too many visits ahead, and not of one part too many."""
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False

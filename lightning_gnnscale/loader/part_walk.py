@@ -1,4 +1,4 @@
-"""The walk of one rank over its parts: which batch comes at which position of an epoch."""
+"""The walk of one rank over its parts: which batch is at which position of an epoch."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_si
     return owner
 
 
-_MOST_COMPARED = 1 << 16  # targets of a rank whose neighbours are looked at, beyond twice those that leave
+_MOST_COMPARED = 1 << 16  # targets of a rank whose neighbours are counted, at least; or twice those that leave
 
 
 def assign_targets(
@@ -114,7 +114,7 @@ def assign_targets(
     ]
     loads = np.array([len(nodes) for nodes in held])
     quota = np.full(world_size, total // world_size)
-    quota[np.argsort(-loads, kind="stable")[: total % world_size]] += 1  # so that the fewest leave
+    quota[np.argsort(-loads, kind="stable")[: total % world_size]] += 1  # so that as few as possible leave
     space = np.maximum(quota - loads, 0)
     taken: list[list[np.ndarray]] = [[] for _ in range(world_size)]
     for rank in range(world_size):
@@ -192,7 +192,7 @@ class PartWalk:
     """All batches of a rank's epoch, part after part, `passes` times each.
 
     Args:
-        parts: the rank's parts in the order of their visits; parts without batches are passed over.
+        parts: the rank's parts in the order of their visits; parts without batches are skipped.
         num_batches: batches of one pass over each part.
         passes: passes over a part before the next one, >= 1.
     """
@@ -234,7 +234,7 @@ def parts_of_rank(num_parts: int, rank: int, world_size: int) -> list[int]:
     return list(range(rank, num_parts, world_size))
 
 
-_WALK = 1 << 43  # the order of parts has keys of its own
+_WALK = 1 << 43  # separates the keys of the order of parts
 _LOOKED_AT = 16  # epochs
 
 
@@ -244,9 +244,9 @@ def shuffled_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
 
 
 def spread_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
-    """Return the parts in a sampled order in which those that follow each other are far apart among the parts.
+    """Return the parts in a sampled order in which consecutive ones have distant ids.
 
-    Halves of the parts take turns, in each of them its halves do, and so on; which half begins is sampled. Machines
+    Halves of the parts take turns, so do the halves of each, and so on; which half begins is sampled. Machines
     that hold ranges of parts, whatever their number, so hold about as many of the parts that are open at a time.
     """
     if len(parts) < 2:
@@ -273,20 +273,19 @@ class InterleavedWalk:
     """One rank's chunks of batches in an epoch in which parts take turns.
 
     `open_parts` parts are open at a time, in a new order every epoch. One chunk of each is taken in turn; where a part
-    ends, the next one takes its lane. A run of `open_parts` chunks makes a batch (`mixed_batches`): parts of a low cut
+    ends, the next one replaces it. A run of `open_parts` chunks makes a batch (`mixed_batches`): parts of a low cut
     have few classes each, so batches of a single part would pull the weights to and fro. In each turn of a part every
-    rank takes
-    one chunk: rank r takes chunk turn * world_size + r. So all ranks get equally many, and the chunks of a turn share
-    neighbours.
+    rank takes one chunk: rank r takes chunk turn * world_size + r. So all ranks get equally many, and the chunks of a
+    turn share neighbours.
 
     Args:
         parts: All parts; those without batches are skipped.
         num_batches: Number of turns in one pass over each part; every rank takes one chunk per turn.
         rank, world_size: Rank of this process, and number of processes.
-        lanes: Parts that are open at a time, and chunks per batch, >= 1.
+        open_parts: Parts that are open at a time, and chunks per batch, >= 1.
         seed: Seed of the order of parts.
         shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
-        spread: Whether that order keeps neighbouring parts apart, see `spread_parts`.
+        spread: Whether that order separates neighbouring parts, see `spread_parts`.
 
     Source: Chiang et al., Cluster-GCN, KDD 2019, stochastic multiple partitions; Armada, mini-batches of disjoint sets
     of parts that workers prepare side by side.
@@ -315,7 +314,7 @@ class InterleavedWalk:
         Sizes of parts differ, and the largest of them meet in few of the orders that are sampled.
         """
         size, most = dict(zip(self.parts, np.asarray(sizes).tolist(), strict=True)), 0
-        held: dict[int, None] = {}  # the last one is the latest that was asked for; parts stay from epoch to epoch
+        held: dict[int, None] = {}  # the last one is the latest requested; parts stay from epoch to epoch
         for epoch in range(_LOOKED_AT if self.shuffle else 1):
             for position in self.positions(epoch):
                 for part in (position.part, position.following):
@@ -351,7 +350,7 @@ class InterleavedWalk:
 
 
 def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:
-    """Return consecutive chunks of (num_items,) whose lengths differ by one at most; with few items some come twice.
+    """Return consecutive chunks of (num_items,) whose lengths differ by one at most; with few items some appear twice.
 
     Args:
         order: at least one item.

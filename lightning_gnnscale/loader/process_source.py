@@ -21,13 +21,13 @@ from .staged_part import PartCache, StagedPart
 from .work_queue import START_LIMIT_S, Attempt, Job
 
 START_ATTEMPTS = 3
-_LOOK_S = 0.5  # between looks at the clock
+_LOOK_S = 0.5  # between readings of the clock
 
 
 class WorkerCrew:
-    """Threads that each lead one worker process: a thread asks, waits for the answer, and starts a new worker.
+    """Threads that each lead one worker process: a thread asks, waits for the answer, and replaces the worker.
 
-    They are no part of `ProcessSource`, so that one that is forgotten can be collected, and ends them.
+    They are separate from `ProcessSource`, so that an abandoned one can be collected and ends them.
 
     Args:
         stage: part id to `StagedPart`.
@@ -36,8 +36,8 @@ class WorkerCrew:
         num_workers, queue_bytes, start_method, timeout_s: see `ProcessSource`.
 
     Attributes:
-        queue: what is requested, and prepared and not taken.
-        changed: guards the queue, and tells of each change.
+        queue: requested batches, and those prepared and not taken.
+        changed: guards the queue, and signals each change.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class WorkerCrew:
         self._workers: set[WorkerProcess] = set()
         self._num_workers = self._able = num_workers
         self._threads: list[threading.Thread] = []
-        self._broken: str | None = None  # why no batch will ever be prepared
-        self._closing = False  # no job is given out any more
+        self._broken: str | None = None  # the reason why no batch can be prepared
+        self._closing = False  # no job is started any more
         self._silent_s = 0.0
         self._begin()
 
@@ -92,7 +92,7 @@ class WorkerCrew:
         return job.key, made.open(memory)
 
     def forget(self) -> None:
-        """Drop all jobs; those that run are done for nothing."""
+        """Drop all jobs; the results of running ones are discarded."""
         with self.changed:
             self.queue.forget(self.queue.line)
             self.changed.notify_all()
@@ -132,9 +132,9 @@ class WorkerCrew:
     def _wait_for_answer(self) -> None:
         """Wait for a change; GNNScaleError: no worker has answered for too long.
 
-        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own:
-        while a worker has yet to turn to its job, nobody is late. A look counts for what it should take: a process that
-        was stopped together with its workers, and goes on with them, has not waited for them.
+        Loading a part here keeps the workers waiting, so it does not count; starts have a limit of their own: while a
+        worker has yet to begin its job, nobody is late. Each wait counts with its planned length: a process that was
+        stopped together with its workers, and resumes with them, has not waited for them.
         """
         begun = time.monotonic()
         self.changed.wait(_LOOK_S)
@@ -184,7 +184,7 @@ class WorkerCrew:
             except (EOFError, OSError):
                 self._bereave(attempt, worker)
                 worker = None
-            del attempt, job, part  # a part goes when its last batch is made
+            del attempt, job, part  # a part is freed when its last batch is made
         if worker is not None:
             worker.kill()
             self._dismiss(worker)
@@ -214,7 +214,7 @@ class WorkerCrew:
                 self._find_space(attempt, answer.num_bytes)
             except GNNScaleError as found:
                 worker.ask(None)
-                return GNNScaleError(str(found))  # that one's traceback would keep frames, and the part with them
+                return GNNScaleError(str(found))  # its traceback would keep frames, and the part with them
             answer = worker.ask(attempt.space and attempt.space.handle)
         return GNNScaleError(answer.message) if isinstance(answer, Failed) else answer
 
@@ -222,7 +222,7 @@ class WorkerCrew:
         """Lend an attempt a segment, once there is space or nobody needs it any more.
 
         Raises:
-            GNNScaleError: there will be none.
+            GNNScaleError: there cannot be any.
         """
         key, cap = attempt.jobs[0].key, self.queue.pool.max_bytes
         if num_bytes > cap:
@@ -249,7 +249,7 @@ class WorkerCrew:
                 self.changed.notify_all()
 
     def _hire(self) -> WorkerProcess | None:
-        """Return a worker that has started, None where there is none to be had."""
+        """Return a started worker, or None where none can start."""
         for _ in range(START_ATTEMPTS):
             worker = None
             try:
@@ -273,7 +273,7 @@ class WorkerCrew:
         return None
 
     def _give_up(self, reason: str) -> None:
-        """Go on with one worker less; with none left, say so to whoever waits."""
+        """Go on with one worker less; with none left, the waiting thread raises."""
         with self.changed:
             if self._closing:
                 return
@@ -301,7 +301,7 @@ class WorkerCrew:
             self.changed.notify_all()
 
     def _dismiss(self, worker: WorkerProcess) -> str:
-        """Let go of a worker that ends, and return how it ended."""
+        """Release an ending worker, and return how it ended."""
         with self.changed:
             self._workers.discard(worker)
         return worker.join()
@@ -316,7 +316,7 @@ class ProcessSource:
 
     No process has a copy of the graph: each worker maps what lies in files. A thread of this process loads a part once,
     into memory that all workers map; at most `maker.parts_open` parts are there at a time. A batch is written once,
-    into shared memory without a name, and its tensors lie there. A process that is killed, this one included, leaves
+    into shared memory without a name, and its tensors stay there. A process that is killed, this one included, leaves
     nothing behind. If a worker ends, another one prepares its batch, and a new worker is started in its place. A batch
     that takes several times as long as any before is given to a second worker as well; the first to finish counts.
 
@@ -335,7 +335,7 @@ class ProcessSource:
         ValueError: an argument is out of range.
 
     Cost: a start of a worker takes tens of milliseconds after the first one, and loads its compiled kernels; a batch,
-        two messages and a copy of all but its dense features, which are gathered where they are to lie.
+        two messages and a copy of all but its dense features, which are gathered in place.
     """
 
     def __init__(

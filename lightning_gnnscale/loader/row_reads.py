@@ -1,4 +1,4 @@
-"""How batches get their feature rows: what memory holds decides, and the rest of the code asks for rows."""
+"""How batches get their feature rows: chosen by what memory holds; the rest of the code only asks for rows."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from .batch_builder import BatchBuilder
 from .local_source import THREAD_NAME, stop
 
 HOWS = ("mapped", "resident", "planned")
-MOST_HALOS = 255  # that a store tells a node to stand in
+MOST_HALOS = 255  # the largest count of a node's halos in a store
 # Share of the free memory that rows and batches may take: the rest is for a model, its gradients, and other users.
 _SPACE_SHARE = 0.7
 # A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
@@ -38,11 +38,11 @@ class RowReads:
             the rows of a run of them are read together, each once, in order.
         window_bytes: rows that are read together, bytes; of "planned".
         windows_held: such windows in memory, 1 or 2: with 2 the next one is read while batches of the first train.
-        kept_halos: rows of nodes that stand in at least so many parts' halos are read once and stay in memory, of a
-            table that knows; 0: none do.
+        kept_halos: rows of nodes in at least so many parts' halos are read once and stay in memory, if the table has
+            these counts; 0: none do.
         fill_here: batches are sampled without features by their source, and filled by threads of this process;
             "planned" and `lookahead_batches` imply it.
-        lookahead_batches: batches sampled ahead, whose reads are told to the table's `expect`; of "mapped".
+        lookahead_batches: batches sampled ahead, whose reads are announced to the table's `expect`; of "mapped".
         batches_ahead: batches that are prepared ahead; None: as many as the loader was given.
         pool_bytes: most memory that the loader's pool of buffers keeps; None: the pool's own.
         why: the reason, one line.
@@ -80,12 +80,12 @@ class RowReads:
 
 
 class Footprint(NamedTuple):
-    """What a loader's first batch takes.
+    """The sizes of a loader's first batch.
 
     Attributes:
-        part_bytes: the part that it is sampled from, in memory, without feature rows.
+        part_bytes: its part in memory, without feature rows.
         rows: its rows.
-        sampled_bytes: itself, without features.
+        sampled_bytes: the batch, without features.
     """
 
     part_bytes: int
@@ -140,7 +140,7 @@ def choose_row_reads(
     at_hand = f"of {format_bytes(free_bytes)} free"
     least_ahead = batches_held - 2 if least_ahead is None else least_ahead
     choices = _kept_rows(features)
-    # Packed rows lie in two runs of the disk, which planned reads would read nearly whole, and once a window.
+    # Packed rows are two runs on disk, which planned reads would read nearly whole, once a window.
     dense = features.is_packed or visit_batches * first.rows >= _DENSE_VISIT * part_rows
     for kept in choices[0 if keeps else -1 :] if dense else ():
         beside, resident = kept.rows * row_bytes, held_rows * row_bytes * kept.share_read
@@ -167,7 +167,7 @@ class _Kept(NamedTuple):
     """Rows that may stay in memory: see `RowReads.kept_halos`.
 
     Attributes:
-        halos: the fewest halos that their nodes stand in; 0: there are none.
+        halos: the fewest halos that contain their nodes; 0: there are none.
         rows: how many they are.
         share_read: the share of the rows of parts and halos that is then still read, in (0, 1].
     """
@@ -177,17 +177,17 @@ class _Kept(NamedTuple):
     share_read: float
 
     def told(self, row_bytes: float) -> str:
-        """Say what is kept, in some words behind a sentence."""
+        """Describe what is kept, as the end of a sentence."""
         return f"; {format_bytes(int(self.rows * row_bytes))} of the rows read most stay" if self.rows else ""
 
 
 def _kept_rows(features) -> list[_Kept]:
-    """Return which rows may stay in memory, the most of them first and none of them last."""
+    """Return choices of rows that may stay in memory, from most rows to none."""
     counts = features.halo_count
     if counts is None:
         return [_Kept(0, 0, 1.0)]
     nodes = np.bincount(counts, minlength=MOST_HALOS + 1)
-    visits = nodes * (1 + np.arange(MOST_HALOS + 1))  # of a node's row: by its own part, and by those with it in a halo
+    visits = nodes * (1 + np.arange(MOST_HALOS + 1))  # of a node's row: by its part, and by those with it in a halo
     rows, kept = nodes[::-1].cumsum()[::-1], visits[::-1].cumsum()[::-1] / max(visits.sum(), 1)
     return [_Kept(halos, int(rows[halos]), float(1 - kept[halos])) for halos in range(1, MOST_HALOS + 1)] + [
         _Kept(0, 0, 1.0)
@@ -197,7 +197,7 @@ def _kept_rows(features) -> list[_Kept]:
 def keep_rows(features, reads: RowReads) -> LoadedRows | None:
     """Read the rows that stay in memory; None where none do.
 
-    Cost: one pass over the table, of which gaps of more than 16 KiB between such rows are left out.
+    Cost: one pass over the table, without gaps of more than 16 KiB between such rows.
     """
     if not reads.kept_halos:
         return None
@@ -213,7 +213,7 @@ def keep_rows(features, reads: RowReads) -> LoadedRows | None:
 def fill_told(
     sampled: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, num_threads: int, prefetch_batches: int
 ) -> Iterator[MiniBatch]:
-    """Yield sampled batches in order, their features gathered once the reads of those behind them are reported.
+    """Yield sampled batches in order, their features gathered once the reads of later ones are announced.
 
     Args:
         sampled: Batches without features.
@@ -240,7 +240,7 @@ def fill_told(
             if pending:
                 batch = pending.popleft().result()
                 if ended and not (told or pending):
-                    stop(fillers)  # Lightning stops asking at the last batch: no thread may outlive it
+                    stop(fillers)  # Lightning stops at the last batch: no thread may outlive it
                 yield batch
                 del batch
     finally:
@@ -255,11 +255,11 @@ class _Window:
     """Batches whose rows are read together.
 
     Attributes:
-        features: where the rows are read.
+        features: the table of the rows.
         kept: rows that stay in memory, and are not read.
         batches: those that have not been handed over.
         nodes: part id (None where parts do not matter) to the nodes that are read.
-        rows: likewise, what comes of the reads; empty until they are asked for.
+        rows: likewise, the results of the reads; empty until they begin.
         num_bytes: What the rows and the sampled batches take.
     """
 
@@ -271,11 +271,11 @@ class _Window:
     num_bytes: float = 0.0
 
     def key(self, batch: MiniBatch) -> int | None:
-        """Return whose rows a batch reads."""
+        """Return the nodes whose rows a batch reads."""
         return batch.part if self.features.is_packed else None
 
     def add(self, batch: MiniBatch) -> None:
-        """Add a batch behind the others."""
+        """Append a batch."""
         nodes = self.nodes.get(self.key(batch))
         if nodes is None:
             nodes = self.nodes[self.key(batch)] = RankedNodes.empty(self.features.num_rows)
@@ -300,7 +300,7 @@ def _read_rows(table, nodes: RankedNodes, kept: LoadedRows | None) -> LoadedRows
 def _windows(
     sampled: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int
 ) -> Iterator[_Window | None]:
-    """Yield windows in order, and None after a batch that ends none.
+    """Yield windows in order, and None after a batch that does not end one.
 
     A part whose rows are read in two windows is read nearly twice, so a visit is divided only where it is more than a
     window by itself.
@@ -364,7 +364,7 @@ def fill_windows(
                 if windows:
                     windows[0].read(reader)
             if ended and not windows:
-                stop(reader)  # Lightning stops asking at the last batch: no thread may outlive it
+                stop(reader)  # Lightning stops at the last batch: no thread may outlive it
             window = None
             yield batch
             del batch

@@ -1,4 +1,4 @@
-"""Which chunk of preparation a free thread does next: decisions alone, without threads or a clock.
+"""Which task a free thread does next: decisions alone, without threads or a clock.
 
 The threads of `task_source` are driven by them, and the simulated ones of the benchmarks' replay.
 """
@@ -32,11 +32,11 @@ class RunningMean:
 def launch_score(
     gap_s: float, sample_s: float | None, train_s: float | None, queue_size: int, busy_percent: float
 ) -> float:
-    """Return how much speaks for launching another batch: T_gap * f(C_util) * balance.
+    """Return the score for launching another batch: T_gap * f(C_util) * balance.
 
     T_gap is in training steps, so that the score has no unit; f(C) = 101 - e^(C / c), c = 100 / ln 101, falls from 100
-    for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). A batch that takes as long as many
-    steps is launched while as many wait: with idle cores and one launch a step the score is sigma where
+    for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). A batch that takes many steps is
+    launched while many wait: with idle cores and one launch a step the score is sigma where
     100 / sigma * sample_s / train_s of them do.
 
     Args:
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Make the task graph of a key, and tell `launched`."""
+    """Make the task graph of a key, and call `launched`."""
 
     dag_id: int
     key: Hashable
@@ -119,7 +119,7 @@ class Policy:
         self.clear()
 
     def clear(self) -> None:
-        """Forget requests and batches; averages stay."""
+        """Forget requests and batches; averages remain."""
         self.queue, self.line = WorkQueue(give_back=self._give_back), Line()
         self._under_way: dict[int, _UnderWay] = {}
         self._working: set[int] = set()
@@ -143,11 +143,11 @@ class Policy:
         return 100 * len(self._working) / self.num_threads
 
     def request(self, key: Hashable) -> int:
-        """Take note of a wanted batch and return its dag_id."""
+        """Record a wanted batch and return its dag_id."""
         return self.queue.add(self.line, key).place
 
     def step(self, thread: int, now: float) -> Run | Launch | Wait:
-        """Return what a thread does next, which has finished what it did before.
+        """Return the next work of a thread that has finished its last.
 
         Args:
             thread: number of the thread, in [0, num_threads).
@@ -172,7 +172,7 @@ class Policy:
                 self._ready(thread, dag_id, number)
 
     def done(self, thread: int, dag_id: int, task: Task, now: float) -> int | None:
-        """Take note that a task ran; return how many became ready, or None where the batch is finished."""
+        """Record that a task ran; return how many became ready, or None where the batch is finished."""
         batch = self._under_way.get(dag_id)
         if batch is None:  # another of its tasks failed
             return 0
@@ -192,7 +192,7 @@ class Policy:
         return count
 
     def failed(self, dag_id: int, error: Exception | None = None) -> bool:
-        """Drop a batch whose launch or task raised; it stands in the queue, without bytes, until it is taken.
+        """Drop a batch whose launch or task raised; it stays in the queue, without bytes, until it is taken.
 
         Return whether it was under way: another of its tasks may have failed before.
         """
@@ -202,12 +202,12 @@ class Policy:
         return True
 
     def taken(self, dag_id: int, now: float) -> Job:
-        """Take note that the trainer has a batch, and begins a step; return its job."""
+        """Record that the trainer has a batch and begins a step; return its job."""
         self._step_begun_s = now
         return self.queue.take(self.line)
 
     def trained(self, seconds: float) -> None:
-        """Take note of how long a training step took."""
+        """Record the duration of a training step."""
         self.train_s.add(seconds)
 
     def _finish(self, dag_id: int, num_bytes: int, result: Any) -> None:
@@ -239,7 +239,7 @@ class Policy:
 
 
 class TwoLevelPolicy(Policy):
-    """ByteGNN's: remote tasks first, then those of older batches, then cheaper ones; batches where the score says so.
+    """ByteGNN's: remote tasks first, then those of older batches, then cheaper ones; batches by the score.
 
     A thread without a ready task takes the coarse step: it launches the next requested batch where `launch_score` is
     at least sigma and the batch would fit under the cap, else it asks again 5 ms later, or when something happened.
@@ -253,8 +253,8 @@ class TwoLevelPolicy(Policy):
         queue_bytes: cap on the bytes of finished batches and of those under way, each of which counts as much as the
             largest one so far (a larger one may exceed the cap by the difference). One batch always fits; the first one
             is prepared alone. None: no cap.
-        utilisation: gives the use of the cores in percent; None: the share of the threads that work, which knows no
-            delay and nothing of what else runs on the machine.
+        utilisation: gives the use of the cores in percent; None: the share of working threads, which has no
+            delay and ignores other programs.
 
     Source: ByteGNN (Zheng et al., VLDB 2022), section 5, Algorithm 1.
     """
@@ -281,7 +281,7 @@ class TwoLevelPolicy(Policy):
     def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
         while self._heap:
             _, dag_id, _, number = heapq.heappop(self._heap)
-            if dag_id in self._under_way:  # not failed meanwhile
+            if dag_id in self._under_way:  # has not failed meanwhile
                 return Run(dag_id, self._under_way[dag_id].graph.tasks[number])
         if not self._wanted() or not self._fits():
             return Wait(None)
@@ -296,7 +296,7 @@ class TwoLevelPolicy(Policy):
     def _fits(self) -> bool:
         if not self.queue.attempts or self.queue_bytes is None:
             return True
-        if self.largest_bytes == 0:  # the first batch tells the size of the others
+        if self.largest_bytes == 0:  # the first batch gives the size of the others
             return False
         return self.held_bytes + (self.num_under_way + 1) * self.largest_bytes <= self.queue_bytes
 

@@ -15,12 +15,12 @@ from ..errors import GNNScaleError
 from ..partition_store.array_file import file_place
 
 LINE_BYTES = 64
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks travel
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # views of dtypes that numpy lacks
 _numbers = itertools.count()
 
 
 class PackedValue(NamedTuple):
-    """A value and its arrays, taken apart.
+    """A value split into its arrays and the rest.
 
     Attributes:
         meta: Everything but the arrays, pickled.
@@ -48,9 +48,9 @@ class PackedValue(NamedTuple):
 
 
 def pack(value: Any) -> PackedValue:
-    """Take a value apart: arrays and CPU tensors that are contiguous stay where they are, all else is pickled.
+    """Split a value: contiguous arrays and CPU tensors stay in place, all else is pickled.
 
-    An array that lies in a mapped file is named by its place there, and is no part of the spans.
+    An array in a mapped file is named by its place there, and is not part of the spans.
 
     Raises:
         Exception: what pickling raises.
@@ -86,7 +86,7 @@ class Handle(NamedTuple):
     num_bytes: int
 
     def open(self) -> Any:
-        """Return the value; its arrays are mapped: what this process writes to them, no other sees.
+        """Return the value; its arrays are mapped; writes of this process stay private.
 
         Raises:
             OSError: the process that shares it has ended.
@@ -102,7 +102,7 @@ class Handle(NamedTuple):
 
 
 class SharedValue:
-    """A value whose arrays were copied once into memory that has no name: it is gone with the last one who maps it.
+    """A value whose arrays were copied once into unnamed memory, which is freed with its last map.
 
     Args:
         value: see `pack`.
@@ -126,23 +126,23 @@ class SharedValue:
             fd = space(packed.num_bytes)
         except OSError as error:
             raise GNNScaleError(
-                f"{what} needs {packed.num_bytes} bytes of shared memory, and there is no space: {error}"
+                f"{what} needs {packed.num_bytes} bytes of shared memory, but there is no space: {error}"
             ) from None
-        self.close = weakref.finalize(self, os.close, fd)  # those who opened it keep it
+        self.close = weakref.finalize(self, os.close, fd)  # processes that opened it keep it
         self.close.atexit = False
         packed.write(fd)
         self.handle = Handle(next(_numbers), os.getpid(), fd, packed.meta, packed.spans, packed.num_bytes)
 
 
 def space(num_bytes: int) -> int:
-    """Return the descriptor of a file in memory, without a name, that has its pages already.
+    """Return the descriptor of an unnamed file in memory with its pages allocated.
 
     Raises:
         OSError: there is no space.
         GNNScaleError: the system is not Linux.
     """
     if not hasattr(os, "memfd_create"):
-        raise GNNScaleError("worker processes share memory in a way that Linux alone has: use source=threads")
+        raise GNNScaleError("worker processes share memory in a way that only Linux has: use source=threads")
     fd = os.memfd_create("gnnscale")
     try:
         if num_bytes:

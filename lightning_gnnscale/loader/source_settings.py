@@ -1,4 +1,4 @@
-"""What prepares a rank's batches, as plain settings that open the source they describe."""
+"""Settings of a rank's source of batches: plain values that open the source they describe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class SourceSettings(Protocol):
 
     @property
     def in_process(self) -> bool:
-        """Whether it prepares batches in the training process, and reaches features that lie there."""
+        """Whether it prepares batches in the training process, and reaches features there."""
 
     @property
     def batches_ahead(self) -> int:
@@ -101,7 +101,7 @@ class Processes:
     Args:
         num_workers: processes of each rank, >= 1.
         queue_bytes: most bytes of ready batches in shared memory, each rank's; or a text such as "1GiB".
-        timeout_s: seconds for which none of them may answer while one is waited for, > 0.
+        timeout_s: longest time without an answer of any of them while one is waited for, seconds, > 0.
         prefetch_batches: batches kept ready or under way, >= 1; None: num_workers + 1.
 
     Raises:
@@ -146,7 +146,7 @@ class TaskGraphs:
             rows are gathered after the sample (a Belady cache), batches have them beyond the cap, and
             `prefetch_batches` counts.
         chunks: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most.
-        operators: your own, in place of those that sample what the sampler samples.
+        operators: your own, instead of those of the sampler.
         prefetch_batches: batches that are requested ahead, >= 1; None: as many as the scheduling can use.
 
     Raises:

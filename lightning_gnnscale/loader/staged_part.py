@@ -1,4 +1,4 @@
-"""A part made ready to sample batches from, and the loading of the next one while this one trains."""
+"""A part prepared for sampling batches, and the loading of the next one while this one trains."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class StagedPart:
         shuffle: bool,
         num_ranks: int | None = None,
     ):
-        """Return what each batch of a pass starts from; made once a pass.
+        """Return the items of each batch of a pass; made once a pass.
 
         Args:
             num_ranks: ranks that share the pass; there are as many batches for each, of equal size but for one item.
@@ -131,7 +131,7 @@ class PartStager:
         return StagedPart(graph, None, self._local_labels(graph), self._local_masks(graph), self._local_features(graph))
 
     def prepared(self, loaded: StagedPart, part: int) -> StagedPart:
-        """Return a part that was loaded, ready; the whole graph may have been loaded as any part.
+        """Return a loaded part, ready; the whole graph may have been loaded as any part.
 
         Raises:
             ValueError: a target lies outside the core of the part.
@@ -200,7 +200,7 @@ class PartCache:
         return future
 
     def clear(self) -> None:
-        """Let go of all parts."""
+        """Release all parts."""
         self._parts.clear()
 
 

@@ -56,11 +56,11 @@ class Operators:
     Args:
         neighborhood: Samples neighbourhoods, one hop at a time.
         seeds: Samples the seeds.
-        positives, negatives: Sample positives and negatives for the seeds; give both or neither. With them a batch has
+        positives, negatives: Sample positives and negatives of the seeds; give both or neither. With them a batch has
             links to train on, in three branches.
-        links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the other
+        links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, instead of the other
             three.
-        fetch: Gathers feature rows; None: the builder's features do.
+        fetch: Gathers feature rows; None: the builder's features.
 
     Raises:
         ValueError: positives without negatives, or negatives without positives, or either beside links.
@@ -82,7 +82,7 @@ class Operators:
 
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
-    """Return the operators that sample what a sampler samples, bit for bit, or None where there are none."""
+    """Return the operators that give a sampler's samples, bit for bit, or None where there are none."""
     if not (sampler.sampler or sampler).hop_by_hop:
         return None
     if isinstance(sampler, NeighborSampler) or sampler.asks:
@@ -101,15 +101,15 @@ class Workflow:
 
     With positives and negatives, three branches are joined at the end, as in the source: a batch has the distinct nodes
     of each branch as seeds, [seeds | positives | negatives], and each branch's neighbourhood beside the others': a node
-    that two branches found stands twice. `pairs` and `negatives` name the links among the seeds; a seed that is its own
-    positive has none.
+    that two branches found appears twice. `pairs` and `negatives` name the links among the seeds; a seed without a
+    positive has itself.
 
     A hop's rows are fetched as soon as the hop is sampled in every branch up to its own: its place in the batch is
     known then, and nothing is copied when branches are joined.
 
     Args:
         builder: Gives memory and puts batches together; without operators it samples them itself.
-        operators: Operators that the tasks run; None: the builder's sampler samples a batch in one task.
+        operators: Operators that the tasks run; None: the builder's sampler makes a batch in one task.
         gathers: Whether feature rows are gathered.
         chunks: Number of tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and
             the rows of the last. That many threads can work on one batch.

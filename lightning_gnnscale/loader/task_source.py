@@ -22,7 +22,7 @@ from .scheduling_policy import Launch, Policy, Run, Wait
 from .staged_part import PartCache, StagedPart
 from .task_graph import Operators, Workflow, operators_of
 
-_GAUGE_S, _FORGETS_S = 0.05, 0.25  # shortest time between two readings, and after which one counts a third
+_GAUGE_S, _FORGETS_S = 0.05, 0.25  # shortest time between readings, and the age at which one counts a third
 MakeGraph = Callable[[int, Any], BatchGraph]
 
 
@@ -32,8 +32,8 @@ class Scheduler:
     Compiled kernels release the interpreter lock. Threads run from the first request to `forget`.
 
     Args:
-        make: (dag_id, key) to the batch's task graph; called by the threads, side by side.
-        policy: decides what a free thread does; belongs to this scheduler alone.
+        make: (dag_id, key) to the batch's task graph; called by several threads at once.
+        policy: decides what a free thread does; used by this scheduler alone.
         clock: gives seconds.
 
     Attributes:
@@ -86,7 +86,7 @@ class Scheduler:
             raise _error(job.key, error) from error
 
     def wake(self) -> None:
-        """Let free threads look again: what `policy.launchable` says has changed."""
+        """Wake free threads: `policy.launchable` has changed."""
         with self._lock:
             self._work.notify_all()
 
@@ -159,7 +159,7 @@ class Scheduler:
             self._fail(run.dag_id, error, stop)
 
     def _replied(self, number: int, run: Run, stop: threading.Event, reply: Future) -> None:
-        """Take the reply to a remote task, in whatever thread has it."""
+        """Take the reply to a remote task, in the thread that has it."""
         try:
             reply.result()
             self._ran(number, run, stop, one_is_mine=False)
@@ -252,7 +252,7 @@ class TaskSource:
         """Do nothing: the first request starts the threads."""
 
     def request(self, key: BatchKey) -> None:
-        """Ask for a batch, and for its part where it is not there."""
+        """Request a batch, and its part where it is not loaded."""
         if self._stager is None:
             self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
         part = self._parts[key] = self._cache.request(key.part, self._stager)
@@ -265,7 +265,7 @@ class TaskSource:
         return self.scheduler.ready()
 
     def expect_part(self, part: int) -> None:
-        """Load a part in the thread that does so, unless it is there."""
+        """Load a part in the loading thread, unless it is loaded."""
         if self._stager is not None:
             self._cache.request(part, self._stager)
 
@@ -283,7 +283,7 @@ class TaskSource:
             stop(stager)
 
     def close(self) -> None:
-        """End the threads and let go of the parts."""
+        """End the threads and release the parts."""
         self.forget()
         self._cache.clear()
 

@@ -1,4 +1,4 @@
-"""Batches that are prepared ahead: which are wanted, who makes them, which are slow, lost or hopeless.
+"""Batches that are prepared ahead: which are wanted, which worker makes them, which are slow, lost or hopeless.
 
 Every source of batches (`BatchSource`) works alike. A loader asks for batches in the order in which it trains on them.
 Each becomes a `Job` at the end of its consumer's `Line`. Workers (threads, processes, Ray actors) start the jobs that
@@ -16,7 +16,7 @@ that is done. What can happen to a job:
   ended is done, with an error as its result.
 - An attempt that takes much longer than any before is `late`. `double` makes its jobs pending once more, while it goes
   on: the first result counts. At most two workers try a job at a time.
-- A batch is a function of its key, so that it does not matter who makes it, when, or how often.
+- A batch is a function of its key, so it does not matter which worker makes it, when, or how often.
 
 The queue decides and counts; it has no threads, sends nothing, and waits for nothing. Its executors do:
 
@@ -24,9 +24,9 @@ The queue decides and counts; it has no threads, sends nothing, and waits for no
     `local_source`                  threads               a batch          this process     requests
     `process_source`                processes             a batch          this process     bytes of shared memory
     `task_source` (with a policy)   threads               tasks of many    this process     bytes, or batches
-    `remote.ray_coordinator`                actors, by `Assignment`  a group          a node's ranks   credits
+    `remote.ray_coordinator`        actors, by `Assignment`  a group          a node's ranks   credits
 
-The caller sees to it that one thread at a time is in here.
+The caller ensures that one thread at a time is in here.
 """
 
 import math
@@ -41,7 +41,7 @@ SLOW_S = 10.0  # an attempt is slow after so many seconds at least,
 SLOW_TIMES = 4.0  # after so many times the longest one so far,
 FIRST_TIMES = 6.0  # and after so many times SLOW_S while there is none: the first ones load kernels and parts
 MOST_ENDS = 5  # workers that may end over one batch
-START_LIMIT_S = 60.0  # a worker may take so long to start, at least: an import of torch takes its time
+START_LIMIT_S = 60.0  # a worker may take at least so long to start: importing torch is slow
 
 
 @dataclass(eq=False)
@@ -49,13 +49,13 @@ class Job:
     """One batch that a consumer wants.
 
     Attributes:
-        key: What is to be made.
-        line: Whose it is.
-        place: Index among the batches that the line was asked for since it was last forgotten.
-        context: What the executor needs to make it, or to tell of it: a future of its part, one that a rank waits on.
+        key: Key of the batch.
+        line: Its consumer's line.
+        place: Index among the batches requested of the line since it was last forgotten.
+        context: What the executor needs to make or report it: a future of its part, one that a rank waits on.
         is_pending: Whether a worker is to start it.
         is_done: Whether it has a result.
-        result: The batch, or what leads to it; an exception: there is none, and why.
+        result: The batch, or what leads to it; an exception: the reason why there is none.
         attempts: Attempts under way; once it is done, the one that made it.
         ends: Number of workers that ended over it.
     """
@@ -121,8 +121,8 @@ class Attempt:
     Attributes:
         worker: Whose it is; the queue only compares it.
         jobs: What the worker was given, in that order.
-        needed: The jobs that need this attempt: it makes them, or has made them and they are not taken.
-        begun_s: When the worker turned to it; None: it has not.
+        needed: The jobs that need this attempt: it makes them, or has made them but they are not taken.
+        begun_s: When the worker began it; None: it has not.
         is_over: Whether the worker has answered, or ended.
         is_doubled: Whether it was so slow that its jobs were given to others too.
         space: What the executor lent it.
@@ -138,12 +138,12 @@ class Attempt:
 
 
 class WorkQueue:
-    """Jobs of all lines, and the attempts at them; see the head of this file.
+    """Jobs of all lines, and the attempts at them; see the docstring of this module.
 
     Args:
         slow_s: Least time after which an attempt is late, seconds; None: `SLOW_S`.
         most_slow_s: Time after which it is late in any case, seconds.
-        give_back: Called with each attempt that needs its `space` no longer.
+        give_back: Called with each attempt that no longer needs its `space`.
         clock: Gives seconds.
 
     Attributes:
@@ -191,7 +191,7 @@ class WorkQueue:
     def finish(self, attempt: Attempt, *results: Any) -> list[Job]:
         """Note a worker's answer: a result for each job. Return the jobs that it is the first result of."""
         made = [(job, result) for job, result in zip(attempt.jobs, results, strict=True) if job in attempt.needed]
-        if attempt.begun_s is not None and not attempt.is_doubled:  # what is slow is no measure of what is
+        if attempt.begun_s is not None and not attempt.is_doubled:  # slow attempts do not define what is slow
             self._longest_s = max(self._longest_s or 0.0, self.clock() - attempt.begun_s)
         for job, result in made:
             self._conclude(job, result)
@@ -232,7 +232,7 @@ class WorkQueue:
         return job
 
     def forget(self, line: Line) -> list[Job]:
-        """Empty a line, and return what was in it; workers that are at its jobs go on for nothing."""
+        """Empty a line, and return what was in it; results of workers at its jobs are discarded."""
         dropped = list(line.order)
         line.order.clear()
         line.next_place = 0

@@ -1,4 +1,4 @@
-"""What all backbones share: the loop over layers, trimming, and the layer-wise form."""
+"""The base of all backbones: the loop over layers, trimming, and the layer-wise form."""
 
 import functools
 import linecache
@@ -23,7 +23,7 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 def _remembering(init: Callable) -> Callable:
-    """Keep the arguments of the outermost constructor as `given`: by them a checkpoint says how to make the model."""
+    """Keep the arguments of the outermost constructor as `given`: checkpoints store them to make the model again."""
 
     @functools.wraps(init)
     def remembered(self, *args: Any, **kwargs: Any) -> None:
@@ -54,8 +54,8 @@ class Backbone(nn.Module):
 
     accepts_sparse = True
     needs_degree = False
-    takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
-    symmetric_sums = False  # whether `row_scale` is for sources too, and a row's own value is added
+    takes_negative_weights = True  # of edges; False where layers take the root or logarithm of weights
+    symmetric_sums = False  # whether `row_scale` applies to sources too, and a row's own value is added
     edge_dim: int | None = None  # columns of the edge features that the layers read; None: they read none
     time_channels: int | None = None  # columns that encode the times of edges; None: times are not read
     reads_edge_types = False  # whether node types and edge types are read; such models derive from RelationalBackbone
@@ -112,7 +112,7 @@ class Backbone(nn.Module):
         return block
 
     def layer_channels(self, index: int) -> int:
-        """Return the width of what layer `index` reads; with `num_layers`, of what the last one gives."""
+        """Return the width of layer `index`'s input; with `num_layers`, of the last one's output."""
         if index == 0:
             return self.in_channels
         return self.out_channels if index == self.num_layers else self.hidden_channels
@@ -144,7 +144,7 @@ class Backbone(nn.Module):
             indptr: (num_targets + 1,) int64 over the first nodes, or None: the edges are sorted first.
             num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
             edge_attr: (num_edges, edge_dim) features of the edges, of any number type; None where edge_dim is.
-            self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: the edges given tell.
+            self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: from the edges given.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
 
     def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:
-        """Run all layers over the edges of a batch, each for the nodes that later ones read."""
+        """Run all layers over a batch's edges, each for the nodes that later layers read."""
         counts = target_counts(num_sampled_nodes, self.num_layers, block.num_sources)
         block = self.prepare(block.head(counts[0]))
         for index, count in enumerate(counts):
@@ -202,7 +202,7 @@ class Backbone(nn.Module):
         Args:
             block: complete rows of the local nodes, sources local nodes first; with `degree`.
             node_ids: (num_sources,) int64, the same number for a node on every process.
-            kept: where products of the features are kept; of one graph, one dtype and one value of local_only.
+            kept: keeps products of the features, for one graph, one dtype and one value of local_only.
             local_only: leave out edges from the halo; degrees are then those of what is left.
 
         Raises:
@@ -236,7 +236,7 @@ class Backbone(nn.Module):
         return self.prepare(block)
 
     def reverse_weight(self, outer: Block) -> Tensor | None:
-        """Return the (num_edges,) weights of the edges back along each edge from the halo, in an undirected graph.
+        """Return the (num_edges,) weights of the reverses of the edges from the halo, in an undirected graph.
 
         Args:
             outer: prepared edges from the halo, `degree` that of its nodes.
@@ -272,15 +272,15 @@ class Backbone(nn.Module):
         return self.convs[index].transform(as_input(x, self.reference))
 
     def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
-        """Compute the rest of layer `index` from `project`: equals `layer` of what was projected."""
+        """Compute the rest of layer `index` from `project`: equals `layer` of the projected rows."""
         projected = as_input(projected, self.reference)
         return self.finish_layer(index, self.convs[index].combine(projected, self.prepare(block)))
 
     def sum_channels(self, index: int, projected: bool) -> int | None:
-        """Return the width of the one sum over edges that layer `index` is made of, or None where it is made of more.
+        """Return the width of the one sum over edges that makes up layer `index`, or None where there is more.
 
-        Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes say
-        so by `sums_once = True` in their own body: one that is derived from them may compute something else.
+        Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes
+        declare it by `sums_once = True` in their own body: a derived one may compute something else.
 
         Args:
             projected: the edges read `project(index, x)`.
@@ -311,7 +311,7 @@ class Backbone(nn.Module):
         return self.finish_layer(index, self.convs[index].from_sum(summed, own, projected))
 
     def values_of_edge(self, width: int) -> int:
-        """Return how many values an edge holds while a layer that is no sum is computed; memory is assigned out by it.
+        """Return how many values an edge holds while a layer that is not one sum is computed; for memory limits.
 
         Args:
             width: columns of what the layer reads of a node.
@@ -332,12 +332,12 @@ class Backbone(nn.Module):
 def check_edge_attr(
     model: str, edge_dim: int | None, given: int | None, without: str = "leave them out with stored_edge_features=False"
 ) -> None:
-    """Refuse edge features that a model does not read, and a model that reads others than there are.
+    """Refuse edge features that a model does not read, and a model that reads missing ones or other widths.
 
     Args:
         model: name of the model.
         edge_dim: columns that it reads; None: it reads none.
-        given: columns that there are; None: no edge features.
+        given: columns that exist; None: no edge features.
         without: how to do without them.
 
     Raises:
@@ -346,13 +346,13 @@ def check_edge_attr(
     if edge_dim == given:
         return
     if given is None:
-        raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features=")
+        raise ValueError(f"{model} reads edge features of {edge_dim} columns, but there are none: give edge_features=")
     if edge_dim is None:
         raise ValueError(
             f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with edge types RGAT "
             f"or HGT), or {without}"
         )
-    raise ValueError(f"{model} reads edge features of {edge_dim} columns, and they have {given}: say edge_dim={given}")
+    raise ValueError(f"{model} reads edge features of {edge_dim} columns, but they have {given}: say edge_dim={given}")
 
 
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:
@@ -361,7 +361,7 @@ def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_chan
 
 
 def drop_templates(layers: Iterable[nn.Module]) -> None:
-    """Delete the modules that PyG has written to the temporary folder for some layers, and never deletes.
+    """Delete the modules that PyG writes to the temporary folder for some layers and never deletes.
 
     They are loaded, and their lines are kept for tracebacks and `torch.jit.script`.
     """

@@ -1,4 +1,4 @@
-"""What the Lightning modules share: a backbone run on batches, on rows and layer by layer, and its optimizer."""
+"""The base of the Lightning modules: a backbone run on batches, on rows and layer by layer, and its optimizer."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,15 +57,15 @@ class BackboneModule(TakesInputs):
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
-        # how a model of PyG's layers is run over the rows of one process; models of this package have their own way
+        # runs a model of PyG's layers over the rows of one process; models of this package do so themselves
         self.row_model = None if BackboneTraits(backbone).forward_rows else RowModel(backbone)
         self.write_predictions: Callable | None = None  # takes rows as `predict_step` does; `PredictionWriter` sets it
-        self.backbone_settings: dict[str, Any] | None = None  # of one that does not tell: how Hydra made it
+        self.backbone_settings: dict[str, Any] | None = None  # Hydra's, if it has none
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say in the checkpoint how to make the backbone again, where that is known; `load_from_checkpoint` then does.
+        """Store in the checkpoint how to make the backbone again, if known, for `load_from_checkpoint`.
 
-        It is known of `Backbone`s with plain arguments, and of what the command line made.
+        It is known for `Backbone`s with plain arguments, and for models of the command line.
         """
         super().on_save_checkpoint(checkpoint)
         described = self.backbone_settings or _described(self.backbone)
@@ -81,7 +81,7 @@ class BackboneModule(TakesInputs):
         """Return the arguments that a caller of `load_from_checkpoint` need not give: the backbone, from its settings.
 
         Args:
-            saved: What `on_save_checkpoint` has left.
+            saved: The entries of `on_save_checkpoint`.
             given: Arguments of the caller.
 
         Raises:
@@ -95,9 +95,9 @@ class BackboneModule(TakesInputs):
         return left_out
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log `train_loss`, by epoch: the mean over all ranks' seeds, or the sum of what are shares of one loss.
+        """Log `train_loss`, by epoch: the mean over all ranks' seeds, or the sum of shares of one loss.
 
-        Here and not in `training_step`, which a rank without a batch of its own leaves out: every rank must log it.
+        Here and not in `training_step`, which a rank without a batch of its own skips: every rank must log it.
         """
         shares = batch_of(batch).loss_is_share
         loss = (outputs or {}).get("loss")
@@ -109,11 +109,11 @@ class BackboneModule(TakesInputs):
                  reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 
     def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics again."""
+        """Reset the validation metrics."""
         self._reset("val")
 
     def on_test_epoch_start(self) -> None:
-        """Start the test metrics again."""
+        """Reset the test metrics."""
         self._reset("test")
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
@@ -158,7 +158,7 @@ class BackboneModule(TakesInputs):
 
         Args:
             several: Whether the graph has more than one edge type.
-            own_features: Whether its node types have features of their own.
+            own_features: Whether each node type has its own features.
 
         Raises:
             StrategyError: names what is not read, and the remedy.
@@ -171,7 +171,7 @@ class BackboneModule(TakesInputs):
             )
         if own_features and "node_type" not in self._accepted:
             raise StrategyError(
-                f"{name} reads one table of features, and node types have features of their own: train RGCN, RGAT, "
+                f"{name} reads one table of features, but node types have features of their own: train RGCN, RGAT, "
                 "HGT or Hetero(model), or let forward take node_type, and x as RowsByNodeType"
             )
 
@@ -187,7 +187,7 @@ class BackboneModule(TakesInputs):
         backbone = uncompiled(self.backbone)
         if isinstance(backbone, Backbone):
             return backbone.edge_dim is not None
-        # PyG's own models name edge_attr, and some leave it alone.
+        # PyG's own models name edge_attr, and some ignore it.
         return "edge_attr" in self._accepted and BackboneTraits(backbone).supports_edge_attr
 
     def _features(self, batch: Any) -> Any:
@@ -201,8 +201,7 @@ class BackboneModule(TakesInputs):
         if BackboneTraits(self.backbone).reads_edge_types:
             raise StrategyError(
                 f"{type(self.backbone).__name__} reads node types and edge types, which full-graph training does "
-                f"not: train "
-                "on parts with PartitionDataModule"
+                "not: train on parts with PartitionDataModule"
             )
 
     def _forward_rows(self, batch: Any) -> Tensor:
@@ -241,13 +240,13 @@ class BackboneModule(TakesInputs):
             return optimizer
         scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
         if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
-            # It steps where there is a loss to look at.
+            # It steps where there is a loss to monitor.
             every = self._trainer.check_val_every_n_epoch if self._trainer is not None else None
             scheduler["frequency"] = every or 1
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _num_losses(self, batch: Any) -> int:
-        """Return how many seeds a batch's loss is the mean of."""
+        """Return the number of seeds in the mean of a batch's loss."""
         return batch.batch_size
 
     def _infer(self, batch: Any) -> LayerwiseOutput:
@@ -322,7 +321,7 @@ class BackboneModule(TakesInputs):
 
 
 def _described(backbone: nn.Module) -> dict[str, Any] | None:
-    """Return the class of a backbone and its arguments; None where one of them is no plain value."""
+    """Return the class of a backbone and its arguments; None where one of them is not a plain value."""
     backbone = uncompiled(backbone)
     if not isinstance(backbone, Backbone):
         return None

@@ -14,12 +14,10 @@ MULTIPLY_ADDS_PER_READ = 16
 
 
 class TargetPairs(NamedTuple):
-    """The pairs (edge type, target) that have edges, by edge type, then target:
-
-    rows that an edge type's map is applied to.
+    """The pairs (edge type, target) that have edges, by edge type, then target: the rows that edge types map.
 
     Attributes:
-        edge type, target: (num_pairs,) int64.
+        relation, target: (num_pairs,) int64, edge type and target.
         indptr: (num_pairs + 1,) int64, the edges of each pair, in the order of `edges`.
         edges: (num_edges,) int64, positions of the edges in the block.
         sources: (num_edges,) the source of each of them.
@@ -47,7 +45,7 @@ class SourcePairs(NamedTuple):
     """The pairs (edge type, source) that have edges, by edge type, then source.
 
     Attributes:
-        edge type, source: (num_pairs,) int64.
+        relation, source: (num_pairs,) int64, edge type and source.
         place: (num_edges,) int64, the pair of each edge of the block.
     """
 
@@ -65,14 +63,14 @@ class Block:
         indices: (num_edges,) int32 or int64 in [0, num_sources).
         num_sources: nodes whose values the layer is given.
         edge_weight: (num_edges,) floating or None.
-        degree: (num_sources,) in-degrees in the full graph, or None: the edges given are all there are.
+        degree: (num_sources,) in-degrees in the full graph, or None: the edges given are all.
         edge_attr: (num_edges, edge_dim) features of the edges, or None.
         row: (num_edges,) int64, the target of each edge, or None: worked out where it is needed.
         edge_type: (num_edges,) int64 edge type of each edge, or None.
-        node_type: (num_sources,) int64 kind of each node, or None.
+        node_type: (num_sources,) int64 node type of each node, or None.
         by_edge_type: (num_edges,) int64, the edges by edge type, then target; None: sorted where they are needed.
         self_weight: (num_sources,) floating, the weight of the self-loop that GCN adds to each node: 1, or where a node
-            has self-loops the weight of its last one, less what all of them weigh. None: told by the edges given.
+            has self-loops the weight of its last one, less the weights of all of them. None: from the edges given.
     """
 
     indptr: Tensor
@@ -130,7 +128,7 @@ class Block:
 
     @cached_property
     def target_pairs(self) -> TargetPairs:
-        """The pairs of an edge type and a target; O(num_edges) where `by_edge_type` is there."""
+        """The pairs of an edge type and a target; O(num_edges) where `by_edge_type` is given."""
         edges = self.edges_by_type()
         target, relation = self.target_of_edges()[edges], self.edge_type[edges]
         key = relation * self.num_targets + target
@@ -248,8 +246,7 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     """Weigh edges symmetrically and let each target have one self-loop, as PyG's GCNConv does.
 
     The weight of an edge u -> v is w / sqrt(D_u D_v), where D are the full graph's in-degrees (without them: the sums
-    of the weights of the edges given); where edges carry stored weights, sums of weights. Self-loops that a node has
-    count
+    of the weights of the edges given); where edges carry stored weights, sums of weights. Self-loops of a node count
     once, with the weight of the last: they stay edges, and one is added with what is missing, see `Block.self_weight`.
     A row that holds fewer edges than its degree (it was sampled, or it is a halo row cut to the core) and whose edges
     carry no weight is scaled up by degree / edges: unbiased for a sampled row, an extrapolation for a cut one; the
@@ -282,7 +279,7 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 
 def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `Block.self_weight` as the edges given tell it."""
+    """Return `Block.self_weight` from the edges given."""
     own = block.indptr.new_ones(block.num_sources, dtype=dtype)
     loops = torch.nonzero(block.indices == row).flatten()
     if not len(loops):

@@ -1,4 +1,4 @@
-"""The shape of what a checkpoint holds, checked once where it is read."""
+"""The types of a checkpoint's entries, checked once on reading."""
 
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .made_again import OBJECTS, is_admitted, short, wrong_value
 
-ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
-MODEL_KEY = "gnnscale_model"  # and of its model: the backbone's class and plain arguments
+ROWS_KEY = "gnnscale_inputs"  # a checkpoint's entry on the learned rows beside it
+MODEL_KEY = "gnnscale_model"  # and on its model: the backbone's class and plain arguments
 _COMPILED = "_orig_mod"  # what `torch.compile` calls the module that it wraps
 _KINDS = {
     "state_dict": Mapping,
@@ -67,7 +67,7 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0, and no bool."""
+    """Whether a value is a whole number of at least 0, not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
@@ -102,7 +102,7 @@ def _renamed(saved: Any, rename: Callable[[str], str]) -> Any:
 
 
 def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
-    """Refuse what a checkpoint says of a module's arguments where it is more than plain values.
+    """Refuse a checkpoint's arguments of a module where they are more than plain values.
 
     Args:
         saved: What the file holds, a dict.
@@ -135,7 +135,7 @@ def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
 
 
 def _check_callback(name: str, state: Any, path: Any) -> None:
-    """Check what the callbacks that keep checkpoints say: they open, and remove, the files that it names."""
+    """Check the states of checkpoint callbacks: they open and remove the files named there."""
     if name == "EarlierBest":
         known = state if isinstance(state, Mapping) else {}
         if not isinstance(known.get("path"), str) or not _is_number(known.get("score")):
@@ -158,13 +158,13 @@ def _check_callback(name: str, state: Any, path: Any) -> None:
     folder = f"{str(state.get('dirpath')).rstrip('/')}/"
     removable = [*(kept or {}), *(state[key] for key in _PATHS[1:3] if state.get(key))]
     for file in removable:
-        # Lightning removes them when better ones come, wherever they lie.
+        # Lightning removes them when better ones come, in any folder.
         if not isinstance(file, str) or ".." in PurePath(file).parts or ("://" in file and not file.startswith(folder)):
             raise _wrong(path, f"callbacks.{name}", "files of its own folder", file)
 
 
 def _check_rows(saved: Mapping[str, Any], path: Any) -> None:
-    """Check what a checkpoint says of the learned rows beside it."""
+    """Check a checkpoint's entry on the learned rows beside it."""
     ranks = saved.get("ranks")
     if not isinstance(saved.get("folder"), str):
         raise _wrong(path, f"{ROWS_KEY}.folder", "a path", saved.get("folder"))

@@ -24,8 +24,8 @@ from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, 
 from ..errors import CheckpointError
 from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters
 
-_UNFINISHED = "gnnscale.tmp"  # how the name of a file that is not whole yet ends
-_ARCHIVE = b"PK\x03\x04"  # how a zip archive begins
+_UNFINISHED = "gnnscale.tmp"  # suffix of an unfinished file
+_ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive
 _FOLDER = 0x10  # attribute of a member, from DOS
 _MOST_NAMED = 5
 _TAIL_BYTES = 1 << 20  # where an archive lists its members with their checksums
@@ -35,10 +35,10 @@ PathLike = str | os.PathLike
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Checkpoints as files that are whole under their names, whatever ends the process or fills the disk.
+    """Checkpoints as files that are always whole, whatever ends the process or fills the disk.
 
-    A file is written under a temporary name in the same folder, brought to the disk, and renamed; what a kill left of
-    such files is removed by the next process that saves into the folder. Loading reads the file once more than
+    A file is written under a temporary name in the same folder, brought to the disk, and renamed; leftovers of
+    killed processes are removed by the next process that saves into the folder. Loading reads the file once more than
     Lightning does, to check every member of the archive against its checksum, and takes weights and plain values
     alone. Paths on other file systems (`s3://...`) are read and written as by Lightning, weights alone too.
     """
@@ -67,10 +67,10 @@ class CheckpointFiles(TorchCheckpointIO):
             cause = _os_error(error)
             if cause is None:
                 raise
-            before = "the one before stands; " if local.is_file() else ""
+            before = "the previous one is kept; " if local.is_file() else ""
             raise CheckpointError(
                 f"{local}: cannot be written ({cause.strerror or cause}); {before}free space, or name another folder "
-                "for checkpoints, and go on from the last one"
+                "for checkpoints, and resume from the last one"
             ) from error
 
     def load_checkpoint(self, path: PathLike, map_location: Any = "cpu", weights_only: bool | None = None) -> Any:
@@ -94,7 +94,7 @@ class LoadsWeightsOnly:
         `BackboneModule.on_save_checkpoint`.
 
         Raises:
-            CheckpointError: the file is no checkpoint, damaged, of another model, or holds more than plain values.
+            CheckpointError: the file is not a checkpoint, damaged, of another model, or holds more than plain values.
             ValueError: weights_only is False.
         """
         check_weights_only(weights_only)
@@ -113,7 +113,7 @@ class LoadsWeightsOnly:
                         f"{path} does not say how to make its model: give {cls.__name__}.load_from_checkpoint(..., "
                         "backbone=...)"
                     ) from None
-                if args or {*kwargs} - {"backbone", "map_location", "strict"}:  # the caller's may be the wrong ones
+                if args or {*kwargs} - {"backbone", "map_location", "strict"}:  # the caller's may be wrong
                     raise
                 told = " ".join(str(error).split())[:200]
                 raise CheckpointError(
@@ -162,7 +162,7 @@ def read_checkpoint(path: PathLike, map_location: Any = "cpu", mmap: bool = Fals
         mmap: leave tensors in the file until they are read.
 
     Raises:
-        CheckpointError: the file is missing, no checkpoint, damaged, or holds more than plain values.
+        CheckpointError: the file is missing, not a checkpoint, damaged, or holds more than plain values.
 
     Cost: one read of the whole file for its checksums, beside the loading.
     """
@@ -171,13 +171,13 @@ def read_checkpoint(path: PathLike, map_location: Any = "cpu", mmap: bool = Fals
 
 
 def saved_model(path: PathLike) -> dict[str, Any]:
-    """Return what a checkpoint says of its model.
+    """Return a checkpoint's entries on its model.
 
     Returns:
         "out_channels": the width of its outputs, None where it is not known; the module's hyperparameters by name.
 
     Raises:
-        CheckpointError: as of `read_checkpoint`, or the file is no checkpoint of Lightning.
+        CheckpointError: as of `read_checkpoint`, or the file is not a checkpoint of Lightning.
     """
     checkpoint = check_is_lightnings(read_checkpoint(path, mmap=True), path)
     saved = dict(checkpoint.get("hyper_parameters") or {})
@@ -196,7 +196,7 @@ def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:
     """Return a checkpoint, or refuse a file that holds something else.
 
     Raises:
-        CheckpointError: what was loaded is not what Lightning saves.
+        CheckpointError: the file holds something other than Lightning's checkpoints.
     """
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} is no checkpoint of Lightning{_others(Path(path))}")
@@ -206,7 +206,7 @@ def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:
 
 @contextmanager
 def checked_file(path: PathLike) -> Iterator[IO]:
-    """Open a checkpoint whose checksums hold, and say in a line why it does not load.
+    """Open a checkpoint whose checksums match; one line says why it does not load.
 
     Raises:
         CheckpointError: see `read_checkpoint`.
@@ -226,7 +226,7 @@ def checked_file(path: PathLike) -> Iterator[IO]:
 
 @contextmanager
 def of_this_model(path: PathLike, module: type) -> Iterator[None]:
-    """Say in a line that weights do not fit a module.
+    """Raise one line where weights do not fit a module.
 
     Raises:
         CheckpointError: names the first weight that does not fit.
@@ -274,7 +274,7 @@ def link_checkpoint(trainer: Any, filepath: PathLike, linkpath: PathLike) -> Non
 def on_this_machine(path: PathLike) -> Iterator[PathLike]:
     """Yield where this rank reads a checkpoint: its path or, where the file lies on other machines, a copy for a while.
 
-    Every rank enters it. All read the file of the first rank that has one: what lies elsewhere under that name may be
+    Every rank enters it. All read the file of the first rank that has one: a file of that name elsewhere may be
     another run's.
 
     Args:
@@ -300,7 +300,7 @@ def on_this_machine(path: PathLike) -> Iterator[PathLike]:
 
 
 def _mark(path: Path) -> str | None:
-    """Return what tells a file from others, by its size and its end; None: there is none."""
+    """Return an identity of a file, from its size and its end; None: there is none."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -314,7 +314,7 @@ def bring_rows(folder: PathLike, needed: Sequence[str]) -> None:
     """Copy files of learned rows from the machines that have them to those that read them; every rank calls it.
 
     Args:
-        folder: where this rank looks for them.
+        folder: where this rank expects them.
         needed: names of the files that this rank reads; those that no machine has stay missing.
 
     Raises:
@@ -342,7 +342,7 @@ def rows_folder(filepath: PathLike) -> Path:
 
 
 def with_rows_located(checkpoint: dict[str, Any], filepath: PathLike) -> dict[str, Any]:
-    """Let a checkpoint name the folder of its rows as it lies now: beside the file, links followed."""
+    """Let a checkpoint name the folder of its rows as it is now: beside the file, links followed."""
     if ROWS_KEY in checkpoint:
         beside = rows_folder(os.path.realpath(filepath))
         if beside.is_dir():
@@ -351,7 +351,7 @@ def with_rows_located(checkpoint: dict[str, Any], filepath: PathLike) -> dict[st
 
 
 def remove_other_rows(filepath: PathLike, kept: list[dict[str, Any]]) -> None:
-    """Remove the rows of an earlier checkpoint of this name, once the new one stands; on every rank."""
+    """Remove the rows of an earlier checkpoint of this name, once the new one is complete; on every rank."""
     names = {entry["name"] for one in kept for entry in one["files"]}
     for path in rows_folder(filepath).iterdir():
         if path.name not in names:
@@ -367,7 +367,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     unfinished = _unfinished(path)
     try:
         with open(unfinished, "w+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a file that nobody holds is left over
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: an unlocked file is a leftover
             _save_with_checksums(checkpoint, file)
             _warn_of_objects(file, path)
             file.flush()
@@ -393,11 +393,11 @@ def _save_with_checksums(checkpoint: dict[str, Any], file: IO) -> None:
 
 
 def _warn_of_objects(file: IO, path: Path) -> None:
-    """Say while the run goes on that its checkpoints will be refused, and by which classes."""
+    """Warn during the run that its checkpoints will be refused, and because of which classes."""
     file.seek(0)
     names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     if names:
-        # The same words each time, which Python's filter then shows once.
+        # The same text each time, so that Python's filter shows it once.
         rank_zero_warn(
             f"checkpoints in {path.parent} hold {', '.join(names)}: to load them call "
             f"torch.serialization.add_safe_globals([{_short(names)}]), or save plain values"
@@ -435,7 +435,7 @@ def _check_archive(file: IO, path: Path) -> list[str]:
         if damaged is None and holds_values:
             file.seek(0)
             objects = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except Exception as error:  # whatever the readers of a made-up archive bring about
+    except Exception as error:  # readers of a forged archive may raise anything
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise
         file.seek(0)

@@ -1,4 +1,4 @@
-"""How links are scored: decoders of two embeddings, and of a head, a relation and a tail."""
+"""How links are scored: decoders of two embeddings, or of a head, a relation and a tail."""
 
 import inspect
 import math
@@ -33,7 +33,7 @@ class LinkDecoder(nn.Module):
         Args:
             ends: (num_ends, channels) known ends.
             candidates: (num_candidates, channels).
-            edge type: (num_ends,) int64, or None without edge types.
+            relation: (num_ends,) int64, or None without edge types.
             reverse: Whether the known ends are the tails, and candidates heads.
         """
         return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
@@ -77,7 +77,7 @@ class RelationDecoder(LinkDecoder):
     Args:
         channels: Width of the embeddings, >= 1.
         num_relations: Number of edge types, >= 1.
-        inverse: Whether each relation has a second embedding, by which heads are looked for ("reciprocal relations"):
+        inverse: Whether each relation has a second embedding, for queries for heads ("reciprocal relations"):
             the score of (h, r, t) as a query for h is that of (t, r + num_relations, h).
 
     Raises:
@@ -98,7 +98,7 @@ class RelationDecoder(LinkDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sample the edge types again, each of a length of about 1."""
+        """Sample the relations' embeddings again, each of a length of about 1."""
         nn.init.uniform_(self.relations, -math.sqrt(3 / self.channels), math.sqrt(3 / self.channels))
 
     def forward(self, source: Tensor, other: Tensor, relation: Tensor, reverse: bool = False) -> Tensor:
@@ -106,7 +106,7 @@ class RelationDecoder(LinkDecoder):
 
         Args:
             source, other: (..., channels) heads and tails that broadcast.
-            edge type: (...) int64 edge types that broadcast with them.
+            relation: (...) int64 relations that broadcast with them.
             reverse: Whether the score is that of a query for the head; another one only with `inverse`.
         """
         if reverse and self.inverse:
@@ -145,7 +145,7 @@ class RelationDecoder(LinkDecoder):
 
         Args:
             source, other: (num, channels) heads and tails.
-            edge type: (num,) int64.
+            relation: (num,) int64.
 
         Source: N3 of Lacroix, Usunier and Obozinski, ICML 2018, equation (4).
         """
@@ -217,8 +217,8 @@ class TransE(RelationDecoder):
     Args:
         channels, num_relations, inverse: See `RelationDecoder`.
         norm: 1 or 2.
-        margin: Score of a perfect triple. It matters for the logistic loss, where it parts true scores from negative
-            ones.
+        margin: Score of a perfect triple. It matters for the logistic loss, where it separates true scores from
+            negative ones.
 
     Raises:
         ValueError: another norm, or an argument out of range.

@@ -23,11 +23,11 @@ class EdgeClassifier(BackboneModule):
 
     A training batch is a `MiniBatch` with `pairs`, (2, num_pairs) int64 positions of the edges' ends among the seeds,
     and `edge_label`, (num_pairs,) integers, -1 = unknown, as `LinkSampler(positives="edge", labelled=True)` makes them
-    of a store with `edge_label`; or one of `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With
+    from a store with `edge_label`; or one of `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With
     edge_channels it has `pair_attr`, (num_pairs, edge_channels) features of those edges, too. An evaluation batch is
-    such a one, or an `EvaluationShare` whose links have labels: all embeddings are computed exactly, layer by layer,
-    and then each held-out edge is classified once over all ranks, a bounded chunk at a time. Prediction is of the same
-    batches, and of edges without a class, too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
+    the same, or an `EvaluationShare` whose links have labels: all embeddings are computed exactly, layer by layer,
+    and then each held-out edge is classified once over all ranks, a bounded chunk at a time. Prediction takes the same
+    batches, and edges without a class too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
@@ -61,7 +61,7 @@ class EdgeClassifier(BackboneModule):
         inputs: NodeInputs | None = None,
         predict_logits: bool = False,
     ):
-        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
@@ -88,7 +88,7 @@ class EdgeClassifier(BackboneModule):
         pairs, attr = _pairs(batch), batch.pair_attr
         if is_pass(batch) or pairs is None:
             raise StrategyError(
-                "EdgeClassifier reads batches with pairs and edge_label, and these have none: give PartitionDataModule "
+                "EdgeClassifier reads batches with pairs and edge_label, but these have none: give PartitionDataModule "
                 'sampler=LinkSampler(positives="edge", labelled=True), or the Trainer loaders of such batches'
             )
         embeddings = self(batch)

@@ -36,7 +36,7 @@ class GATLayer(GATConv, RowLayer):
         Args:
             projected: (num_sources, heads * out_channels), from `transform`.
             block: edges with self-loops, and with features where the layer has an edge_dim.
-            edge_ids: (num_edges,) int64 that dropout of the attention hangs on; None: on positions.
+            edge_ids: (num_edges,) int64 that decide dropout of the attention; None: positions.
         """
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
@@ -89,7 +89,7 @@ class GAT(Backbone):
     self-loop has w = 1.
 
     Raises:
-        ValueError: hidden_channels is no multiple of heads.
+        ValueError: hidden_channels is not a multiple of heads.
 
     Source: Velickovic et al., Graph attention networks, ICLR 2018.
     """

@@ -26,14 +26,14 @@ class Hetero(nn.Module):
             callable that makes one, given out_channels=, such as a partial.
         schema: Node types and edge types, a `GraphSchema` or its `as_json`. Each node type must be the target of an
         edge type.
-        in_channels: Columns of the features, as for `RelationalBackbone`; a kind of 0 has a learned vector.
+        in_channels: Columns of the features, as for `RelationalBackbone`; a node type with 0 has a learned vector.
         vector_channels: Columns of those vectors.
         edge_dim: Columns of the edge features, for a model that takes `edge_attr`; None: it settles them itself.
-        out_channels: Width of the outputs, which is the model's; None: the model tells.
-        aggr: How what a node gets through several edge types is joined: "sum", "mean", "min", "max" or "mul".
+        out_channels: Width of the outputs, those of the model; None: found by a trial run.
+        aggr: How a node's messages over several edge types are joined: "sum", "mean", "min", "max" or "mul".
 
     Raises:
-        ValueError: a node type that no edge type leads to, columns that are not told, or outputs of another width.
+        ValueError: a node type that no edge type leads to, missing columns, or outputs of another width.
 
     Source: Schlichtkrull et al., ESWC 2018, as `torch_geometric.nn.to_hetero` generalises it.
     """
@@ -60,8 +60,7 @@ class Hetero(nn.Module):
         if without:
             raise ValueError(
                 f"Hetero needs an edge type that leads to each node type, and none does to {', '.join(without)}: "
-                f"add reverse "
-                "edge types, or train RGCN, RGAT or HGT"
+                "add reverse edge types, or train RGCN, RGAT or HGT"
             )
         named = inspect.signature(model.forward).parameters
         self.supports_edge_weight = "edge_weight" in named and BackboneTraits(model).supports_edge_weight
@@ -102,7 +101,7 @@ class Hetero(nn.Module):
             edge_index: (2, num_edges) int64, source and target.
             edge_weight, edge_attr: (num_edges,) and (num_edges, edge_dim), for models that name them.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
-            node_type: (num_nodes,) int64 kind of each node; None where there is one, or where x tells it.
+            node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
 
         Returns:
             (num_nodes, out_channels).
@@ -118,8 +117,7 @@ class Hetero(nn.Module):
         if type_number is None or edge_type is None:
             raise ValueError(
                 f"Hetero({self.name}) needs node_type and edge_type: the schema has {self.schema.num_node_types} "
-                f"node types and "
-                f"{self.schema.num_edge_types} edge types"
+                f"node types and {self.schema.num_edge_types} edge types"
             )
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"{self.name} takes no edge_weight: use another sampler, or a model that takes it")
@@ -155,7 +153,7 @@ class Hetero(nn.Module):
         if given != self.type_channels[node_type]:
             raise ValueError(
                 f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, Hetero takes "
-                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector stands for them)"
+                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector replaces them)"
             )
         if table is not None:
             return table

@@ -17,7 +17,7 @@ from .row_layers import RowLayer
 
 
 class HGTLayer(nn.Module, RowLayer):
-    """PyG's `HGTConv` over a block: keys, queries and values by node type, matrices and a prior by relation and head.
+    """PyG's `HGTConv` over a block: keys, queries and values by node type, matrices and a prior by edge type and head.
 
     Args:
         channels: width of what is read and given.
@@ -95,7 +95,7 @@ class HGT(RelationalBackbone):
     An `edge_weight` w multiplies an edge's share before the softmax divides (log w is added to its score).
 
     Raises:
-        ValueError: hidden_channels is no multiple of heads.
+        ValueError: hidden_channels is not a multiple of heads.
 
     Cost: a row for each pair of an edge type and a node that has edges of it.
     Source: Hu et al., Heterogeneous graph transformer, WWW 2020, equations (3) to (5), as PyG's `HGTConv`. Differs: a

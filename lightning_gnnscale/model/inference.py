@@ -24,14 +24,14 @@ TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfl
 
 
 class LayerwiseOutput(NamedTuple):
-    """What the model gives for each node.
+    """The model's outputs.
 
     Attributes:
         rows: (num_rows,) int64 store ids of this rank's nodes.
         table: (num_nodes, out_channels) float32, or a row for each held node. It is shared by the ranks, complete on
-            return, and stands until the next pass over that source begins.
+            return, and valid until the next pass over that source begins.
         held: nodes that have a row, in ascending order; None: all of them.
-        source: where the pass read; None: the table is an array like any other.
+        source: the source of the pass; None: the table is a plain array.
     """
 
     rows: np.ndarray
@@ -67,10 +67,10 @@ def layerwise_inference(
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
     Equals the full-graph forward in eval mode, to the rounding of float32. Where a layer's linear map makes rows
-    narrower (or its input is sparse), each node is mapped once into a table of its own, and the edges read that.
+    narrower (or its input is sparse), each node is mapped once into a separate table, which the edges read.
 
-    A layer that is one sum over edges (GCN, GraphSAGE, NGNN, SGC) is computed from sources that stream past: the sums
-    of as many rows as memory holds stand, and every source that one of them reads comes once, in the order of the
+    A layer that is one sum over edges (GCN, GraphSAGE, NGNN, SGC) is computed by streaming its sources: memory holds
+    the sums of as many rows as fit, and every source that one of them reads is read once, in the order of the
     file. A thread reads ahead. Of other layers (GAT) a block gathers the rows that it reads.
 
     Args:
@@ -95,7 +95,7 @@ def layerwise_inference(
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
     each as wide as a layer or as the linear map in it. Time: each edge is read once a layer, and the layer's input once
     for each memory_bytes / 2 of sums.
-    Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; sources that stream past: ATLAS (arXiv
+    Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; streamed sources: ATLAS (arXiv
     2605.09402). Differs: sums of a bounded number of rows replace messages on disk.
     """
     if block_edges is not None and block_edges < 1:
@@ -126,9 +126,9 @@ class _Pass:
         self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
         self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
         self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
-        # Buffers that are used again: what is allocated again for each chunk leaves holes that the heap keeps.
+        # Reused buffers: allocating them for each chunk would leave holes in the heap.
         self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
-        self.table: np.ndarray | None = None  # what the layer reads; None: the features
+        self.table: np.ndarray | None = None  # the layer's input; None: the features
         self.held: NodeSet | None = None  # nodes that have a row in it
         self.tables_made = 0
 
@@ -190,7 +190,7 @@ class _Pass:
     def _from_sums(
         self, index: int, projected: bool, group: RowBlock, channels: int, width: int, reader: ThreadPoolExecutor
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield (nodes, outputs) of a group of rows: their sums stand while their sources stream past."""
+        """Yield (nodes, outputs) of a group of rows: their sums stay in memory while their sources are streamed."""
         backbone, rows = self.backbone, group.rows
         summed = self.sums[: len(rows) * channels].view(len(rows), channels).zero_()
         sources = _list_sources(group.indices, self.local_nid)
@@ -256,7 +256,7 @@ class _Pass:
         most_rows = max(1, sum_bytes // (channels * self.dtype.itemsize))
         most_edges = self.block_edges or max(1, self.memory_bytes // 64)
         if len(self.sums) < most_rows * channels:
-            self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # pages that are not used take no memory
+            self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # unused pages take no memory
         chunks: list[RowBlock] = []
         num_rows = num_edges = 0
         for block in self._blocks(targets):
@@ -273,7 +273,7 @@ class _Pass:
     def _by_blocks(
         self, index: int, projected: bool, targets: NodeSet | None, width: int
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield (nodes, outputs) of a layer, a block of targets with all that they read at a time."""
+        """Yield (nodes, outputs) of a layer, one block of targets with all their sources at a time."""
         compute = self.backbone.layer_projected if projected else self.backbone.layer
         edge_values = self.backbone.values_of_edge(width)
         limit = self.block_edges or max(1, self.memory_bytes // (8 * max(1, edge_values)))

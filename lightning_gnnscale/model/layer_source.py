@@ -1,4 +1,4 @@
-"""What layer-wise inference asks of whoever holds the graph: protocols for `datamodule/`, and sets of nodes."""
+"""The interface between layer-wise inference and the graph: protocols for `datamodule/`, and sets of nodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +7,7 @@ import numpy as np
 
 from ..jit import kernel
 
-MOST_OF_THE_GRAPH = 0.75  # share of the nodes from which a layer is computed for all of them
+MOST_OF_THE_GRAPH = 0.75  # share of needed nodes above which a layer is computed for all
 _STEP = 16  # bytes of a bitmap between two counts
 _BITS_SET = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)  # in a byte
 
@@ -84,7 +84,7 @@ class LayerSource(Protocol):
     num_nodes: int
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
-        """Yield this rank's rows, or those of them that are needed; over all ranks each node comes once.
+        """Yield this rank's rows, or those of them that are needed; over all ranks each node appears once.
 
         Called several times, same order each time. Edges of all rows may be mapped files: they are read where they are
         used, and passes over the rows alone read none.
@@ -95,14 +95,14 @@ class LayerSource(Protocol):
 
         Args:
             nodes: ascending ones are read in the order of the file.
-            table: what `table` returned; its rows, numbered as `nodes` says, are returned in place of features.
+            table: what `table` returned; its rows, numbered as `nodes` says, are returned instead of features.
         """
 
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         """Write (num, dim) values of the table's dtype to (num,) ascending rows of a table."""
 
     def union(self, bits: np.ndarray) -> None:
-        """Set in a bitmap (NodeSet.bits), in place, what is set on any rank; every rank must call it."""
+        """Set the bits of a bitmap (NodeSet.bits) that are set on any rank, in place; every rank must call it."""
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""
@@ -116,12 +116,12 @@ class LayerSource(Protocol):
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
         """Return a writable (num_rows, dim) array that all ranks share; num_rows None: one a node.
 
-        All ranks ask alike, and all rows are written before any is read. Asking for a name again starts a new table
-        in the place of the old one, which no rank reads any more.
+        All ranks make the same calls, and all rows are written before any is read. A call with a used name makes a
+        new table that replaces the old one, which no rank reads any more.
         """
 
     def barrier(self) -> None:
-        """Wait until every rank is here: what each wrote to a table can then be read by all."""
+        """Wait until every rank is here: all can then read what each wrote to a table."""
 
 
 class LinkSource(Protocol):
@@ -130,7 +130,7 @@ class LinkSource(Protocol):
     Attributes:
         num_negatives: negatives of each link.
         edge_type: (num_links,) int64 edge type of each link, or None.
-        among_all: Whether links are ranked among all nodes, by `queries` in place of `chunks`.
+        among_all: Whether links are ranked among all nodes, by `queries` instead of `chunks`.
         label: (num_links,) classes of the links, for `EdgeClassifier`, or None.
     """
 
@@ -147,10 +147,10 @@ class LinkSource(Protocol):
 
 
 class EvaluationShare(Protocol):
-    """One rank's share of an exact evaluation: what the Lightning modules take in place of a mini-batch.
+    """One rank's share of an exact evaluation: the Lightning modules take it instead of a mini-batch.
 
     Attributes:
-        source: the graph; its blocks are the rows that this rank answers for.
+        source: the graph; its blocks are this rank's rows.
         split: "val", "test", or None: predict.
         labels: (num_nodes,) or (num_nodes, num_labels) integers in store order, -1 = unknown; None: predict only.
         masks: name ("train", "val", "test") to (num_nodes,) bool, in store order.
@@ -201,10 +201,10 @@ def closure(
 
 
 def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeSet:
-    """Return a set of nodes and of their in-neighbours, as this rank's rows tell.
+    """Return a set of nodes and of their in-neighbours in this rank's rows.
 
     Args:
-        most: share of the nodes above which no more edges are looked at.
+        most: share of the nodes above which no more edges are read.
     """
     bits, count = rows.bits.copy(), len(rows)
     for block in source.blocks(rows):
@@ -228,7 +228,7 @@ def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
 
 
 def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
-    """Split rows into chunks of at most block_edges edges and as many rows; a row with more edges stands alone."""
+    """Split rows into chunks of at most block_edges edges and as many rows; a row with more edges is its own chunk."""
     start, num_rows, offset = 0, len(block.rows), np.asarray(block.indptr, np.int64)
     while start < num_rows:
         stop = int(np.searchsorted(offset, offset[start] + block_edges, side="right")) - 1

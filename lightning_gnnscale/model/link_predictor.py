@@ -93,7 +93,7 @@ LOSSES = ("logistic", "softmax")
 
 
 class NodeRows:
-    """The rows that a model without layers gives, in the place of a table; they are read where they are kept."""
+    """The rows of a model without layers, instead of a table; they are read where they are stored."""
 
     def __init__(self, source: LayerSource):
         self.source = source
@@ -110,7 +110,7 @@ class LinkPredictor(BackboneModule):
     With loss="logistic" it is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of
     log(1 - s(u, n)), where s is the sigmoid of the decoder. It is GraphSAGE's loss if w is the number of negatives (the
     default), and plain binary cross-entropy over a balanced set if w = 1. With loss="softmax" it is the cross-entropy
-    of each pair among its negatives. A training batch is a `MiniBatch` of a `LinkSampler`. Where it has false first
+    of each pair among its negatives. A training batch is a `MiniBatch` of a `LinkSampler`. Where it has negative first
     ends too (corrupt="both"), the loss is the mean of both directions.
 
     An evaluation batch is an `EvaluationShare` with links, or a `MiniBatch` with the pairs and negatives of some
@@ -125,7 +125,7 @@ class LinkPredictor(BackboneModule):
             themselves.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
         decoder: "dot", "mlp", "distmult", "complex", "transe", or a module called as (source, other), or (source,
-            other, edge type), with (..., channels) ends that broadcast.
+            other, relation), with (..., channels) ends that broadcast.
         negative_weight: The w above; None: the number of negatives.
         hits: Values of k in Hits@k, each >= 1.
         embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
@@ -161,7 +161,7 @@ class LinkPredictor(BackboneModule):
         decoder_options: Mapping[str, Any] | None = None,
         penalty: float = 0.0,
     ):
-        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
@@ -200,11 +200,11 @@ class LinkPredictor(BackboneModule):
         batch = batch_of(batch)
         if batch.pairs is None:
             raise StrategyError(
-                "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
+                "LinkPredictor trains on batches with pairs, but these have none: use LinkSampler (sampler=links) with "
                 "PartitionDataModule and mode=mini_batch"
             )
         if batch.negatives.shape[1] == 0 and len(batch.negatives):
-            raise StrategyError("LinkPredictor needs negatives, and batches have none: leave labelled=True out")
+            raise StrategyError("LinkPredictor needs negatives, but batches have none: leave labelled=True out")
         relation = self._relation(batch.pair_type, 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
@@ -246,7 +246,7 @@ class LinkPredictor(BackboneModule):
             return
         if links is None:
             raise StrategyError(
-                f"LinkPredictor evaluates on held-out links, and the {split} loader has none: hold some out "
+                f"LinkPredictor evaluates on held-out links, but the {split} loader has none: hold some out "
                 "(hold_out_edges, or dataset.hold_out), and give PartitionDataModule sampler=LinkSampler(...)"
             )
         output = self._infer(batch)
@@ -284,9 +284,9 @@ class LinkPredictor(BackboneModule):
             return
         first = 0
         for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
-            node_types = links.edge_type
-            node_types = None if node_types is None else torch.from_numpy(node_types[first : first + pairs.shape[1]])
-            yield self._rank(output, pairs, negatives, self._relation(node_types, "links with edge_type"))
+            edge_type = links.edge_type
+            edge_type = None if edge_type is None else torch.from_numpy(edge_type[first : first + pairs.shape[1]])
+            yield self._rank(output, pairs, negatives, self._relation(edge_type, "links with edge_type"))
             first += pairs.shape[1]
 
     def _rank(
@@ -352,7 +352,7 @@ class LinkPredictor(BackboneModule):
         if reads_edge_types(self.decoder):
             if relation is None:
                 raise StrategyError(
-                    f"decoder {type(self.decoder).__name__} reads the relation of each link, and these have none: give "
+                    f"decoder {type(self.decoder).__name__} reads the relation of each link, but these have none: give "
                     f"it a graph with edge_type, and {wanted}"
                 )
             return relation.to(self.device)

@@ -1,4 +1,4 @@
-"""What a checkpoint may have made: models of a closed list, from plain values that are checked one by one."""
+"""Models that a checkpoint may have made: those of a closed list, from plain values that are each checked."""
 
 import inspect
 import math
@@ -55,8 +55,8 @@ def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
     found = _class_of(target if isinstance(target, str) else "")
     if found is None:
         raise CheckpointError(
-            f"the checkpoint's model is {short(target) if target else 'unknown'}, which is no Backbone that is "
-            f"imported, and not {', '.join(PYG_MODELS)} of PyG: import it, or {_GIVE}"
+            f"the checkpoint's model is {short(target) if target else 'unknown'}, which is not an imported "
+            f"Backbone, and not {', '.join(PYG_MODELS)} of PyG: import it, or {_GIVE}"
         )
     for name, value in arguments.items():
         wrong = _wrong_of_pyg(name, value) if not issubclass(found, Backbone) else wrong_value(name, value)
@@ -64,7 +64,7 @@ def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
             raise CheckpointError(f"the checkpoint's model {target}: {wrong}: {_GIVE}")
     try:
         return found(**arguments)
-    except Exception as error:  # whatever plain values of other types bring about inside
+    except Exception as error:  # plain values of other types may raise anything inside
         told = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"the checkpoint's model {target} is not made again ({told}): {_GIVE}") from None
 
@@ -162,7 +162,7 @@ def _subclasses(kind: type) -> list[type]:
 
 def short(value: Any) -> str:
     """Return a value of a file on a line, cut where it is long."""
-    if isinstance(value, int) and abs(value) > _LARGEST:  # whose digits Python may refuse to write
+    if isinstance(value, int) and abs(value) > _LARGEST:  # Python may refuse to write its digits
         return f"an integer of {value.bit_length()} bits"
     told = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     return told if len(told) <= 80 else f"{told[:80]}..."

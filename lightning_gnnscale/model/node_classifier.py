@@ -19,11 +19,11 @@ UNKNOWN = -1  # label of a node that has none
 
 
 class NodeModule(BackboneModule):
-    """Base of the modules that say something of each node: how they train, evaluate and predict.
+    """Base of the modules with an output for each node: how they train, evaluate and predict.
 
     Attributes:
         channels: Width of the outputs.
-        loss: What a loss is called by, or a callable.
+        loss: Name of a loss, or a callable.
         losses: `MeanMetric` by split.
     """
 
@@ -37,7 +37,7 @@ class NodeModule(BackboneModule):
         return False
 
     def read_labels(self, labels: Any) -> Tensor:
-        """Return what the graph says of nodes, an array or a tensor, in the dtype that losses take."""
+        """Return the labels of nodes, an array or a tensor, in the dtype that losses take."""
         raise NotImplementedError
 
     def unknown(self, labels: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class NodeModule(BackboneModule):
         raise NotImplementedError
 
     def metrics(self, split: str) -> dict[str, Metric]:
-        """Return the metrics of a split that are logged beside the loss, by the name behind `val_`."""
+        """Return the metrics of a split that are logged beside the loss, by the name after `val_`."""
         raise NotImplementedError
 
     def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
@@ -53,7 +53,7 @@ class NodeModule(BackboneModule):
         raise NotImplementedError
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (num_rows,) losses, 0 where all is unknown, and (num_rows,) how many labels each sums over."""
+        """Return (num_rows,) losses, 0 where all is unknown, and the (num_rows,) number of labels in each."""
         raise NotImplementedError
 
     def decide(self, outputs: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class NodeClassifier(NodeModule):
         predict_logits: bool = False,
         inputs: NodeInputs | None = None,
     ):
-        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         num_classes = num_classes or BackboneTraits(backbone).out_channels
         if num_classes is None:

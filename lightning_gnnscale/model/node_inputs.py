@@ -26,7 +26,7 @@ class NodeInputs(Protocol):
     Attributes:
         dim: width of a row. num_nodes: nodes of the graph. num_rows: rows, one a node where every node has one.
         is_local: no call waits for another rank.
-        node types: `NodeTypesWithRows`, the node types that have rows; None, or not there: every node has one.
+        node_types: `NodeTypesWithRows`, the node types that have rows; None, or missing: every node has one.
     """
 
     dim: int
@@ -51,7 +51,7 @@ class NodeInputs(Protocol):
         """Take part in a training step without a batch."""
 
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (row ids, rows) of this rank's share; over all ranks each row comes once."""
+        """Yield (row ids, rows) of this rank's share; over all ranks each row appears once."""
 
     def row_ids(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 rows of (num,) nodes, in [0, num_rows)."""
@@ -65,7 +65,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 
     With rows on several hosts the calls of a step are collectives, so every rank makes the same ones: a rank with a
     batch calls `inputs` once in its forward and `step` once after its backward; a rank whose loader yields None calls
-    `skip` in their place, from the strategy's hook that sees such batches. Evaluation enters none.
+    `skip` instead, from the strategy's hook that sees such batches. Evaluation enters none.
     """
 
     inputs: NodeInputs | None = None
@@ -107,7 +107,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             batch: with `n_id`, and `x` or None.
 
         Raises:
-            StrategyError: rows of other hosts are asked for outside of training.
+            StrategyError: rows of other hosts are requested outside of training.
         """
         if not (self.training or self.inputs.is_local):
             raise StrategyError(
@@ -129,7 +129,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 
     @property
     def _node_type_channels(self) -> Sequence[int] | None:
-        """Columns that the backbone reads of each node type's nodes, where it tells."""
+        """Columns that the backbone reads of each node type's nodes, if it says."""
         return BackboneTraits(ModuleTraits(self).backbone).type_channels
 
     def source_of(self, batch: Any) -> LayerSource:
@@ -170,7 +170,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             self._check_strategy()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read the rows that lie beside a checkpoint."""
+        """Read the rows beside a checkpoint."""
         saved = checkpoint.get(ROWS_KEY)
         if saved is None or InputsTraits(self.inputs).load is None:
             return
@@ -190,9 +190,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         dims = DataTraits(datamodule).feature_dims
         if dims is None and DataTraits(datamodule).num_features:
             raise StrategyError(
-                f"{what} has rows for {given}, and the store has features of all node types in one table, which "
-                f"they would "
-                "stand behind: leave node_types= out, so that every node has a row"
+                f"{what} has rows for {given}, but the store has features of all node types in one table, which "
+                "they would extend: leave node_types= out, so that every node has a row"
             )
         for number, reads in enumerate(self._node_type_channels or ()):
             name, learned = node_types.node_types[number], self.inputs.dim * bool(node_types.has_rows[number])
@@ -216,7 +215,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 class InputSource:
     """A `LayerSource` whose features are rows of `inputs`, behind the stored ones where there are any.
 
-    Rows on several hosts are written by their owners into a table of all ranks, one row for each that there is; nothing
+    Rows on several hosts are written by their owners into a table of all ranks, one row for each; nothing
     waits for a request.
 
     Args:
@@ -287,7 +286,7 @@ def rows_for_node_types(
         dim: columns of a learned row.
         channels: columns that the model reads of each node type; a node type whose columns are those of its features
             and dim has the rows behind its features. None: node types without features alone have rows.
-        node types: `NodeTypesWithRows`, which tells the node types that read rows in place of `channels`; None: every
+        node_types: `NodeTypesWithRows`, the node types that read rows, instead of `channels`; None: every
             node has a row.
     """
     node_type, device = torch.as_tensor(x.node_type), nodes.device

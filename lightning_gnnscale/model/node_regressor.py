@@ -49,7 +49,7 @@ class NodeRegressor(NodeModule):
         scheduler: MAKE_SCHEDULER | None = None,
         inputs: NodeInputs | None = None,
     ):
-        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         num_targets = num_targets or BackboneTraits(backbone).out_channels
         if num_targets is None:
@@ -71,13 +71,13 @@ class NodeRegressor(NodeModule):
         values = torch.as_tensor(labels)
         if not values.is_floating_point():
             raise StrategyError(
-                f"NodeRegressor predicts floating targets, NaN = unknown, and labels are {values.dtype}: write the "
+                f"NodeRegressor predicts floating targets, NaN = unknown, but labels are {values.dtype}: write the "
                 "store with regression=True"
             )
         values = values.unsqueeze(1) if values.dim() == 1 else values
         if values.shape[1] != self.num_targets:
             raise StrategyError(
-                f"NodeRegressor predicts {self.num_targets} targets a node, and labels have {values.shape[1]}: say "
+                f"NodeRegressor predicts {self.num_targets} targets a node, but labels have {values.shape[1]}: say "
                 f"out_channels={values.shape[1]}"
             )
         return values

@@ -1,4 +1,4 @@
-"""What backbones over node types and edge types share: the map of each node type's features, and maps by group."""
+"""The base of backbones over node types and edge types: maps of each node type's features, and maps by group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,7 +66,7 @@ class TypedLinear(nn.Module):
 
         Args:
             x: the rows.
-            node type: (num_rows,) int64; None where there is one node type.
+            node_type: (num_rows,) int64; None where there is one node type.
         """
         if len(self.weight) == 1:
             return torch.addmm(self.bias[0], x, self.weight[0])
@@ -75,7 +75,7 @@ class TypedLinear(nn.Module):
 
 
 def places_of_node_types(node_type: Tensor, num_node_types: int) -> tuple[Tensor, Tensor]:
-    """Return the (num_rows,) positions of rows by node type, in the order given, and where each row then stands."""
+    """Return the (num_rows,) positions of rows by node type, in the order given, and the place of each row then."""
     places = torch.cat([torch.nonzero(node_type == number).flatten() for number in range(num_node_types)])
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places), device=places.device)
@@ -100,7 +100,7 @@ class RelationalBackbone(Backbone):
             columns of the edge features; batches must be disjoint trees with times. None: times are not read.
 
     Raises:
-        ValueError: no schema, a node type whose columns are not told, or an argument outside what is listed here.
+        ValueError: no schema, a node type whose columns are not given, or an argument outside what is listed here.
     """
 
     takes_negative_weights = False
@@ -177,7 +177,7 @@ class RelationalBackbone(Backbone):
                 columns; None where no node type has features.
             edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr: see `Backbone.forward`.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
-            node_type: (num_nodes,) int64 kind of each node; None where there is one, or where x tells it.
+            node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
             edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
                 has them; read with time_channels.
 
@@ -208,10 +208,10 @@ class RelationalBackbone(Backbone):
         type_number = None if type_number is None else torch.as_tensor(type_number).to(reference.device)
         if type_number is None and (num_node_types > 1 or x is None):
             raise ValueError(
-                f"{type(self).__name__} needs the kind of each node, node_type, and there is none: the schema has "
+                f"{type(self).__name__} needs node_type, the node type of each node: the schema has "
                 f"{num_node_types} node types"
                 if num_node_types > 1
-                else f"{type(self).__name__} needs features, and there are none: give inputs=DistributedEmbedding(...)"
+                else f"{type(self).__name__} needs features, but there are none: give inputs=DistributedEmbedding(...)"
             )
         weights = iter(self.input_weights)
         maps = [next(weights) if width else None for width in self.type_channels]
@@ -244,7 +244,7 @@ class RelationalBackbone(Backbone):
             raise ValueError(
                 f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, "
                 f"{type(self).__name__} takes "
-                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector stands for them)"
+                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector replaces them)"
             )
         vector = self.type_vectors[node_type]
         if weight is None:
@@ -258,7 +258,7 @@ class RelationalBackbone(Backbone):
         """Return the edges as the layers read them: with the edge type of each, and grouped by edge type.
 
         Raises:
-            ValueError: edge types or node types are not told where there are several, or an edge type is out of range.
+            ValueError: edge types or node types are missing where there are several, or an edge type is out of range.
         """
         relations, node_types = block.edge_type, self.schema.num_node_types
         if relations is None:
@@ -270,7 +270,7 @@ class RelationalBackbone(Backbone):
             relations = torch.zeros(len(block.indices), dtype=torch.int64, device=block.indices.device)
         if node_types > 1 and block.node_type is None:
             raise ValueError(
-                f"{type(self).__name__} needs node_type, the kind of each node: the schema has {node_types}"
+                f"{type(self).__name__} needs node_type, the node type of each node: the schema has {node_types}"
             )
         if len(relations) and int(relations.max()) >= self.schema.num_edge_types:
             raise ValueError(f"edge_type must be below {self.schema.num_edge_types}, got {int(relations.max())}")
@@ -322,15 +322,14 @@ def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> 
     """Return the columns of each node type's features, 0 for none.
 
     Raises:
-        ValueError: a node type is not named, or one that the schema does not have is; or columns below 0.
+        ValueError: a node type is missing or not in the schema; or columns below 0.
     """
     if not isinstance(in_channels, Mapping):
         in_channels = dict.fromkeys(schema.node_types, in_channels)
     if set(in_channels) != set(schema.node_types):
         raise ValueError(
             f"model.in_channels must give the columns of each node type ({', '.join(schema.node_types)}), 0 for "
-            f"one without "
-            f"features, got {', '.join(in_channels) or 'none'}"
+            f"one without features, got {', '.join(in_channels) or 'none'}"
         )
     channels = [int(in_channels[name]) for name in schema.node_types]
     if min(channels) < 0:

@@ -103,7 +103,7 @@ class RGAT(RelationalBackbone):
     An `edge_weight` w multiplies an edge's share before the softmax divides (log w is added to its score).
 
     Raises:
-        ValueError: hidden_channels is no multiple of heads, num_bases below 1.
+        ValueError: hidden_channels is not a multiple of heads, num_bases below 1.
 
     Cost: a row for each pair of an edge type and a source that has edges of it.
     Source: Busbridge et al., Relational graph attention networks, 2019: additive attention across edge types, with

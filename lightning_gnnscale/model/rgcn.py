@@ -15,8 +15,7 @@ from .row_layers import RowLayer
 
 
 class RGCNLayer(nn.Module, RowLayer):
-    """A mean over each edge type's in-neighbours, mapped by the edge type, plus a map of the node itself by its node
-    type.
+    """A mean over each edge type's in-neighbours, mapped by edge type, plus a map of the node by its type.
 
     Args:
         in_channels, out_channels: widths.
@@ -48,8 +47,8 @@ class RGCNLayer(nn.Module, RowLayer):
     def _neighbors(self, x: Tensor, block: Block) -> Tensor:
         """Return the sum over edge types, by whichever order of maps and sums costs least.
 
-        What a mean reads is a row an edge; what an edge type maps is a row a pair (edge type, target), or a pair (edge
-        type, source) where it narrows rows. With bases rows of pairs may be summed by their coefficients before the
+        A mean reads a row an edge; an edge type maps a row for each pair (edge type, target), or (edge type,
+        source) where it narrows rows. With bases rows of pairs may be summed by their coefficients before the
         maps.
         """
         pairs, width, out = block.target_pairs, self.in_channels, self.out_channels
@@ -85,10 +84,7 @@ class RGCNLayer(nn.Module, RowLayer):
 
 
 def _shares(block: Block, pairs: TargetPairs) -> Tensor | None:
-    """Return each edge's share of the weights of its pair, in the order of `pairs.edges`;
-
-    None: all edges of it alike.
-    """
+    """Return each edge's share of its pair's weights, in the order of `pairs.edges`; None: equal shares."""
     if block.edge_weight is None:
         return None
     weight = block.edge_weight[pairs.edges]

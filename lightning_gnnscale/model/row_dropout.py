@@ -1,4 +1,4 @@
-"""Dropout whose mask hangs on ids of rows, not on their positions: every process drops the same values of a node."""
+"""Dropout whose mask depends on ids of rows, not on positions: every process drops the same values of a node."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class RowDropout:
 
         Args:
             x: (num_rows, width), or sparse rows.
-            ids: (num_rows,) int64, what a row's mask hangs on.
+            ids: (num_rows,) int64, which decide the rows' masks.
         """
         if not self.active:
             return x

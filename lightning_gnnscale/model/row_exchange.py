@@ -1,6 +1,6 @@
-"""What a layer asks of whoever holds the other rows of the graph, and how gradients go back the same way.
+"""How a layer gets rows from the processes that hold them, and how gradients go back the same way.
 
-The strategy gives each layer its exchange; a layer that got none reads what it is given and asks nobody.
+The strategy gives each layer its exchange; a layer without one reads only its input.
 """
 
 from typing import Protocol
@@ -43,7 +43,7 @@ class RowExchange(Protocol):
 
 
 class NoHalo:
-    """The exchange of a single process: its halo is empty, and it asks nobody."""
+    """The exchange of a single process: its halo is empty, and it sends nothing."""
 
     local_only = False
     pulls = False
@@ -86,7 +86,7 @@ class SentRows:
         training: False: rows are exchanged exactly, bypassing every cache.
 
     Attributes:
-        rows: (num_local, width), to be read in place of the given rows.
+        rows: (num_local, width), to be read instead of the given rows.
     """
 
     def __init__(self, rows: Tensor, exchange: RowExchange, training: bool):

@@ -144,14 +144,14 @@ class RowGraph:
 
 
 def padding(rows: Tensor, count: int) -> Tensor:
-    """Return (count, ...) rows that stand where others will: copies of the first row, which any function takes."""
+    """Return (count, ...) placeholder rows: copies of the first row, which any function takes."""
     first = rows[:1].detach() if len(rows) else rows.new_ones((1, *rows.shape[1:]))
     return first.expand(count, *rows.shape[1:])
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What trying a model out has told.
+    """The result of trying a model out.
 
     Attributes:
         modes: Maps the name of a convolution to how it is called; OWN where it is not named.
@@ -292,7 +292,7 @@ def _edge_arguments(backbone: nn.Module) -> tuple[str, ...]:
 
 
 def _halo_edges(batch: Any) -> HaloEdges:
-    """Return what the store tells of the halo's edges, on the device of the batch."""
+    """Return the store's figures of the halo's edges, on the device of the batch."""
     told = batch.halo_in_edges()
     values = (None if value is None else torch.as_tensor(value).to(batch.n_id.device) for value in told[:-1])
     return HaloEdges(*values, max_degree=told[-1])
@@ -342,7 +342,7 @@ class RowPass:
         self._stack.close()
 
     def ids_of(self, num_rows: int) -> Tensor | None:
-        """Return the (num_rows,) numbers of the nodes or edges that so many rows stand for; None: of neither."""
+        """Return the (num_rows,) numbers of the nodes or edges that so many rows stand for; None: neither."""
         graph = self.graph
         if num_rows == graph.num_own:
             return graph.node_ids[:num_rows]

@@ -1,8 +1,8 @@
 """Whether a model computes the same rows on blocks of a graph as on the whole, tried on a small graph before training.
 
-The model is run on a small graph whole, and what its layers read and give is noted. It is run on two blocks of that
-graph, with what was noted for rows of the other block. So it is found how each convolution must be called, which rows
-travel, and which layer cannot be computed by blocks.
+The model is run on a small whole graph, and the inputs and outputs of its layers are recorded. Then it is run on two
+blocks of that graph, with the recorded values for rows of the other block. This shows how each convolution must be
+called, which rows must be sent, and which layer cannot be computed by blocks.
 """
 
 import copy
@@ -132,9 +132,8 @@ class _Trial:
             if differs.why.startswith("it fails"):
                 raise StrategyError(self._refusal(differs.name, differs.why)) from None
             rank_zero_warn(
-                f"{self._called(differs.name)} gives other rows while it trains than on one process, as what "
-                f"samples at "
-                "random does; only dropout of nodes and of attention is the same on any number of processes"
+                f"{self._called(differs.name)} gives other rows while it trains than on one process, as random "
+                "sampling does; only dropout of nodes and of attention is the same on any number of processes"
             )
         return self._run_blocks(noted, modes, training=True, strict=False)
 
@@ -157,8 +156,8 @@ class _Trial:
         if not isinstance(noted.out, Tensor) or noted.out.dim() < 1 or len(noted.out) != NUM_NODES:
             shape = tuple(noted.out.shape) if isinstance(noted.out, Tensor) else type(noted.out).__name__
             raise StrategyError(
-                f"{type(self.model).__name__} returns {shape} for {NUM_NODES} nodes, and not a row for each: it must "
-                "not pool nodes, or take them apart"
+                f"{type(self.model).__name__} returns {shape} for {NUM_NODES} nodes, not a row for each: it must "
+                "not pool or split nodes"
             )
         return noted
 
@@ -355,7 +354,7 @@ def _block(whole: RowGraph, begin: int, end: int) -> RowGraph:
 def _sample(rows: Tensor, count: int, positive: bool = False) -> Tensor:
     """Return (count, ...) of the rows, different ones where there are; floats are moved a bit, so that none are equal.
 
-    What is added lies in [0, 1/4): whole numbers keep their integer part.
+    The added values are in [0, 1/4): whole numbers keep their integer part.
     """
     if positive:
         return torch.rand(count, dtype=rows.dtype, device=rows.device) + 0.5

@@ -23,7 +23,7 @@ class SGC(Backbone):
 
     Args:
         in_channels, out_channels: widths.
-        hidden_channels: not used; it stands here so that all backbones are built alike.
+        hidden_channels: not used; it exists so that all backbones are built alike.
         num_layers: propagations, >= 1.
         dropout: probability on the features (the model has no hidden layer to drop).
         input_dropout: as dropout; the larger of the two counts.

@@ -1,4 +1,4 @@
-"""How long before its seed an edge lies, as cosines: columns that layers read beside the features of edges."""
+"""The time from an edge to its seed, as cosines: columns that layers read beside the features of edges."""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class TimeEncoding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set frequencies and phases to where they begin."""
+        """Set frequencies and phases to their initial values."""
         with torch.no_grad():
             self.frequency.copy_(10.0 ** -torch.linspace(0, 9, len(self.frequency)))
             self.phase.zero_()
@@ -42,7 +42,7 @@ def edge_features(
     seed_time: Tensor | None,
     seed_of: Tensor | None,
 ) -> Tensor | None:
-    """Return the features of edges with the encoding of their times behind them.
+    """Return the features of edges with the encoding of their times appended.
 
     Args:
         time: the encoding; None: features are returned as they are.
@@ -53,7 +53,7 @@ def edge_features(
         seed_of: (num_nodes,) int64 seed that each node was sampled for.
 
     Raises:
-        ValueError: the encoding is asked for, and a batch has no times, or nodes belong to no one seed.
+        ValueError: the encoding is used, but a batch has no times, or nodes have no single seed.
     """
     if time is None:
         return edge_attr
@@ -64,7 +64,7 @@ def edge_features(
             if value is None
         ]
         raise ValueError(
-            f"time_channels encodes seed_time - edge_time, and batches have no {' and no '.join(lacking)}: sample "
+            f"time_channels encodes seed_time - edge_time, but batches have no {' and no '.join(lacking)}: sample "
             "disjoint trees by time, or leave time_channels out"
         )
     encoded = time(seed_time[seed_of[target]] - edge_time)
@@ -72,7 +72,7 @@ def edge_features(
 
 
 def check_times(model: str, time_channels: int | None) -> None:
-    """Refuse to evaluate a model that reads times layer by layer: what an edge says depends on whose seed it is.
+    """Refuse to evaluate a model that reads times layer by layer: an edge's value depends on the seed.
 
     Raises:
         ValueError: time_channels is given.

@@ -1,6 +1,6 @@
 """What each stage is predicted to hold: anonymous and shared memory on one host, and on one training device.
 
-Files that are mapped are not counted: the page cache gives their pages back when memory is short.
+Mapped files are not counted: the page cache gives their pages back when memory is short.
 """
 
 import math
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-# Each of these was measured: Linux, CPU wheels of torch 2.13, Python's allocator as it comes.
+# Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
 COMPILED_BYTES = 50 << 20  # numba's compiler and loops, once partitioning or storing has begun
 LOOPS_BYTES = 50 << 20  # Lightning's loops and autograd, before the first batch
 WORKER_BYTES = COMPILED_BYTES + LOOPS_BYTES  # a training process before its first batch, beside the interpreter
-FORKED_BYTES = 60 << 20  # of the starting process's interpreter, what a forked one comes to write to
+FORKED_BYTES = 60 << 20  # of the starting process's interpreter, pages that a forked one writes to
 GPU_CONTEXT_BYTES = 600 << 20  # CUDA's context and libraries on a GPU
-PARTITION_BYTES_A_NODE = 24  # of a partitioner that does not tell what it holds
+PARTITION_BYTES_A_NODE = 24  # of a partitioner without an estimate of its own
 STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
 CHUNKS_HELD = 2  # by a stream that reads ahead
 STORE_BYTES_AN_EDGE = 24  # of a chunk that is sorted into buckets
@@ -48,7 +48,7 @@ def predict_host_peak(
     """Predict the peak memory of partitioning, storing, training and evaluating on one host.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (edges).
+        num_nodes, num_edges: counts of the graph; edges as stored (directed).
         num_parts: parts it is cut into.
         num_processes: training processes on this host.
         training_bytes: what one process takes, see `predict_training`.
@@ -69,7 +69,7 @@ def predict_host_peak(
     workers = processes_bytes(num_processes, interpreter_bytes, start_method)
     assigning = PARTITION_BYTES_A_NODE * num_nodes if partition_bytes is None else partition_bytes
     peaks = {
-        # Then part ids, and a bit for each part that a node is read by.
+        # Then part ids, and a bit for each part that reads a node.
         "partition": begun + chunks + max(assigning, (4 + math.ceil(num_parts / 8)) * num_nodes),
         "partition_store": begun + STORE_BYTES_A_NODE * num_nodes + max(chunks + buckets, sort),
         "train": workers + num_processes * training_bytes,
@@ -85,9 +85,9 @@ def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: st
     Args:
         num_processes: those that train.
         interpreter_bytes: what the starting process holds before any work.
-        start_method: "popen": each begins again, and the starting process is one of them. "fork": they share the
-            interpreter of the starting one, which waits beside them. "spawn", "forkserver": each begins again beside
-            it.
+        start_method: "popen": each has its own interpreter, and the starting process is one of them. "fork": they
+            share the interpreter of the starting one, which waits. "spawn", "forkserver": each has its own, and the
+            starting one waits.
     """
     if start_method == "fork":
         return interpreter_bytes + COMPILED_BYTES + num_processes * (FORKED_BYTES + LOOPS_BYTES)
@@ -111,9 +111,9 @@ def predict_evaluation(
     tables between layers are files.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (edges).
+        num_nodes, num_edges: counts of the graph; edges as stored (directed).
         feature_dim, feature_row_bytes, hidden_channels, fanouts, embedding_dim: see `predict_training`.
-        free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are taken. None:
+        free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are used. None:
             it does.
     """
     degree = max(1.0, num_edges / max(num_nodes, 1))
@@ -133,7 +133,7 @@ def predict_evaluation(
 
 
 def _row_bytes(feature_dim: int, row_bytes: float) -> tuple[float, int]:
-    """Return the bytes of a row as it is gathered, and of its float32 copy, which the batch that trains has.
+    """Return the bytes of a gathered row, and of its float32 copy in the training batch.
 
     Args:
         row_bytes: with the copy or without; sparse rows, of no whole width, and float32 have none.
@@ -145,7 +145,7 @@ def _row_bytes(feature_dim: int, row_bytes: float) -> tuple[float, int]:
 
 
 def distinct(samples: float, population: float) -> float:
-    """Return how many different ones of a population are sampled, on average, by uniform samples."""
+    """Return the expected number of distinct members in uniform samples of a population."""
     return population * -math.expm1(-samples / population) if population else 0.0
 
 
@@ -154,8 +154,8 @@ def batch_hops(
 ) -> tuple[list[float], float]:
     """Return the nodes of a batch up to each hop, seeds first, and its edges.
 
-    A node samples no more than it has; degrees are taken to spread as exponentially distributed ones do, and what is
-    sampled to be spread evenly over the nodes.
+    A node samples at most its neighbours; degrees are assumed to be exponentially distributed, and samples to be
+    spread evenly over the nodes.
 
     Args:
         num_nodes: nodes that a batch can reach.
@@ -207,7 +207,7 @@ def predict_training(
         num_nodes, num_edges, num_parts, num_processes: see `predict_host_peak`.
         feature_dim: columns of the features.
         feature_row_bytes: bytes of one row in a batch; None: dense float32.
-        edge_row_bytes: weight and features of one edge, which batches take with them.
+        edge_row_bytes: weight and features of one edge, which batches hold too.
         batch_size: seeds a batch; None trains each part as one batch.
         fanouts: neighbours a hop; -1 takes all.
         hidden_channels: width of the hidden layers.
@@ -216,12 +216,11 @@ def predict_training(
         part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
-        on_gpu: a GPU's memory: parts and embeddings stay with the host.
-        grouped_edge_types: edge types by which fan-outs, times or weights group the edges of each part once more; 0:
-        none.
-        grouped_weights: Whether these edges have their weights with them, by which they are sampled.
-        embedding_rows: nodes with learnable embeddings, where node types have none; None: all.
-        placed_rows: feature rows that a placement lays into this process's buffer, a number or, as a float, a share of
+        on_gpu: a GPU's memory: parts and embeddings stay on the host.
+        grouped_edge_types: edge types by which fan-outs, times or weights group a copy of each part's edges; 0: none.
+        grouped_weights: Whether these edges have weights, by which they are sampled.
+        embedding_rows: nodes with learnable embeddings, where some node types have none; None: all.
+        placed_rows: feature rows that a placement puts into this process's buffer, a number or, as a float, a share of
             all; None: no placement. Rows of a batch on a GPU are then gathered there, as it trains, and those ahead
             hold ids alone.
         cache_rows: rows of its cache.
@@ -257,7 +256,7 @@ def predict_training(
         width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
-    ahead = 1 if placed_rows is not None and on_gpu else prefetch_batches  # batches that have their rows
+    ahead = 1 if placed_rows is not None and on_gpu else prefetch_batches  # batches with rows
     batches = inputs * (ahead * row_bytes + prefetch_batches * 24) + prefetch_batches * edges * (16 + edge_row_bytes)
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     # The epoch's validation replaces a step's activations; batches stay in their pool.
@@ -276,10 +275,10 @@ def predict_training(
         placed = (placed_rows + cache_rows) * row_bytes + PLACE_BYTES_A_NODE * num_nodes
     if on_gpu:
         return int(batches + step + model + placed)
-    # The part, or those of a batch, and the next one where there is one.
+    # The part, or those of a batch, and the next one if any.
     held = min(chunks + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
     parts = held * (2 * 4 * part_edges + 24 * reach)
-    if grouped_edge_types:  # edges by edge type, their places and those in the store; where each row begins
+    if grouped_edge_types:  # edges by edge type, their positions here and in the store; row starts
         edge_bytes = GROUPED_EDGE_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
         parts += held * (edge_bytes * part_edges + 8 * grouped_edge_types * reach)
     learned = num_nodes if embedding_rows is None else embedding_rows

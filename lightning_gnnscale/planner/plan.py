@@ -1,4 +1,4 @@
-"""How many parts: the seeds' rule, every term of it on show."""
+"""The number of parts: SDT-GNN's rule, with every term shown."""
 
 import inspect
 import math
@@ -29,20 +29,20 @@ class Plan:
         num_parts: p, number of parts.
         num_devices: q, number of devices (of processes on a CPU).
         device_memory_bytes: M, memory for the parts of one device: its own on a CPU, its share of the host's for a GPU,
-            which holds batches alone; None: unlimited.
+            which holds batches only; None: unlimited.
         compute_bytes: T, of that memory, set aside for computing; None if M is.
         csc_bytes, feature_bytes, edge_data_bytes: Sizes on disk of the graph, of its nodes' features, and of its edges'
             weights and features; S is their sum.
-        num_nodes, num_edges: Number of nodes and of stored edges (edges) in the graph.
+        num_nodes, num_edges: Number of nodes and of stored (directed) edges in the graph.
         host_memory_bytes: Memory of the host; None: unlimited.
-        chosen_by: What chose num_parts: "rule", "halo" (the fewest parts that fit with their halos), "user", or
+        chosen_by: How num_parts was chosen: "rule", "halo" (the fewest parts that fit with their halos), "user", or
             "devices" (memory is unlimited).
         host_peak_bytes: Predicted peak of anonymous and shared memory on this host, for each stage.
         device_peak_bytes: Predicted peak of training on one device, beyond what a process holds before.
-        halo_nodes_per_part: Halo rows of the largest part, once partitioning or a sample has shown them.
+        halo_nodes_per_part: Halo rows of the largest part, known after partitioning or from a sample.
         halo_note: How the halo rows were found if they were not counted.
         edges_note: How num_edges was found if that is not obvious.
-        largest_part_bytes: Size of the features and CSC of the largest part, bytes, once partitioning has shown it.
+        largest_part_bytes: Size of the features and CSC of the largest part, bytes, known after partitioning.
         parts_held: Number of parts whose features are in memory at a time: those that a batch mixes, and the next one.
         device_memory_found, host_memory_found: Whether the planner found the memory itself; False if it was given.
         on_gpu: Whether the devices are GPUs.
@@ -79,12 +79,12 @@ class Plan:
 
     @property
     def parts_per_device(self) -> int:
-        """Parts that a device takes in turn, at most."""
+        """Most parts that a device takes in turn."""
         return math.ceil(self.num_parts / self.num_devices)
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of the largest part: as measured, else a part's share of S and its halo's feature rows where told."""
+        """Bytes of the largest part: as measured, else a part's share of S and its halo's feature rows, if known."""
         own = math.ceil(self.total_bytes / self.num_parts)
         if self.halo_nodes_per_part is not None and self.num_nodes:
             own += math.ceil(self.halo_nodes_per_part * self.feature_bytes / self.num_nodes)
@@ -94,7 +94,7 @@ class Plan:
     def held_bytes(self) -> int:
         """Bytes of the parts that must fit a device at a time.
 
-        Where the user chose their number, and no device memory, none must: rows are then read for a run of batches.
+        Where the user gave their number and no device memory, none must: rows are then read for a run of batches.
         """
         if self.chosen_by == "user":
             return 0 if self.device_memory_found else self.part_bytes
@@ -102,22 +102,22 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether a part fits what a device has left, and every stage fits the host; True where nothing is limited."""
+        """Whether a part fits what a device has left, and every stage fits the host; True without limits."""
         return not self.shortages()
 
     def with_halo(self, halo_nodes_per_part: int, part_bytes: int = 0, note: str = "") -> "Plan":
-        """Return the plan with the halo rows of the largest part, which the seeds' rule ignores.
+        """Return the plan with the halo rows of the largest part, which SDT-GNN's rule ignores.
 
         Args:
             halo_nodes_per_part: halo rows of the part that has most of them.
             part_bytes: features and CSC of the largest part, bytes; 0: an average part and that halo.
-            note: how the halo was arrived at, where it was not counted.
+            note: how the halo was found, where it was not counted.
         """
         halo = int(halo_nodes_per_part)
         return replace(self, halo_nodes_per_part=halo, largest_part_bytes=int(part_bytes), halo_note=note)
 
     def shortages(self) -> list[tuple[str, int, int]]:
-        """Return what does not fit: (what it is, bytes that it takes, bytes that it may take); the worst one first."""
+        """Return what does not fit: (name, bytes needed, bytes allowed); the worst first."""
         found = []
         if self.device_memory_bytes is not None:
             space = self.device_memory_bytes - self.compute_bytes
@@ -200,10 +200,10 @@ class Plan:
         return rows
 
     def remedy(self, would_fit: str = "") -> str:
-        """Return one sentence: what is short, by how much, and what would fit; empty where everything fits.
+        """Return one sentence: what does not fit, by how much, and what would; empty where everything fits.
 
         Args:
-            would_fit: settings that were tried and fit; None known: the kinds of settings that help.
+            would_fit: settings that were tried and fit; if none is known: settings that help.
         """
         shortages = self.shortages()
         if not shortages:
@@ -267,7 +267,7 @@ def plan(
     partition_bytes: Callable[[int], int | None] | None = None,
     **training_options,
 ) -> Plan:
-    """Decide the number of parts by the seeds' rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
+    """Decide the number of parts by SDT-GNN's rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
 
     Args:
         num_nodes, num_edges: Number of nodes and of stored edges in the graph (after `to_undirected`, twice the
@@ -279,8 +279,8 @@ def plan(
             process's share of the host's memory without its interpreter. None: unlimited, one part per device. On CPUs
             it is M; a GPU holds batches alone, and its share of the host's memory is M.
         host_memory_bytes: Memory of the host. "auto" finds it, also under a cgroup's limit. None: unlimited.
-        compute_bytes: T, memory set aside for computing. None: two thirds of M if M is given; what training is
-            predicted to take if M was found.
+        compute_bytes: T, memory set aside for computing. None: two thirds of M if M is given; the predicted
+            need of training if M was found.
         num_parts: p, if the user has chosen it; None: the rule decides.
         accelerator: "gpu", "cpu", or "auto": a GPU if M is to be found and there is one.
         interpreter_bytes: Memory that the starting process holds before any work, bytes.
@@ -296,12 +296,12 @@ def plan(
         ValueError: a count or size out of range; T leaves no space in M.
 
     Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features; where batches
-    mix parts, as many and one more must fit M - T together; parts of a GPU must fit the host, where they lie;
-    `Plan.with_halo` checks again with the halo rows, which the seeds' rule ignores.
+    mix parts, as many and one more must fit M - T together; parts of a GPU must fit the host, which holds them;
+    `Plan.with_halo` checks again with the halo rows, which SDT-GNN's rule ignores.
     """
     unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
     if unknown:
-        raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for what it takes")
+        raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for its arguments")
     counts = {"num_nodes": num_nodes, "num_edges": num_edges, "edge_row_bytes": edge_row_bytes}
     for name, value in counts.items():
         check_integer(name, value, 0)
@@ -314,7 +314,7 @@ def plan(
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
     shape |= {"edge_row_bytes": edge_row_bytes}
-    # A placement's rows lie on the GPUs where there are some.
+    # A placement's rows are on the GPUs if there are some.
     elsewhere = ("placed_rows", "cache_rows") if on_gpu else ()
     of_host = {name: value for name, value in training_options.items() if name not in elsewhere}
 
@@ -331,7 +331,7 @@ def plan(
     if on_gpu:
         if found_device and gpu is not None:
             gpu_memory = gpu - GPU_CONTEXT_BYTES
-        found_device = True  # what holds the parts is the host's memory, whatever the GPU's is
+        found_device = True  # the host's memory holds the parts, whatever the GPU's is
     if found_device:
         memory = None if free is None else max(1, free)
     compute = parse_bytes(compute_bytes, "compute_bytes")
@@ -345,7 +345,7 @@ def plan(
     held = mixed + 1 if mixed else 1
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts, held)
     if chosen_by == "rule":
-        parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
+        parts = max(num_devices, min(parts, num_nodes))  # a plan that does not fit says more
     if num_nodes and parts > num_nodes:
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
     training_on_host = training(parts)
@@ -398,7 +398,7 @@ def _choose_parts(total: int, devices: int, memory: int | None, compute: int | N
         return given, "user"
     if memory is None:
         return devices, "devices"
-    if compute >= memory:  # of found memory: training itself does not fit, which the plan says
+    if compute >= memory:  # found memory: training itself does not fit, as the plan says
         return devices, "rule"
     space = memory - compute
     if total * min(held, devices) <= devices * space:

@@ -1,4 +1,4 @@
-"""How halos grow with the number of parts: estimated on a sample of the edges, measured, and searched for what fits."""
+"""Growth of halos with the number of parts: estimated on a sample, measured, and searched for what fits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from .plan import Plan
 SAMPLE_EDGES = 1 << 21  # edges that are held to estimate halos: 16 MiB
 MOST_MEASURED = 3  # partitionings of the whole graph by one partitioner, until something fits
 MOST_PARTS = 4096  # every part costs a visit an epoch, and optimizer state
-GROWTH = 1.15  # from one number of parts that is tried to the next
+GROWTH = 1.15  # from one number of parts tried to the next
 
 
 @dataclass(frozen=True)
 class PartRows:
-    """What the largest part of a partitioning holds.
+    """The size of the largest part of a partitioning.
 
     Attributes:
         rows: nodes that one part reads, core and halo, of the part that reads most.
@@ -51,7 +51,7 @@ def grow(plan_at: PlanAt, rows_at: Callable[[int], float], first: int, most: int
     Args:
         plan_at: number of parts, and what the largest one holds, to a plan.
         rows_at: number of parts to rows of the largest part, core and halo.
-        first, most: range of the number of parts; it is passed through in steps of 15%.
+        first, most: range of the number of parts; searched in steps of 15%.
     """
     num_parts = first
     while num_parts <= most:
@@ -63,7 +63,7 @@ def grow(plan_at: PlanAt, rows_at: Callable[[int], float], first: int, most: int
 
 
 def rows_curve(known: dict[int, int], num_nodes: int) -> Callable[[int], float]:
-    """Return the rows of the largest part by the number of parts: power laws through what is known.
+    """Return the rows of the largest part by the number of parts: power laws through known points.
 
     Args:
         known: num_parts to rows of the largest part, core and halo; one part reads every node.
@@ -93,17 +93,17 @@ def search_parts(
     measure: Callable[[int], PartRows | None],
     guessed: dict[int, int],
 ) -> Plan | None:
-    """Return the plan of a number of parts that fits as measured; None where this partitioner makes none.
+    """Return the plan of a number of parts that fits as measured; None where this partitioner finds none.
 
-    The next number that is measured is the fewest parts that would fit by what is known of halos so far. Where none
+    The next number that is measured is the fewest parts that would fit by the halos known so far. Where none
     would, and fewer than two are known, it is four times as many.
 
     Args:
         plan_at: number of parts, and what the largest one holds, to a plan.
         num_nodes: nodes of the graph.
         first, most: range of the number of parts.
-        known: what was measured, by the number of parts; added to.
-        measure: partitions, and returns what the largest part holds; None: nobody counted it.
+        known: measurements by the number of parts; extended in place.
+        measure: partitions, and returns the largest part's size; None: not counted.
         guessed: number of parts to rows of the largest part, estimated; used while nothing is known.
 
     Cost: at most `MOST_MEASURED` calls of measure, those of earlier searches among them, or one where they were more.
@@ -125,7 +125,7 @@ def search_parts(
         if num_parts in known:
             return None
         part = measure(num_parts)
-        if part is None:  # a partitioner of the user's own, which says nothing of halos
+        if part is None:  # a user's partitioner, which gives no halos
             return plan_at(num_parts, PartRows(math.ceil(num_nodes / num_parts)))
         known[num_parts] = part
         plan = plan_at(num_parts, part)
@@ -172,7 +172,7 @@ class SampledHalos:
         return f"estimated on a sample of {len(self.nodes_of_sample):,} nodes and {self.edges.shape[1]:,} edges"
 
     def masks(self, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return masks over the nodes of the sample; one that none of them is in has the first: it can be balanced."""
+        """Return masks over the nodes of the sample; an empty one gets the first node, so that it can be balanced."""
         own = {name: np.asarray(mask)[self.nodes_of_sample] for name, mask in masks.items() if mask is not None}
         for mask in own.values():
             mask[:1] |= not mask.any()

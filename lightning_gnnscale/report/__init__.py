@@ -1,1 +1,1 @@
-"""What a run says of itself: progress bars and the closing table."""
+"""The output of a run: progress bars, the closing table and the report."""

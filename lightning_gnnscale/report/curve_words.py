@@ -1,18 +1,18 @@
-"""What the curves of a run show, in words: a validation loss that rises again, a run that was not finished."""
+"""Sentences on the curves of a run: a validation loss that rises again, a run that was stopped too early."""
 
 from .run_record import RunRecord
 
 Curve = list[tuple[int, float]]  # (epoch, value), oldest first
 
-FLAT = 0.002  # a metric that gains less has come to rest
-_RISES = 0.03  # of the lowest loss: a rise that is more than noise
-_FALLS = 0.01  # of a loss: what it has to gain in the last fifth of the validations
+FLAT = 0.002  # a metric that gains less has converged
+_RISES = 0.03  # of the lowest loss: a smaller rise is noise
+_FALLS = 0.01  # of a loss: the least gain in the last fifth of the validations
 
 
 def rises_since(loss: Curve) -> int | None:
-    """Return the epoch of the lowest value of a loss that rose ever since; None where it did not.
+    """Return the epoch of the lowest value of a loss that has risen since; None where it has not.
 
-    The last fifth of the values lies above the lowest, which at least three followed.
+    The last fifth of the values is above the lowest, which at least three followed.
     """
     if len(loss) < 4:
         return None
@@ -62,5 +62,5 @@ def loss_rises(run: RunRecord) -> str:
 
 
 def what_curves_show(run: RunRecord) -> str:
-    """Return one or two sentences on the curves of a run; "" where nothing stands out."""
+    """Return one or two sentences on the curves of a run; "" where nothing is unusual."""
     return " ".join(text for text in (loss_rises(run), not_finished(run)) if text)

@@ -40,16 +40,16 @@ NAMES = {
 }
 RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", "#9a6a3a", "#9aa0a6")
 MOST_RANKS = 8
-_SLIGHT = 0.002  # shares below this are not drawn
+_SLIGHT = 0.002  # smaller shares are not drawn
 _MOST_NUMBERS = 12  # parts up to which a matrix shows its numbers
 
 
 def timeline(run: RunRecord, which: str) -> Figure | None:
-    """An epoch by time: of each rank what its training thread did, and below it what was prepared beside.
+    """An epoch over time: what each rank's training thread did, and below it what was prepared meanwhile.
 
     Args:
         run: The run.
-        which: "first" or "last" epoch that was recorded by time.
+        which: "first" or "last" recorded epoch.
     """
     told = run.of("timeline")
     if not told:
@@ -146,7 +146,7 @@ def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
 
 
 def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
-    """Return the figure of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is reported."""
+    """Return the figure of stacked bars by epoch; a first epoch that compiles is cut at the top, with a note."""
     heights = [sum(bars) for bars in zip(*(trace["y"] for trace in data), strict=True)]
     axis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
     layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": axis}
@@ -155,7 +155,7 @@ def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
     if most and heights[0] > 3 * most:
         axis["range"] = [0, 1.25 * most]
         first = f"{heights[0]:,.0f}" if heights[0] >= 100 else f"{heights[0]:.3g}"
-        figure["note"] = f"the first one, {first} {unit.split(',')[0]}, goes beyond the top"
+        figure["note"] = f"the first one, {first} {unit.split(',')[0]}, is cut at the top"
     return figure
 
 
@@ -242,7 +242,7 @@ def cut_matrix(parts: dict) -> Figure | None:
         return None
     shares = [[count / max(sum(row), 1) for count in row] for row in parts["edges"]]
     figure = _matrix(parts["parts"], parts["parts"], shares, "from part", "into part")
-    # Its own edges would drown the others.
+    # A part's own edges would hide the others.
     others = [share for at, row in enumerate(shares) for place, share in enumerate(row) if place != at]
     figure["data"][0] |= {"zmin": 0, "zmax": max([*others, 1e-6])}
     return figure
@@ -304,14 +304,14 @@ def exchanged_bytes(run: RunRecord) -> Figure | None:
 
 
 def in_order(entry: tuple[tuple[int, str], Any]) -> tuple[bool, int, int]:
-    """Order layers, forward before backward, what evaluation sends last."""
+    """Order layers, forward before backward, evaluation last."""
     (layer, direction), _ = entry
     directions = ("static", "forward", "backward", "evaluation")
     return direction == "evaluation", layer, directions.index(direction) if direction in directions else len(directions)
 
 
 def exchange_seconds(run: RunRecord) -> Figure | None:
-    """Milliseconds of a full-graph epoch: computing, exchanging, waiting for what the others send; means over ranks."""
+    """Milliseconds of a full-graph epoch: computing, exchanging, waiting for the others' rows; means over ranks."""
     by_epoch: dict[int, list[dict]] = defaultdict(list)
     for event in run.of("exchange"):
         by_epoch[event["epoch"]].append(event)
@@ -320,7 +320,7 @@ def exchange_seconds(run: RunRecord) -> Figure | None:
     order = sorted(by_epoch)
     parts = (
         ("compute", "#3d6fb6", lambda event: event["compute_seconds"]),
-        ("code and send", "#c77dbb", lambda event: event["seconds"] - event["wait_seconds"]),
+        ("quantise and send", "#c77dbb", lambda event: event["seconds"] - event["wait_seconds"]),
         ("wait for others' rows", "#f2a3a9", lambda event: event["wait_seconds"]),
     )
     data = [

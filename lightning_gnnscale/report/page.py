@@ -27,12 +27,12 @@ _SENT = ("average", "exchange", "exchange_evaluation")
 
 
 class Page:
-    """What the template shows: sections of blocks, and the figures that they name.
+    """The content of the template: sections of blocks, and the figures that they name.
 
     Attributes:
         sections: {"id", "title", "blocks"}, where a block is a dict of one of: "figure" (a number), "table"
-            ({"columns", "rows"}), "text", "links" ([(text, address)]), "heading"; "fold" hides it behind its title.
-        figures: What plotly draws.
+            ({"columns", "rows"}), "text", "links" ([(text, address)]), "heading"; "fold" hides it under a title.
+        figures: Figures for plotly.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike |
     """Write the report of some runs.
 
     Args:
-        folders: Folders of the runs, at least one; the last run of each is told of.
-        path: Where to; None: `report.html` in the folder of the only run, else in the working folder.
+        folders: Folders of the runs, at least one; the last run of each is shown.
+        path: Path of the file; None: `report.html` in the folder of the only run, else in the working folder.
 
     Returns:
         The path of the file.
 
     Raises:
-        GNNScaleError: a folder is none of a run, or the file cannot be written.
+        GNNScaleError: a folder is not a run's, or the file cannot be written.
 
     Cost: 5 MB, most of which is plotly.
     """
@@ -80,11 +80,11 @@ def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike |
 
 
 def render(runs: Sequence[RunRecord], beside: Path) -> str:
-    """Return the page of some runs, as HTML.
+    """Return the report of some runs, as HTML.
 
     Args:
         runs: One run or several, with labels of their own.
-        beside: Folder of the page, from which links go.
+        beside: Folder of the report, to which links are relative.
     """
     page = Page()
     _fill(page, runs, beside)
@@ -138,11 +138,11 @@ def _state(run: RunRecord) -> str:
     if run.is_finished:
         return ""
     where = f" in the stage {run.failed_stage}" if run.failed_stage else ""
-    return f"This run did not come to its end{where}: what follows is what it recorded until then."
+    return f"This run did not finish{where}: this report shows what it recorded until then."
 
 
 def _cards(run: RunRecord) -> list[dict]:
-    """Return the first screen: how well, how long, how much memory, how the graph was cut."""
+    """Return the first screen: metrics, time, memory, and the cut of the graph."""
     cards = []
     best, headline = run.best(), run.headline
     if headline is not None:
@@ -244,12 +244,12 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
 
 _EPOCH_TEXT = (
     "Each band is one process: what its training thread did. The thinner band below it is what other threads and "
-    "worker processes prepared meanwhile, as high as many were busy. On a GPU the seconds are of the host, which runs "
-    "ahead."
+    "worker processes prepared meanwhile; its height is the number that were busy. On a GPU the seconds are the "
+    "host's, which runs ahead."
 )
 
 
-_UNTIMED = "The events of this run do not tell what passed in an epoch."
+_UNTIMED = "The events of this run do not include the activities of an epoch."
 
 
 def _timelines(page: Page, run: RunRecord) -> list[dict | None]:
@@ -258,7 +258,7 @@ def _timelines(page: Page, run: RunRecord) -> list[dict | None]:
     if len(epochs) > 1:
         first = figures.timeline(run, "first")
         blocks.append(
-            page.figure(first, "The same of the first epoch", fold="The first epoch, which compiles and warms up")
+            page.figure(first, "The same for the first epoch", fold="The first epoch, which compiles and warms up")
         )
     if run.num_ranks > figures.MOST_RANKS and epochs:
         blocks.append({"text": f"The first {figures.MOST_RANKS} of {run.num_ranks} processes are shown."})
@@ -295,7 +295,7 @@ def _activities(runs: Sequence[RunRecord]) -> dict | None:
 
 
 def tiers(run: RunRecord) -> dict[str, float]:
-    """Return where the bytes of a mean epoch came from, or went, all processes together: {name: bytes}."""
+    """Return the bytes of a mean epoch by source or destination, over all processes: {name: bytes}."""
     num_epochs = max(run.num_epochs, 1)
     row_bytes = run.parts.get("row_bytes") or 0
     rows = [("feature rows in batches", run.per_epoch("row_bytes")), ("read from disk", run.per_epoch("disk_bytes"))]
@@ -304,7 +304,7 @@ def tiers(run: RunRecord) -> dict[str, float]:
         rows.append((f"placed rows read: {tier}", served * row_bytes / num_epochs))
     away = sum(event["bytes_away"] for event in run.of("owner_reads"))
     told = [event for event in run.of("preparation") if "bytes_away" in event]
-    of_workers = {event.get("node"): event["bytes_away"] for event in told}  # each tells all so far
+    of_workers = {event.get("node"): event["bytes_away"] for event in told}  # each has the total so far
     rows.append(("from other machines", (away + sum(of_workers.values())) / num_epochs))
     received = sum(event.get("bytes_received", 0) for event in run.of("preparation"))
     rows += [("from workers of Ray", received / num_epochs), ("sent: averages", _bytes_of(run, "average") / num_epochs)]
@@ -330,7 +330,7 @@ def _bytes(page: Page, runs: Sequence[RunRecord]) -> list[dict | None]:
         return []
     rows = [[name, *(format_bytes(sizes[name]) if name in sizes else "" for _, sizes in named)] for name in names]
     columns = [label for label, _ in named] if len(runs) > 1 else ["bytes"]
-    figure = page.figure(figures.bytes_by_tier(named), "Bytes by where they came from or went")
+    figure = page.figure(figures.bytes_by_tier(named), "Bytes by source or destination")
     return [figure, _table(["an epoch, all processes", *columns], rows)]
 
 
@@ -375,11 +375,11 @@ def _exchange(page: Page, run: RunRecord) -> list[dict | None]:
         sum(event[name] for event in told) for name in ("seconds", "wait_seconds", "compute_seconds")
     )
     shares = (
-        f"Of a training step {seconds / max(seconds + computed, 1e-9):.1%} went into exchanging, "
-        f"{waited / max(seconds + computed, 1e-9):.1%} into waiting for the others' rows."
+        f"Of a training step {seconds / max(seconds + computed, 1e-9):.1%} was spent exchanging, "
+        f"{waited / max(seconds + computed, 1e-9):.1%} waiting for the others' rows."
     )
     if skipped:
-        shares += f" Of {sent + skipped:,} rows that were due {skipped / (sent + skipped):.1%} were skipped."
+        shares += f" Of {sent + skipped:,} rows to send {skipped / (sent + skipped):.1%} were skipped."
     return [
         {"text": shares},
         page.figure(figures.exchange_seconds(run), "Milliseconds of each training step"),
@@ -421,7 +421,7 @@ def _parts(page: Page, run: RunRecord) -> list[dict | None]:
         sizes,
         _table(["", "value"], quality) if quality else None,
         page.figure(
-            cut, f"Where the edges into each part come from, %{counted}; the strongest colour is the most of another"
+            cut, f"Sources of the edges into each part, %{counted}; the strongest colour is the most of another"
         ),
         page.figure(labels, f"Labels of each part, %{counted}"),
     ]
@@ -439,7 +439,7 @@ def _stages(run: RunRecord) -> list[dict | None]:
         for row in run.stages
     ]
     told = [[str(name), shown(value)] for name, value in run.facts.items()]
-    plan = run.summary.get("plan_terms") or run.summary.get("plan")  # older runs have the terms there
+    plan = run.summary.get("plan_terms") or run.summary.get("plan")  # older runs have the terms in plan
     terms = [[str(name), str(text)] for name, text in plan.items()] if isinstance(plan, dict) else []
     return [
         _table(["stage", "time", "peak memory", "predicted", "note"], rows) if rows else None,
@@ -486,7 +486,7 @@ def _percent(share: float | None) -> str:
 
 
 def _table(columns: list[str], rows: list[list[str]], **more: Any) -> dict:
-    """Return the block of a table; columns of figures stand to the right."""
+    """Return the block of a table; columns of figures are right-aligned."""
     figure = re.compile(r"^[\d.,]+( ?%| [KMGT]?i?B| s| min \d+ s)?$")
     right = [
         any(row[at] for row in rows) and all(not row[at] or figure.match(row[at]) for row in rows)

@@ -1,4 +1,4 @@
-"""The files of a run folder as plain values: read within bounds, their shape checked once; no reference is followed."""
+"""The files of a run folder as plain values: read within bounds and checked once; no reference is followed."""
 
 import csv
 import json
@@ -19,14 +19,14 @@ _MOST_REFERENCES = 16  # in one text; each may hold others
 
 
 class CutShort(GNNScaleError):
-    """A file ends in the middle, as a kill leaves it."""
+    """A file is cut off, as a killed run leaves it."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of a run's `config.yaml`.
 
     Raises:
-        GNNScaleError: one line: the file cannot be read, is no YAML, holds tags or aliases, is too large or too deep.
+        GNNScaleError: one line: the file cannot be read, is not YAML, holds tags or aliases, is too large or too deep.
     """
     loaded = _load(path)
     if not isinstance(loaded, dict):
@@ -54,7 +54,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def _load(path: Path) -> Any:
-    """Return what a YAML file of a run holds, as plain values."""
+    """Return the content of a run's YAML file, as plain values."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -62,16 +62,16 @@ def _load(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise GNNScaleError(f"{path}: cannot be read as text ({_line(error)})") from None
     if len(content) > _MOST_BYTES:
-        raise GNNScaleError(f"{path}: settings of a run take at most {_MOST_BYTES >> 20} MiB, and this file is larger")
+        raise GNNScaleError(f"{path}: settings of a run take at most {_MOST_BYTES >> 20} MiB, but this file is larger")
     try:
         _check_events(text, path)
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except GNNScaleError:
         raise
-    except Exception as error:  # of YAML's parser, and of the values that it makes
+    except Exception as error:  # raised by YAML's parser, or by the values that it makes
         where = yaml_problem(error)[1]
         kind = CutShort if isinstance(error, yaml.YAMLError) else GNNScaleError
-        raise kind(f"{path}: no settings of a run ({_line(error)}{where})") from None
+        raise kind(f"{path}: not settings of a run ({_line(error)}{where})") from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _quality(given: Any, path: Path) -> dict[str, Any]:
-    """Return the figures of a partition; what is null was not measured."""
+    """Return the figures of a partition; null means not measured."""
     if not is_mapping(given):
         raise _wrong(path, "quality", "figures by name", given)
     for name, value in given.items():
@@ -164,12 +164,12 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0, and no bool."""
+    """Whether a value is a whole number of at least 0, not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, and no bool."""
+    """Whether a value is a finite number, not a bool."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and abs(value) < 1e300 and not math.isnan(value)
 
@@ -314,7 +314,7 @@ _STAGE = {
     "predicted_bytes": (_or_null(_is_seconds), _SECONDS[1]),
     "note": (_or_null(_is_text), "text"),
 }
-# Settings that are reckoned with where a run is told of; the others are shown as they are.
+# Settings that reports compute with; the others are shown as they are.
 _SETTINGS = [
     *(
         (name, is_mapping, "values by name")
@@ -333,7 +333,7 @@ _SETTINGS = [
 
 
 def _check_events(text: str, path: Path) -> None:
-    """Refuse what would make objects or grow when it is loaded, before anything is made."""
+    """Refuse what would make objects or grow on loading, before anything is made."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
         line = event.start_mark.line + 1
@@ -355,7 +355,7 @@ def _wrong(path: Path, entry: str, allowed: str, given: Any) -> GNNScaleError:
 
 def _short(value: Any) -> str:
     """Return a value on a line, cut where it is long."""
-    if isinstance(value, int) and abs(value) >= 1 << 63:  # whose digits Python may refuse to write
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # Python may refuse to write its digits
         return f"an integer of {value.bit_length()} bits"
     told = repr(value) if _is_scalar(value) else f"a {type(value).__name__}"
     return told if len(told) <= 80 else f"{told[:80]}..."

@@ -1,4 +1,4 @@
-"""What a run folder says of its last run; what an older or an unfinished run does not say is empty."""
+"""The records of a folder's last run; what an older or unfinished run lacks is empty."""
 
 import math
 from collections import defaultdict
@@ -28,8 +28,8 @@ class RunRecord:
         config: The composed settings.
         log: Events of the last run; see `events.py`.
         metrics: Rows of the metrics file, as text.
-        summary: The run's closing summary; empty where it did not come to its end.
-        label: What tells the run from others on a page.
+        summary: The run's closing summary; empty where it did not finish.
+        label: Name of the run on a page of several.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class RunRecord:
         """Read a run folder.
 
         Raises:
-            GNNScaleError: it is none: it has neither events nor a summary; or a file holds what no run writes.
+            GNNScaleError: it is not a run's: it has neither events nor a summary; or a file holds what no run writes.
         """
         folder = Path(folder)
         log = _from_one(_read_log(folder / "events.jsonl"))
@@ -67,17 +67,17 @@ class RunRecord:
         found: Any = self.config
         for name in key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
-        is_reference = isinstance(found, str) and "${" in found  # to what only the run knew
+        is_reference = isinstance(found, str) and "${" in found  # to a value that only the run knew
         return default if found is None or is_reference else found
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the run's summary says, {title: text}."""
+        """The facts of the run's summary, {title: text}."""
         return self.summary.get("facts") or {}
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run finished."""
         return bool(self.summary)
 
     @property
@@ -100,7 +100,7 @@ class RunRecord:
     @cached_property
     def stages(self) -> list[dict]:
         """One row per stage, as `terminal.stage_rows` makes them; without predictions where the run did not finish."""
-        from .terminal import stage_rows  # rich, which a page does not need
+        from .terminal import stage_rows  # imports rich, which a report does not need
 
         return self.summary.get("stages") or stage_rows(self.log, {})
 
@@ -110,7 +110,7 @@ class RunRecord:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that trained; the settings' where no event tells."""
+        """Processes that trained; from the settings where no event has it."""
         told = [event.get("rank", 0) for event in self.of("epoch_times", "training_peak", "average")]
         devices = self.get("trainer.devices", 1)
         return 1 + max(told) if told else devices if isinstance(devices, int) else 1
@@ -132,7 +132,7 @@ class RunRecord:
 
     @property
     def warm_epochs(self) -> list[dict]:
-        """The events of all epochs but the first, which compiles and reads what is cold; of that where it is alone."""
+        """The events of all epochs but the first, which compiles and reads cold data; its own if it is the only one."""
         chosen = sorted(self.epochs)[1:] or sorted(self.epochs)
         return [event for epoch in chosen for event in self.epochs[epoch]]
 
@@ -151,7 +151,7 @@ class RunRecord:
 
     @cached_property
     def beside_shares(self) -> dict[str, float]:
-        """What was prepared beside training: activity to its seconds over the seconds of an epoch."""
+        """Preparation beside training: activity to its seconds over the seconds of an epoch."""
         return _shares(self.warm_epochs, "beside")
 
     @property
@@ -160,7 +160,7 @@ class RunRecord:
         return sum(self.shares.get(name, 0.0) for name in ("wait", *BESIDE))
 
     def prepares(self, activity: str) -> float:
-        """Return the seconds of "sample" or "read", whoever did it, over the seconds of an epoch."""
+        """Return the seconds of "sample" or "read", in any thread, over the seconds of an epoch."""
         return self.shares.get(activity, 0.0) + self.beside_shares.get(activity, 0.0)
 
     def per_epoch(self, name: str) -> float:
@@ -172,7 +172,7 @@ class RunRecord:
 
     @cached_property
     def parts(self) -> dict:
-        """What the parts hold, as `store_composition` counts it; of an older run what its quality says."""
+        """The content of the parts, as `store_composition` counts it; for an older run from its quality."""
         told = self.of("parts")
         if told:
             return told[-1]
@@ -189,7 +189,7 @@ class RunRecord:
 
     @property
     def quality(self) -> dict:
-        """The figures of the partition, as `PartitionQuality` names them; empty where nobody measured it."""
+        """The figures of the partition, as `PartitionQuality` names them; empty where it was not measured."""
         return self.summary.get("quality") or (self.summary.get("partitioning") or {}).get("quality") or {}
 
     @property
@@ -200,7 +200,7 @@ class RunRecord:
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Metric to (epoch, value), of losses, accuracies and the like; values that are no numbers are left out."""
+        """Metric to (epoch, value), of losses, accuracies and the like; values that are not numbers are left out."""
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row in self.metrics:
             for name, text in row.items():
@@ -240,7 +240,7 @@ class RunRecord:
 
     @property
     def headline(self) -> tuple[str, float] | None:
-        """The one figure of how well the run did: a test metric that is no loss, else the best of validation."""
+        """The one figure of how well the run did: a test metric that is not a loss, else the best of validation."""
         for name, value in self.results.items():
             if name.startswith("test_") and "loss" not in name:
                 return name, value
@@ -254,7 +254,7 @@ class RunRecord:
 
     @property
     def machine(self) -> dict:
-        """What the run's first event says of machine and versions; empty in an older run."""
+        """Machine and versions from the run's first event; empty in an older run."""
         return next((event.get("machine") or {} for event in self.of("run")), {})
 
     @property
@@ -269,7 +269,7 @@ class RunRecord:
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """The checkpoint to go on from."""
+        """The checkpoint to resume from."""
         found = (self.folder / "checkpoints").glob("last*.ckpt")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -288,7 +288,7 @@ def _from_one(rows: list[dict]) -> list[dict]:
 
 
 def _trains(log: list[dict]) -> bool:
-    """Whether the last run came to training: before it, the metrics in the folder are an earlier run's."""
+    """Whether the last run reached training: before that, the metrics in the folder are an earlier run's."""
     trains = {"average", "epoch_times", "training_peak", "exchange"}
     return not log or any(event["event"] in trains or event.get("stage") == "train" for event in log)
 
@@ -303,7 +303,7 @@ def _read_summary(folder: Path, log: list[dict]) -> dict:
 
 
 def _or_empty(read: Callable[[Path], dict], path: Path) -> dict:
-    """Return what a file holds; nothing where it is missing, or cut short."""
+    """Return the content of a file; empty where it is missing or cut short."""
     try:
         return read(path) if path.is_file() else {}
     except CutShort:
@@ -314,7 +314,7 @@ def _read_log(path: Path) -> list[dict]:
     """Return the events of the last run; none where there is no log."""
     try:
         log = events.read_log(path)
-    except (OSError, ValueError):  # missing, or of no text
+    except (OSError, ValueError):  # missing, or not text
         return []
     return events.last_run(check_events(log, path))
 

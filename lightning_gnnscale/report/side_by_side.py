@@ -1,4 +1,4 @@
-"""Several runs on one page: names that distinguishes them, and the settings in which they differ."""
+"""Several runs on one page: names that distinguish them, and the settings in which they differ."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from typing import Any
 
 from .run_record import RunRecord
 
-_SAME_ANYWAY = ("paths.", "hydra.", "name")  # settings that say nothing of what a run does
+_SAME_ANYWAY = ("paths.", "hydra.", "name")  # settings that do not change what a run does
 _MOST_SETTINGS = 3  # in a name
 _LONGEST = 32  # characters of a value in a name
 
 
 def labelled(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs with labels that distinguishes them.
+    """Return the runs with labels that distinguish them.
 
-    Runs of one name are called by what differs in their settings, `lr 0.01` and `lr 0.003`; where nothing does, or the
-    settings do not suffice, by their folders too, and at last by their place.
+    Runs of one name are labelled by the settings that differ, `lr 0.01` and `lr 0.003`; if these do not suffice, by
+    their folders too, and finally by their place.
     """
     labels = [run.label for run in runs]
     for name in {name for name, times in Counter(labels).items() if times > 1}:
@@ -41,7 +41,7 @@ def _apart(labels: list[str], at: int, more: str) -> str:
 
 
 def _words(runs: Sequence[RunRecord]) -> list[str]:
-    """Return what to call each of some runs by the settings in which they differ; "" where they are the same."""
+    """Return a label for each run from the settings in which they differ; "" where they are the same."""
     found = differing(runs)
     short = {name: _short_name(name, found) for name in found}
     words: list[list[str]] = [[] for _ in runs]
@@ -52,7 +52,7 @@ def _words(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _sufficient(found: dict[str, list[str]]) -> list[str]:
-    """Return a few settings that tell the runs apart as well as all do: each of them separates some that were not."""
+    """Return a few settings that distinguish the runs as well as all do: each separates some that the others do not."""
     chosen: list[str] = []
     groups = 1
     for name in sorted(found, key=lambda name: -len(set(found[name]))):
@@ -63,7 +63,7 @@ def _sufficient(found: dict[str, list[str]]) -> list[str]:
 
 
 def _short_name(name: str, others: dict[str, list[str]]) -> str:
-    """Return the last word of a setting's name, `lr` of model.lr; the whole name where another ends alike."""
+    """Return the last word of a setting's name, `lr` of model.lr; the whole name where another has the same ending."""
     owner = name.removesuffix("._target_")
     last = owner.rpartition(".")[2]
     ends = [other.removesuffix("._target_").rpartition(".")[2] for other in others]

@@ -1,4 +1,4 @@
-"""One suggestion for the next run: rules over what a run recorded, each of which says what it would gain."""
+"""One suggestion for the next run: rules over a run's records, each with its expected gain."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from .run_record import RunRecord
 
 _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
 _PAGE_BYTES = 4096
-_EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, and what goes with them
+_EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, with their headers
 _PATIENCE = 10  # of callbacks=early_stopping
 _WEIGHT_DECAY = 0.0005  # of the GCN paper
 
 
 class Suggestion(NamedTuple):
-    """What the next run could do.
+    """A suggestion for the next run.
 
     Attributes:
-        why: what was seen, one sentence.
-        setting: the words to add to the command; "" where there is nothing to type.
-        gain: the share of the run's time that it may save, or what counts as much.
+        why: the observation, one sentence.
+        setting: the words to add to the command; "" for none.
+        gain: the share of the run's time that it may save, or an equivalent.
     """
 
     why: str
@@ -32,23 +32,23 @@ Rule = Callable[[RunRecord], Suggestion | None]
 
 
 def suggest(run: RunRecord) -> Suggestion:
-    """Return the suggestion of the rule that gains most; where none applies, other seeds, or training on the parts."""
+    """Return the suggestion with the largest gain; where no rule applies, other seeds, or training on the parts."""
     found = [suggestion for rule in RULES if (suggestion := rule(run)) is not None]
     default = _SEEDS
     if run.is_partitioning and run.facts.get("store"):
-        default = Suggestion("The parts stand ready to train on.", f"gnnscale train store={run.facts['store']}", 0.0)
+        default = Suggestion("The parts are ready to train on.", f"gnnscale train store={run.facts['store']}", 0.0)
     return max(found, key=lambda one: one.gain, default=default)
 
 
 _SEEDS = Suggestion(
-    "Nothing stands out in what this run recorded. How much its results vary, other seeds tell.",
+    "Nothing is unusual in this run. Run other seeds to see how much the result varies.",
     "--multirun seed=0,1,2",
     0.0,
 )
 
 
 def loss_not_finite(run: RunRecord) -> Suggestion | None:
-    """The loss became infinite or no number: a lower learning rate."""
+    """The loss became infinite or NaN: a lower learning rate."""
     for row in run.metrics:
         text = row.get("train_loss")
         if text and row.get("epoch") and text.strip().lower() in ("nan", "inf", "-inf"):
@@ -59,13 +59,13 @@ def loss_not_finite(run: RunRecord) -> Suggestion | None:
 
 
 def ended_early(run: RunRecord) -> Suggestion | None:
-    """The run did not come to its end: go on from its last checkpoint."""
+    """The run did not finish: resume from its last checkpoint."""
     if run.is_finished:
         return None
     where = f" in the stage {run.failed_stage}" if run.failed_stage else ""
     if run.last_checkpoint is None:
         return Suggestion(f"The run ended early{where}, and saved no checkpoint.", "the same command again", 9.0)
-    why = f"The run ended early{where}, after {run.num_epochs} epochs. It goes on from its last checkpoint."
+    why = f"The run ended early{where}, after {run.num_epochs} epochs. It resumes from its last checkpoint."
     return Suggestion(why, f"resume={run.last_checkpoint}", 9.0)
 
 
@@ -79,12 +79,12 @@ def memory_nearly_full(run: RunRecord) -> Suggestion | None:
     setting = f"datamodule.batch_size={max(1, size // 2)}" if fullest["stage"] == "train" else "trainer.devices=1"
     held = f"{format_bytes(fullest['peak_bytes'])} of {format_bytes(limit)}"
     return Suggestion(
-        f"The stage {fullest['stage']} held {held} of memory: little more would end the run.", setting, 5.0
+        f"The stage {fullest['stage']} held {held} of memory: a little more would end the run.", setting, 5.0
     )
 
 
 def halo_rows_read_separately(run: RunRecord) -> Suggestion | None:
-    """Batches waited for rows on disk, small ones of other parts among them: pack them beside their part."""
+    """Batches waited for small reads of halo rows from disk: pack them beside their part."""
     wait, parts = run.waiting, run.parts
     row_bytes, halo = parts.get("row_bytes") or 0, parts.get("halo")
     if wait < _FEW or not halo or not 0 < row_bytes < _PAGE_BYTES or parts.get("packs_halo", True):
@@ -94,7 +94,7 @@ def halo_rows_read_separately(run: RunRecord) -> Suggestion | None:
     packed = format_bytes(sum(halo) * row_bytes)
     why = (
         f"Batches waited {wait:.0%} of the epoch, mostly for rows read from disk: {format_bytes(row_bytes)} each, "
-        f"and the disk gives {format_bytes(_PAGE_BYTES)} at a time. Packed halo rows would take {packed} more."
+        f"but the disk reads {format_bytes(_PAGE_BYTES)} at a time. Packed halo rows would take {packed} more space."
     )
     return Suggestion(why, "pack_halo=true overwrite=true", wait)
 
@@ -114,7 +114,7 @@ def waits_for_reads(run: RunRecord) -> Suggestion | None:
 
 
 def waits_for_samples(run: RunRecord) -> Suggestion | None:
-    """Batches waited while neighbours were sampled: another thread where a core is free, else fewer neighbours."""
+    """Batches waited while neighbours were sampled: add a thread where a core is free, else sample fewer."""
     wait = run.waiting
     if wait < _FEW or run.prepares("sample") <= run.prepares("read"):
         return None
@@ -165,7 +165,7 @@ def validates_long(run: RunRecord) -> Suggestion | None:
     if share < 0.3 or run.num_epochs < 4:
         return None
     every = run.get("trainer.check_val_every_n_epoch", 1) * 3
-    why = f"Validation took {share:.0%} of an epoch. Every {every} epochs would do:"
+    why = f"Validation took {share:.0%} of an epoch. Every {every} epochs would suffice:"
     return Suggestion(why, f"trainer.check_val_every_n_epoch={every}", share * 2 / 3)
 
 
@@ -190,7 +190,7 @@ def came_to_rest(run: RunRecord) -> Suggestion | None:
 
 
 def still_moving(run: RunRecord) -> Suggestion | None:
-    """The last epochs were the best by far: train longer."""
+    """The metric was still improving at the end: train longer."""
     why, values = not_finished(run), run.curves.get(run.monitor, [])
     if not why or not values:
         return None
@@ -198,12 +198,12 @@ def still_moving(run: RunRecord) -> Suggestion | None:
 
 
 def learns_by_heart(run: RunRecord) -> Suggestion | None:
-    """The validation loss rises again: hold the weights down, or stop there."""
+    """The validation loss rises again: add weight decay, or stop there."""
     why, decay = loss_rises(run), run.get("model.weight_decay")
     if not why:
         return None
     if isinstance(decay, int | float) and decay < _WEIGHT_DECAY:
-        return Suggestion(f"{why} Weights that are held down:", f"model.weight_decay={_WEIGHT_DECAY}", 0.3)
+        return Suggestion(f"{why} With weight decay:", f"model.weight_decay={_WEIGHT_DECAY}", 0.3)
     stop = "callbacks=early_stopping callbacks.early_stopping.monitor=val_loss callbacks.early_stopping.mode=min"
     return Suggestion(f"{why} Stopping there:", stop, 0.3)
 
@@ -213,13 +213,13 @@ def cuts_many_edges(run: RunRecord) -> Suggestion | None:
     cut, method = run.quality.get("edge_cut_ratio"), run.method
     if cut is None or cut < 0.2 or method in (None, "streaming_multilevel", "metis", "kaminpar"):
         return None
-    effect = "over which processes exchange rows" if run.of("exchange") else "which batches of a part see one hop far"
-    why = f"{method} left {cut:.0%} of the edges between parts, {effect}. Fewer are cut by the default:"
+    effect = "over which processes exchange rows" if run.of("exchange") else "which a part's batches follow for one hop"
+    why = f"{method} left {cut:.0%} of the edges between parts, {effect}. The default cuts fewer:"
     return Suggestion(why, "partitioner=streaming_multilevel", cut / 3)
 
 
 def targets_uneven(run: RunRecord) -> Suggestion | None:
-    """Parts differ much in training nodes: balance these too."""
+    """Parts differ greatly in training nodes: balance these too."""
     train = run.parts.get("train") or []
     if not sum(train) or run.get("store"):
         return None

@@ -1,4 +1,4 @@
-"""What a run prints: progress bars, and the closing table, which is made from its events alone."""
+"""The terminal output of a run: progress bars, and the closing table, made from its events alone."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from ..memory import format_bytes, format_seconds
 
 
 class _Bars(Progress):
-    """Bars, the first of them of the kernels that are compiled meanwhile."""
+    """Bars, the first for kernels compiled meanwhile."""
 
     _kernels: int | None = None
 
@@ -42,9 +42,9 @@ class _Bars(Progress):
 
 
 class ProgressBars:
-    """Draw one bar for each name that reports; nothing where the output is no terminal.
+    """Draw one bar for each name that reports; nothing where the output is not a terminal.
 
-    Kernels that are compiled meanwhile have one too.
+    Kernels compiled meanwhile have one too.
 
     Use as a context manager; call it as `bars(what, done, total)`.
     """
@@ -77,12 +77,12 @@ class ProgressBars:
 
 
 def is_terminal() -> bool:
-    """Whether what is printed reaches a terminal, where progress bars can be drawn."""
+    """Whether the output is a terminal, where progress bars can be drawn."""
     return Console().is_terminal
 
 
 def print_line(text: str) -> None:
-    """Print one line of progress with the time of day, at once: for files that are read while a run lasts."""
+    """Print one line of progress with the time of day, at once: for output to a file that is read during the run."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
@@ -127,7 +127,7 @@ def write_summary(folder: str | os.PathLike, summary: dict) -> Path:
 
 
 def print_summary(summary: dict, console: Console | None = None) -> None:
-    """Print the stages, the parts' quality, the results, and where they lie.
+    """Print the stages, the parts' quality, the results, and their paths.
 
     Args:
         summary: {"stages": rows of `stage_rows`, "facts": {title: number or text}}.
@@ -149,15 +149,15 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
     console.print(stages)
     for title, value in summary["facts"].items():
         text = shown(value)
-        # Not a table: a path that is cut cannot be copied. No markup: a path may hold brackets.
+        # Not a table: a truncated path cannot be copied. No markup: a path may hold brackets.
         console.print(f"[bold]{title:<28}[/bold]", Text(text), soft_wrap=True, highlight=False)
 
 
 def shown(value) -> str:
-    """Return a fact of a summary as it is reported: four digits of a number that is none of a count."""
+    """Return a fact of a summary as it is printed: numbers other than counts with four digits."""
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _plain(value):
-    """Return a number of numpy's as Python's, and text of all else that JSON has no form for."""
+    """Return numpy's numbers as Python's, and other values without a JSON form as text."""
     return value.item() if isinstance(value, np.generic) else str(value)

@@ -24,7 +24,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (["bench", "speed"], ["no benchmark 'speed'", "partition, spring, loader"]),
         (["train", "recipe=nothing"], ["recipe=nothing", "no such recipe", "demo"]),
         (["train", "recipe=./none.yaml"], ["recipe=./none.yaml", "no such file"]),
-        (["train", "recipe=demo", "recipe=cora"], ["recipe= stands 2 times"]),
+        (["train", "recipe=demo", "recipe=cora"], ["recipe= is given 2 times"]),
         (["train", "recipe=bench/scaling"], ["another command: gnnscale bench partition recipe=bench/scaling"]),
         (
             ["bench", "spring", "recipe=bench/scaling"],
@@ -74,7 +74,7 @@ def test_a_recipe_may_not_be_named_like_a_config_of_the_package(capsys, tmp_path
         assert "verify.yaml has the name of a config of the package; rename it" in refused(
             capsys, "train", f"recipe={name}"
         )
-    assert "recipe=mine: no such recipe in the package; of the file here say recipe=mine.yaml" in refused(
+    assert "recipe=mine: no such recipe in the package; for the file here say recipe=mine.yaml" in refused(
         capsys, "train", "recipe=mine"
     )
     (tmp_path / "mine.yml").touch()

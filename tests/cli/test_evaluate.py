@@ -152,11 +152,11 @@ def test_test_metrics_stand_in_the_metrics_file():
     ("words", "part"),
     [
         (["predict"], "predict needs a checkpoint: say gnnscale predict RUN"),
-        (["test", "run", "model=gcn"], "model= chooses again what the run has settled"),
+        (["test", "run", "model=gcn"], "model= would change a choice of the run"),
         (["predict", "run", "recipe=demo"], "takes the settings of the run: leave recipe= out"),
         (["predict", "run", "again"], "predict takes one path, got run again"),
-        (["predict", "edges.npy"], "edges.npy: no run's folder, and no checkpoint in one"),
-        (["train", "run"], "run is no setting: say key=value"),
+        (["predict", "edges.npy"], "edges.npy: not a run's folder, nor a checkpoint in one"),
+        (["train", "run"], "run is not a setting: say key=value"),
         (["predict", "run", "model.backbone.hidden_channels=8"], "a checkpoint of another model than this"),
         (["train", "resume=nowhere"], "nowhere: no such run"),
         (["train", "resume=edges.npy"], "give the settings of train, dataset= and model= among them, and resume=edges"),
@@ -178,7 +178,7 @@ def test_partition_verify_inspect_and_plan_take_the_words_of_train(capsys):
     ):
         main([command, *NAMED])
         assert part in capsys.readouterr().out
-    assert "no store of named with these settings stands in" in refused(capsys, "verify", *NAMED, "num_parts=3")
+    assert "no store of named with these settings is in" in refused(capsys, "verify", *NAMED, "num_parts=3")
 
 
 def test_inspect_tells_runs_and_checkpoints_and_stores(capsys):

@@ -29,7 +29,7 @@ def test_a_run_on_links_needs_no_labels():
         (["model=link_gcn"], "model sampler=links"),
         (LINKS, "val_acc callbacks=links"),
         ([*LINKS, "callbacks=links"], "out dataset.hold_out.test=0.05 test=false"),
-        ([*LINKS, "callbacks=links", "datamodule=full_graph"], "links trained mini-batches"),
+        ([*LINKS, "callbacks=links", "datamodule=full_graph"], "links needs mini-batches"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(words, message):

@@ -204,7 +204,7 @@ def test_a_gpu_that_is_not_there(monkeypatch, wanted):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     said = (
-        rf"^trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu \(gnnscale doctor says"
+        rf"^trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu \(gnnscale doctor shows"
     )
     with pytest.raises(UsageError, match=said):
         accelerator(compose_config("train", [f"trainer.accelerator={wanted}"]).trainer)

@@ -282,7 +282,7 @@ EDGES = ["sampler=edges", "model=edge_classifier"]
             ["model=edge_gat", "sampler=links"],
             "model sampler=edges",
         ),
-        (["model=link_gcn", "sampler=edges"], "sampler.labelled=true samples edges"),
+        (["model=link_gcn", "sampler=edges"], "sampler.labelled=true reads classes"),
         (EDGES, "dataset.edge_label 0"),
     ],
 )

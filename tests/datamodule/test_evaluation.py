@@ -178,7 +178,7 @@ def test_a_large_one_by_a_sample_that_is_told(store_root, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="lightning.pytorch.validation"):
         dm, model, run = fitted(store_root)
     (line,) = [record.getMessage() for record in caplog.records if "fixed sample" in record.getMessage()]
-    assert "of 86 nodes" in line and "of an epoch's work; trainer.validate takes all" in line
+    assert "of 86 nodes" in line and "of an epoch's work; trainer.validate uses all nodes" in line
     event = [event for event in gs.events.recent() if event["event"] == "validation_sample"][-1]
     assert 1 <= event["num_sampled"] < event["num_nodes"] == 86
     assert event["work"] <= evaluation.EPOCH_SHARE * event["epoch_work"]
@@ -287,5 +287,5 @@ def test_a_sample_of_links_is_refused(tmp_path):
         sampler=gs.LinkSampler(gs.NeighborSampler([3, 3])),
         evaluation=gs.EvaluationOptions(sample=0.5, links={"val": gs.dataset.LinkSet(edges, None)}),
     )
-    with pytest.raises(StrategyError, match=said("evaluation.sample=0.5 nodes links")):
+    with pytest.raises(StrategyError, match=said("evaluation.sample=0.5 node links")):
         trainer().fit(gs.LinkPredictor(gs.model.GraphSAGE(16, 8, 8, num_layers=2)), dm)

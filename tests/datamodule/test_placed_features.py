@@ -276,5 +276,5 @@ def test_bad_placement_settings_are_refused(options, message):
 
 
 def test_a_locality_that_is_not_there_cannot_be_set(store_root):
-    with pytest.raises(StrategyError, match=said("sampler locality whose scale")):
+    with pytest.raises(StrategyError, match=said("sampler locality scale")):
         make(store_root).set_locality_scale(2.0)

@@ -110,7 +110,7 @@ def test_sources_that_are_none():
 def test_missing_files_are_told_with_near_names(tmp_path):
     (tmp_path / "edges.npy").touch()
     refused(tmp_path / "edge.npy", "no such file or folder; .* has edges.npy")
-    refused(tmp_path / "zzzzzz.bin", "nothing in .* has a name like it")
+    refused(tmp_path / "zzzzzz.bin", "nothing in .* has a similar name")
     refused(tmp_path / "nowhere" / "edges.npy", r"nor the folder .*nowhere")
 
 

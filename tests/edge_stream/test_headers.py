@@ -9,7 +9,7 @@ from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
 from tests.says import said
 
-TAKEN = "is taken for the names of the columns, and left out: say header=True if that is right, header=False if it is"
+TAKEN = "is taken for the names of the columns and left out: say header=True if that is right, header=False if it is"
 
 
 def written(folder, *lines):

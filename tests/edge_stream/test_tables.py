@@ -139,7 +139,7 @@ def test_what_is_no_edge_is_refused(kind):
     listed = {"relabel": True, "nodes": column(kind, NAMES[:49])}
     refused("node id 'né49' is not among the 49 listed", table(kind, NAMES[EDGES[0]], NAMES[EDGES[1]]), **listed)
     twice = {"relabel": True, "nodes": column(kind, ["a", "b", "a"])}
-    refused("nodes: id 'a' stands twice, the second time in row 2", table(kind), ValueError, **twice)
+    refused("nodes: id 'a' is repeated in row 2", table(kind), ValueError, **twice)
     refused("nodes goes with relabel=True", table(kind), ValueError, nodes=[1], relabel=False)
 
 

@@ -101,7 +101,7 @@ MISREAD = {
     '""3""': '\'""3"".*\' goes on after its quote',
     '"3': "'\"3.*' opens a quote that the line does not close",
     '"3""': '\'"3"".*\' opens a quote that the line does not close',
-    "3\x00": "holds a NUL byte: the file is damaged, or no UTF-8 text",
+    "3\x00": "holds a NUL byte: the file is damaged, or not UTF-8 text",
     "\x00": "holds a NUL byte",
     "3\r4": ".* holds a carriage return: end lines by a line feed",
     "\r3": ".* holds a carriage return",
@@ -151,7 +151,7 @@ def test_a_byte_order_mark_may_only_stand_first(tmp_path, relabel):
     path.write_bytes(b"\xef\xbb\xbf1,2\n3,4\n")
     assert outcome(path, 1, relabel) == [[1, 2], [3, 4]]
     path.write_bytes(b"\xef\xbb\xbf1,2\n\xef\xbb\xbf3,4\n")
-    assert outcome(path, 1, relabel) == "line 2: '\\ufeff3' begins with a byte order mark: take it out"
+    assert outcome(path, 1, relabel) == "line 2: '\\ufeff3' begins with a byte order mark: remove it"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_another_model_has_to_be_given(tmp_path):
 
 @pytest.mark.parametrize("target", ["os.system", "torch.nn.Linear", "torch_geometric.nn.summary", "no.such.Model", ""])
 def test_a_checkpoint_may_name_models_alone(target):
-    with pytest.raises(CheckpointError, match=said("Backbone imported")):
+    with pytest.raises(CheckpointError, match=said("imported Backbone")):
         make_backbone({"_target_": target, "command": "touch trap"})
 
 

@@ -247,7 +247,7 @@ def test_under_a_cap_a_batch_mixes_as_many_parts_as_it_holds_and_each_is_read_on
     largest = part_bytes(plain._stager, range(8), store.features)
     with pytest.warns(UserWarning, match=rf"mixes 2 parts, not interleave_parts=4: .*{2 * largest} bytes"):
         loader = make(RayWorkers(num_workers=2, worker_memory_bytes=largest), 4)
-    assert loader.interleave.lanes == 2
+    assert loader.interleave.open_parts == 2
     for epoch in range(2):
         loader.set_epoch(epoch)
         assert (all_contents(loader) == all_contents(make(Threads(), 2))) == (epoch == 0)
@@ -256,7 +256,7 @@ def test_under_a_cap_a_batch_mixes_as_many_parts_as_it_holds_and_each_is_read_on
     loader.close()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert make(RayWorkers(num_workers=4, worker_memory_bytes=largest), 4).interleave.lanes == 4
+        assert make(RayWorkers(num_workers=4, worker_memory_bytes=largest), 4).interleave.open_parts == 4
 
 
 def test_the_cap_of_a_machine_is_what_its_workers_add():
@@ -268,9 +268,9 @@ def test_parts_that_are_read_again_and_again_are_told_in_one_line(local_ray):
     stage = make_loader()._stager
     largest = max(SharedValue(hold_part(stage(part), WORLD.features)).handle.num_bytes for part in range(5))
     settings = RayWorkers(num_workers=1, worker_memory_bytes=largest)
-    loader = make_loader(settings, interleave=Interleave(lanes=3), batch_size=12)
+    loader = make_loader(settings, interleave=Interleave(open_parts=3), batch_size=12)
     with pytest.warns(UserWarning, match=said(f"5 times worker_memory_bytes={largest}")):
-        assert all_contents(loader) == all_contents(make_loader(interleave=Interleave(lanes=3), batch_size=12))
+        assert all_contents(loader) == all_contents(make_loader(interleave=Interleave(open_parts=3), batch_size=12))
     loader.set_epoch(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -132,7 +132,7 @@ def test_the_page_of_a_run_says_what_it_recorded(browser, tmp_path):
         "wait for a batch",
         "sample",
     }
-    assert drawn(page, "Where the edges into each part")[0]["z"] == [[0.9, 0.1], [0.05, 0.95]]
+    assert drawn(page, "Sources of the edges into each part")[0]["z"] == [[0.9, 0.1], [0.05, 0.95]]
     assert drawn(page, "Labels of each part")[0]["z"] == [[0.5, 0.5], [0.25, 0.75]]
     assert drawn(page, "Nodes, halos")[0]["y"] == [600, 400]
     assert drawn(page, "Peak by stage")[0]["x"] == [100 / 1024, 1.0]
@@ -182,8 +182,8 @@ def test_several_runs_stand_side_by_side(browser, tmp_path):
 def test_an_exchange_is_told_by_layer(browser, tmp_path):
     log = [*log_of(exchange=0.25), *(EXCHANGE | {"epoch": e, "rank": r} for e in range(4) for r in range(2))]
     page = opened(browser, write_report([write_run(tmp_path / "run", log=log)]))
-    assert "25.0% went into exchanging, 12.5% into waiting" in text(page, "#exchange")
-    assert "Of 800 rows that were due 25.0% were skipped" in text(page, "#exchange")
+    assert "25.0% was spent exchanging, 12.5% waiting" in text(page, "#exchange")
+    assert "Of 800 rows to send 25.0% were skipped" in text(page, "#exchange")
     assert cells(page, "#exchange tbody tr") == [
         ["1", "forward", "24.0 MiB", "75.0%"],
         ["1", "backward", "8.00 MiB", "25.0%"],
@@ -225,7 +225,7 @@ def test_a_run_of_an_older_release_still_has_a_report(tmp_path):
     page = write_report([run.folder]).read_text()
     for words in (
         "0.8125",
-        "The events of this run do not tell what passed in an epoch",
+        "The events of this run do not include the activities of an epoch",
         "recorded no versions",
         "6.2%",
     ):
@@ -254,7 +254,7 @@ def test_a_run_that_partitioned_and_trained_nothing_has_a_report(tmp_path):
     page = write_report([run]).read_text()
     for words in ("1,000 nodes, 2,000 edges in 2 parts by streaming_multilevel", "gnnscale train store=stores/mine"):
         assert words in page
-    for words in ("did not come to its end", "what passed in an epoch", "0.7600"):
+    for words in ("did not finish", "the activities of an epoch", "0.7600"):
         assert words not in page
 
 
@@ -262,7 +262,7 @@ def test_a_run_that_did_not_end_is_told_so(tmp_path):
     log = [event | ({"failed": True} if event.get("stage") == "train" else {}) for event in log_of()]
     run = write_run(tmp_path / "run", log=log, finished=False)
     page = write_report([run]).read_text()
-    assert "did not come to its end in the stage train" in page
+    assert "did not finish in the stage train" in page
     assert "the same command again" in page
 
 
@@ -285,7 +285,7 @@ def test_files_that_are_cut_short_leave_a_report(tmp_path, content):
     (run / "summary.json").write_text(content)
     (run / "metrics" / "metrics.csv").write_text(content)
     (run / "config.yaml").write_text(content)
-    assert "did not come to its end" in write_report([run]).read_text()
+    assert "did not finish" in write_report([run]).read_text()
 
 
 def test_what_is_no_run_is_refused(tmp_path):
