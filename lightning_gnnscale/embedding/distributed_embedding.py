@@ -58,7 +58,7 @@ def save_rows(
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before stands; free "
+            f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before is kept; free "
             "space, or name another folder for checkpoints, and go on from the last one"
         ) from error
     return entries
@@ -128,8 +128,8 @@ def _open(path: Path, entry: dict[str, Any], values: np.ndarray) -> np.ndarray:
 class DistributedEmbedding(OwnedRows):
     """Learnable node embeddings, a row of dim numbers a node, sharded by part, with a sparse optimizer of their own.
 
-    In a heterogeneous graph of nodes `for_store(store, dim, node_types=["author"])` has rows of these node types'
-    nodes alone.
+    In a heterogeneous graph, `for_store(store, dim, node_types=["author"])` has rows only for nodes of these node
+    types.
 
     `pull` reads rows; `push` updates the rows of a batch by their gradients. The processes of a host write to one table
     without locks (Hogwild): simultaneous steps of the same row may overwrite each other, but rows that no other process
@@ -151,7 +151,7 @@ class DistributedEmbedding(OwnedRows):
             they do not depend on the partitioning; None: the ids.
         dtype: "float32" or "float64".
         hosts: See `OwnedRows`.
-        node types: The node types that have rows, which `for_store` finds by their names; None: every node has one.
+        node_types: The node types that have rows, which `for_store` finds by their names; None: every node has one.
 
     Attributes:
         num_rows: Number of rows, of all hosts together.
@@ -161,7 +161,7 @@ class DistributedEmbedding(OwnedRows):
     Raises:
         ValueError: an argument outside its range.
 
-    Cost: dim * 4 bytes a row, of which nodes of other node types have none; with Adam three times as much and 4 bytes.
+    Cost: dim * 4 bytes a row; nodes of other node types have none; with Adam three times as much and 4 bytes.
     Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: bias correction by row is an option, and values
         that were pulled together from another host are pushed together.
     """
@@ -205,7 +205,7 @@ class DistributedEmbedding(OwnedRows):
         Args:
             store: An open `PartitionStore`.
             dim: Length of a row, >= 1.
-            node types: Names of the node types whose nodes have rows, for example those without features; a model must
+            node_types: Names of the node types whose nodes have rows, for example those without features; a model must
                 read the rows of exactly these. None: every node has one.
             options: Further arguments of the class.
 
@@ -229,7 +229,7 @@ class DistributedEmbedding(OwnedRows):
             gradients: (num, dim), of the loss by the rows.
 
         Raises:
-            ValueError: a node is out of range or of a node type without rows, or gradients are of another shape.
+            ValueError: a node is out of range or its node type has no rows, or gradients are of another shape.
             StrategyError: another rank was lost.
         """
         ids = self.row_ids(nodes)

@@ -25,7 +25,7 @@ class SparseSGD:
 
     lr: float = 0.1
 
-    num_moments = 0  # arrays of a row's width that stand beside it
+    num_moments = 0  # arrays of a row's width that are kept beside it
 
     def __post_init__(self):
         if not self.lr > 0:

@@ -29,10 +29,10 @@ class OwnedRows:
         part_offsets: (num_parts + 1,) offsets of the parts. A part is a range of ids and belongs to the host of the
             rank that trains it. None: each host owns an equal range.
         hosts: Host of each rank; None: found from the machines that the ranks run on.
-        node types: The node types that have rows; None: every node has one.
+        node_types: The node types that have rows; None: every node has one.
 
     Attributes:
-        num_rows: Number of rows, of all hosts together; `row_ids` tells which is whose, ids where every node has one.
+        num_rows: Number of rows, of all hosts together; `row_ids` says which is whose; ids where every node has one.
 
     Raises:
         ValueError: an argument outside its range.
@@ -61,7 +61,7 @@ class OwnedRows:
             not isinstance(node_types, NodeTypesWithRows) or node_types.num_nodes != num_nodes
         ):
             raise ValueError(
-                f"node types must be those of a store of {num_nodes} nodes: use "
+                f"node_types must be those of a store of {num_nodes} nodes: use "
                 f"{type(self).__name__}.for_store(store, dim, "
                 "node_types=[...])"
             )
@@ -85,18 +85,18 @@ class OwnedRows:
 
     @property
     def nbytes(self) -> int:
-        """What the rows of this host take, all told; known before they are made."""
+        """What the rows of this host take altogether; known before they are made."""
         return table_bytes(self._ownership.num_rows(self._hosts.host), self._columns())
 
     def open(self) -> "OwnedRows":
-        """Make all rows for this process alone, unless they stand; forked processes then share them."""
+        """Make all rows for this process alone, unless they exist; forked processes then share them."""
         if self._table is None:
             self._table = self._create()
             self._fill(self._share())
         return self
 
     def join(self, rank_of_part: Sequence[int] | None = None) -> "OwnedRows":
-        """Share the rows with the other ranks of the run; every rank must call it. Rows that stand are kept.
+        """Share the rows with the other ranks of the run; every rank must call it. Rows that exist are kept.
 
         Args:
             rank_of_part: (num_parts,) rank that trains each part, the same on every rank. None: as before, at first
@@ -144,14 +144,14 @@ class OwnedRows:
             (num, dim) tensor on the CPU, of memory that is used again when it is gone.
 
         Raises:
-            ValueError: a node is out of range, or of a node type without rows.
+            ValueError: a node is out of range, or its node type has no rows.
             StrategyError: another rank was lost.
         """
         ids = self.row_ids(nodes)
         return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
 
     def without_features(self, nodes: np.ndarray) -> RowsByNodeType:
-        """Return the features of (num,) int64 nodes where node types have none, and some have rows."""
+        """Return the features of (num,) int64 nodes: no node type has features, and some have rows."""
         return RowsByNodeType(
             torch.from_numpy(self.node_types.nodes.type_of(nodes)), [None] * len(self.node_types.node_types)
         )

@@ -116,7 +116,7 @@ class Hosts:
 
         Args:
             hosts: host of each rank, any integers; None: by the machines that the ranks run on.
-            before: what an earlier call returned, whose group is used again while it stands.
+            before: what an earlier call returned, whose group is used again while it exists.
 
         Raises:
             ValueError: as many hosts as ranks must be given.
@@ -186,7 +186,7 @@ class Requests:
 
 
 def _rank_of_rows(host: np.ndarray, row: np.ndarray, hosts: Hosts) -> np.ndarray:
-    """Return the rank that serves each row: a host assigns its rows out to its ranks, so that none is served by two."""
+    """Return the rank that serves each row: a host assigns its rows to its ranks, so that none is served by two."""
     sizes = np.array([len(hosts.ranks(number)) for number in range(hosts.num_hosts)])
     table = np.zeros((hosts.num_hosts, sizes.max()), np.int64)
     for number in range(hosts.num_hosts):

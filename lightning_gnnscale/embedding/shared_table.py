@@ -1,4 +1,4 @@
-"""One host's rows and what stands beside them, in memory that its processes share."""
+"""One host's rows and what is kept beside them, in memory that its processes share."""
 
 import uuid
 from typing import NamedTuple
@@ -76,7 +76,7 @@ class SharedTable:
             what, remedy: for the error.
 
         Raises:
-            PlacementError: they need more memory than is free here; told before any is taken.
+            PlacementError: they need more memory than is free here; raised before any is taken.
         """
         needed, free = table_bytes(num_rows, columns), psutil.virtual_memory().available
         if needed > free:

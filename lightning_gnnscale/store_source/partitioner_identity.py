@@ -1,4 +1,4 @@
-"""What tells one partitioner from another: stores are made again when it changes."""
+"""What distinguishes one partitioner from another: stores are made again when it changes."""
 
 import functools
 import json
@@ -22,14 +22,14 @@ _CANNOT = (
 
 
 def describe_partitioner(partitioner: str | Callable) -> Any:
-    """Return plain values that tell a partitioner from others by what decides its result.
+    """Return plain values that distinguish a partitioner from others by what decides its result.
 
     A function that holds no variables of another one counts by its name, a partial also by its arguments, one of
     `gs.partition` by those that decide the result, an object by its type and attributes. A text as attribute
     `fingerprint` stands for all of this: whoever changes the code of a function changes that text.
 
     Raises:
-        ValueError: something in it cannot be told from another of its node type.
+        ValueError: something in it cannot be distinguished from another of its kind.
     """
     if isinstance(partitioner, str):
         return partitioner
@@ -89,7 +89,7 @@ def _plain(name: str, value: Any) -> Any:
     named = getattr(value, "__qualname__", None)
     if named is None and type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
         return ["object", _name_of(type(value)), _plain(name, vars(value))]
-    if named is None or "<lambda>" in named or getattr(value, "__closure__", None):  # which holds what no name tells
+    if named is None or "<lambda>" in named or getattr(value, "__closure__", None):  # which holds what no name says
         what = f"{name}: two objects of type {_name_of(type(value))}" if named is None else f"{name}: two {named}"
         raise ValueError(_CANNOT.format(f"{what} cannot be distinguished"))
     return ["name", _name_of(value)]

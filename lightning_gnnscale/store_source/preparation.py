@@ -1,4 +1,4 @@
-"""From edges to a partition store, skipped where the same store stands already."""
+"""From edges to a partition store, skipped where the same store exists already."""
 
 import functools
 import hashlib
@@ -46,7 +46,7 @@ def expected_store_fingerprint(
 ) -> str | None:
     """Return the fingerprint that the store of this input will have, whoever writes it.
 
-    None where only the finished partitioning could tell: it is known for a method's name and a partial of
+    None where only the finished partitioning could say: it is known for a method's name and a partial of
     `gs.partition`; a store does not say what `balance` it was made with.
     """
     keywords = {"method": partitioner}
@@ -82,11 +82,11 @@ def prepare_store(
 
     Args:
         root: folder of the store; `root.source.json` beside it remembers what the store was made from, and
-            `root.parts` holds the partitioning until the store stands, so that a killed run goes on there.
+            `root.parts` holds the partitioning until the store exists, so that a killed run goes on there.
         dataset: a `GraphDataset`.
         partition: computes the partitioning; called only where none is at hand.
         fingerprint: see `preparation_fingerprint`.
-        overwrite: write again whatever store stands at root, but for one of this very input whose files all have
+        overwrite: write again whatever store exists at root, but for one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
         store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
         pack_halo: See `write_partition_store`; or decides it, once the partitioning is known.
@@ -95,10 +95,10 @@ def prepare_store(
 
     Raises:
         ValueError: a value would spoil training; dense features are checked while they are stored.
-        PartitionStoreError: a store made from other input, or a damaged one, stands there and `overwrite` is off;
+        PartitionStoreError: a store made from other input, or a damaged one, exists there and `overwrite` is off;
             or files that are no store; or a file of the input changed meanwhile.
 
-    Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
+    Cost: where the store exists, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
         read of labels, sparse features and edge values before all other work.
     """
     root = store_folder(root)
@@ -123,7 +123,7 @@ def prepare_store(
             expected = store_fingerprint() if store_fingerprint is not None else None
             if not _is_own(root, expected):
                 if (root / MANIFEST).is_file():
-                    read_manifest(root)  # an older or a damaged store is told for what it is
+                    read_manifest(root)  # an older or a damaged store is reported as such
                 raise _refusal(root, known=made is not None or expected is not None)
             store = _open(root, verify)
             _write_record(source, fingerprint, store.fingerprint, _facts_of_store(store))
@@ -181,7 +181,7 @@ def _check_arrays(dataset, finite: bool) -> None:
 
 
 def made_from(root: str | os.PathLike) -> str | None:
-    """Return the preparation fingerprint of the store that stands at root; None without one, or where it is unknown.
+    """Return the preparation fingerprint of the store at root; None without one, or where it is unknown.
 
     The record lies beside the store and could be older than it (a kill between the two): it counts only for the
     store that it names. The store itself is not opened.
@@ -248,10 +248,10 @@ def _refusal(root: Path, known: bool) -> PartitionStoreError:
     remedy = "give another root, or overwrite=True"
     if known:
         return PartitionStoreError(
-            f"{root}: a store made from other input or by another partitioner stands here; {remedy}"
+            f"{root}: a store made from other input or by another partitioner exists here; {remedy}"
         )
     return PartitionStoreError(
-        f"{root}: a store stands here, and no record in {_record_path(root)} tells what it was made from; train on it"
+        f"{root}: a store exists here, but no record in {_record_path(root)} says what it was made from; train on it"
         f" as it is with store=, {remedy}"
     )
 

@@ -197,7 +197,7 @@ class StoreSource:
         return cls(dataset, root, **options)
 
     def prepare(self, num_parts: int, verify: bool = True) -> PartitionStore:
-        """Partition and write the store, or open the same one where it stands; see `prepare_store` for errors.
+        """Partition and write the store, or open the same one where it exists; see `prepare_store` for errors.
 
         Args:
             num_parts: Number of parts.
@@ -235,10 +235,10 @@ class StoreSource:
 
         Args:
             num_devices: devices that train.
-            options: further arguments of `gs.plan` and `predict_training`; they go before what the graph tells.
+            options: further arguments of `gs.plan` and `predict_training`; they go before what the graph gives.
 
         Cost: nothing is read but counts; where reverses are added to edges of layout "auto", and no store of this
-        input and number of parts stands, the edges once: those that are listed both ways are as many as will be stored.
+        input and number of parts exists, the edges once: those that are listed both ways are as many as will be stored.
         """
         standing = self._standing_edges()
         num_directed_edges, note = self._count_edges() if standing is None else (standing, "")

@@ -64,7 +64,7 @@ def check_ranks(trainer: pl.Trainer, saved_ranks: int) -> None:
     within_epoch = progress.current.ready > 0 and not progress.is_last_batch
     if within_epoch and saved_ranks != averaging.world_size():
         raise StrategyError(
-            f"the checkpoint stands within an epoch of {saved_ranks} processes, this run has "
+            f"the checkpoint is within an epoch of {saved_ranks} processes, this run has "
             f"{averaging.world_size()}: resume with as many as it was saved by, or from the end of an epoch"
         )
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class RoundCallback(Callback):
     """Tells the policies of the moments that only callbacks see.
 
-    It stands first in `trainer.callbacks`, so that loggers, checkpoints and early stopping find the averaged weights.
+    It is first in `trainer.callbacks`, so that loggers, checkpoints and early stopping find the averaged weights.
 
     Args:
         weights: the policy of the strategy that inserted this callback.
@@ -114,7 +114,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     Processes are started and joined as by Lightning's DDP, and start from rank 0's weights; there is no DDP wrapper.
     Before every batch the generators of the CPU and of the device are seeded by `batch.key`, so that dropout does not
-    depend on which process samples it.
+    depend on which process computes it.
 
     Args:
         accelerator: as for DDPStrategy; the Trainer sets it.
@@ -328,7 +328,7 @@ class GNNScaleStrategy(DDPStrategy):
         processes = self.num_processes * self.num_nodes
         standing = dist.get_world_size() if dist.is_initialized() else processes
         if standing != processes or self.cluster_environment.local_rank() >= self.num_processes:
-            found = f"a group of {standing} stands" if standing != processes else "this is a further one"
+            found = f"a group of {standing} exists" if standing != processes else "this is a further one"
             raise StrategyError(
                 f"this Trainer has {processes} processes and {found}: a script's Trainers must all have as many "
                 "(devices, num_nodes); put the others into scripts of their own"
@@ -396,7 +396,7 @@ class GNNScaleStrategy(DDPStrategy):
             checkpoint_file.remove_other_rows(filepath, kept)
 
     def _save_inputs(self, checkpoint: dict[str, Any], filepath: Any) -> list[dict[str, Any]] | None:
-        """Let each rank write the rows that it owns; the checkpoint tells their names."""
+        """Let each rank write the rows that it owns; the checkpoint holds their names."""
         save_inputs = ModuleTraits(self.lightning_module).save_inputs
         if save_inputs is None:
             return None

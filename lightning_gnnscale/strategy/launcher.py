@@ -1,7 +1,4 @@
-"""The processes of a run:
-
-who starts them, how one that was lost is reported, and how those that stand still are ended.
-"""
+"""The processes of a run: starting them, reporting a lost one, and ending those that are stopped."""
 
 import ctypes
 import os
@@ -44,11 +41,11 @@ CAUSES = {
 
 
 class Launcher(_MultiProcessingLauncher):
-    """Lightning's launcher of forked and spawned processes, for which none of them can stand still for ever.
+    """Lightning's launcher of forked and spawned processes, in which no process can stay stopped for ever.
 
     Where a process has failed, torch asks the others to end; one that is stopped hears nothing, and is killed. So is
-    one that exists stopped for the strategy's timeout after another has ended. One that was ended by a signal is told
-    in one line.
+    one that stays stopped for the strategy's timeout after another has ended. One that was ended by a signal is
+    reported in one line.
     """
 
     @property
@@ -85,7 +82,7 @@ class Launcher(_MultiProcessingLauncher):
             raise
         except ProcessExitedException as error:
             if error.error_pid in self._stopped:
-                line = f"rank {error.error_index} (process {error.error_pid}) stood stopped for strategy.timeout"
+                line = f"rank {error.error_index} (process {error.error_pid}) stayed stopped for strategy.timeout"
                 raise StrategyError(f"{line}, and was ended: start again from the last checkpoint") from None
             raise StrategyError(exit_line(error.error_index, error.error_pid, error.exit_code)) from None
         finally:
@@ -137,7 +134,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _end_stopped(processes: list, limit_s: float, ended: set[int]) -> None:
-    """Kill processes that stand stopped, so many seconds after another one has ended; their ids are added to a set."""
+    """Kill processes that stay stopped, so many seconds after another one has ended; their ids are added to a set."""
     sentinels = {process.sentinel: process.pid for process in processes}
     for sentinel in wait(list(sentinels)):
         del sentinels[sentinel]

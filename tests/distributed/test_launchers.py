@@ -63,8 +63,8 @@ for devices in {devices}:
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        ((1, 2), "this Trainer has 2 processes and a group of 1 stands"),
-        ((2, 1), "this Trainer has 1 processes and a group of 2 stands"),
+        ((1, 2), "this Trainer has 2 processes and a group of 1 exists"),
+        ((2, 1), "this Trainer has 1 processes and a group of 2 exists"),
     ],
 )
 def test_trainers_of_a_script_have_as_many_processes(tmp_path, devices, message):

@@ -141,4 +141,4 @@ def resume_refused(folder, root, name, path):
 def test_another_number_of_processes_is_refused_within_an_epoch(root, tmp_path, name):
     launch(2, save_within, tmp_path / "2", root, name)
     message = launch(1, resume_refused, tmp_path / "1", root, name, tmp_path / "2" / "0.ckpt")[0]
-    assert "stands within an epoch of 2 processes, this run has 1" in message and "from the end of an epoch" in message
+    assert "is within an epoch of 2 processes, this run has 1" in message and "from the end of an epoch" in message

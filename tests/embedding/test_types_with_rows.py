@@ -173,7 +173,7 @@ def test_node_types_are_asked_of_a_store_that_has_some(tmp_path, store):
     plain = gs.write_partition_store(tmp_path / "p", stream, gs.partition(stream, "random", num_parts=1))
     with pytest.raises(ValueError, match=said("node_types=['author'] graph nodes")):
         gs.DistributedEmbedding.for_store(plain, DIM, node_types=["author"])
-    with pytest.raises(ValueError, match=said(f"node types {NUM} nodes .for_store(")):
+    with pytest.raises(ValueError, match=said(f"node_types {NUM} nodes .for_store(")):
         gs.DistributedEmbedding(NUM, DIM, node_types=["author"])
     none = gs.HeteroGraph({"a": 2, "b": 0}, {"a,to,a": np.array([[0], [1]])}).dataset()
     empty = gs.write_partition_store(tmp_path / "e", none.stream, gs.partition(none.stream, "random", num_parts=1))

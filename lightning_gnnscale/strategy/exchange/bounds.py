@@ -21,7 +21,7 @@ class Bound:
     """Base of the bounds.
 
     Attributes:
-        needs_change: the bound looks at values, so that only the owner of rows can tell.
+        needs_change: the bound looks at values, so that only the owner of rows knows.
         initial_versions: the versions before the first epoch, one for each process; None: none are given.
     """
 
@@ -85,7 +85,7 @@ class EpochAdaptive(EpochFixed):
 class VariationGap(Bound):
     """Send when the rows differ from what the receivers hold by more than max_gap.
 
-    Ranks tell each other a step ahead who will send, by how the gap has grown since rows were sent: then no layer waits
+    Ranks announce a step ahead who will send, by how the gap has grown since rows were sent: then no layer waits
     to learn of it. A sudden change is sent one step later.
 
     Args:

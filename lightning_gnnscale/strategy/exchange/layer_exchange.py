@@ -83,7 +83,7 @@ class Route:
 
     @cached_property
     def arriving_ids(self) -> Tensor:
-        """(num_arriving,) int64: any numbers that tell the arriving rows apart."""
+        """(num_arriving,) int64: any numbers that distinguish the arriving rows."""
         return torch.arange(self.num_arriving, device=self.boundary.device)
 
 
@@ -140,7 +140,7 @@ def sample_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[
     Args:
         rows: (num_rows, width).
         threshold: in mean norms of the rows that are not zero, >= 0; 0 takes every row that is not zero.
-        key: uint64. ids: (num_rows,) int64; with the norms a row's probability hangs on (key, id) alone.
+        key: uint64. ids: (num_rows,) int64; with the norms the choice of a row depends on (key, id) alone.
 
     Returns:
         (num_rows,) bool, and the (num_chosen, width) chosen rows, each divided by its probability.
@@ -187,7 +187,7 @@ class ExchangeClock:
         epoch: Epoch of the step.
         exact_from: First epoch of the exact ones at the end; infinite: there are none.
         exact: Whether rows and gradients are exchanged exactly in this step.
-        agreement: Bytes that each rank sends in this step, on their way; None: all ranks can tell.
+        agreement: Bytes that each rank sends in this step, on their way; None: all ranks know.
     """
 
     def __init__(self, plan: ExchangePlan, num_epochs: int = 0):
@@ -379,7 +379,7 @@ class LayerExchange:
             self.sent = ReceivedRows(len(boundary), width, boundary, extrapolate)
 
     def _due(self, boundary: Tensor) -> tuple[Tensor | None, list[bool] | None]:
-        """Return which rows of the boundary are due, and which ranks send where every rank can tell.
+        """Return which rows of the boundary are due, and which ranks send where every rank knows.
 
         Returns:
             (num_boundary,) bool, or None: all; and one bool a rank, or None: only each itself knows.
@@ -566,7 +566,7 @@ def foretold(
 ) -> Tensor:
     """Return what a bound will find exceeded in the coming step, if values go on as they did since they were sent.
 
-    The gap that is there grows by its share of an epoch; what is sent in this step begins again with that share.
+    The existing gap grows by its share of an epoch; what is sent in this step begins again with that share.
 
     Args:
         bound: Looks at changes.

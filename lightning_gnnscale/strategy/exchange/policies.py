@@ -36,7 +36,7 @@ class ExchangePlan:
 
     Attributes:
         whole_blocks: Whether every process gets every row; False: it gets the rows that it reads.
-        quantisation: Coding of rows on their way forward.
+        quantisation: Quantisation of rows on their way forward.
         bound: Decides when rows are sent again; None: at every step.
         by_row: Whether the bound is kept by each row separately and not by the whole block.
         warmup_epochs: Number of epochs at the start in which the exchange is exact, or their share of all, in (0, 1).
@@ -91,7 +91,7 @@ class ExchangePlan:
 
     @property
     def foretells(self) -> bool:
-        """Whether ranks tell each other a step ahead what they will send."""
+        """Whether ranks announce to each other a step ahead what they will send."""
         return self.bound is not None and self.bound.needs_change
 
     @property
@@ -111,7 +111,7 @@ class ExchangePlan:
 
 
 def exchange_layers(model: nn.Module) -> list[Any]:
-    """Return what reads rows through an `exchange` (`RowLayer`s), in the order in which it stands in the model."""
+    """Return what reads rows through an `exchange` (`RowLayer`s), in the model's order."""
     layers = [module for module in model.modules() if isinstance(module, RowLayer)]
     row_model = row_model_of(model)
     return layers if layers or row_model is None else row_model.layers
@@ -244,7 +244,7 @@ class BroadcastExchange(ExchangePolicy):
 class NoExchange(ExchangePolicy):
     """Layers read nothing of other processes while they train.
 
-    With `PartitionDataModule` what a part needs beyond itself stands in its halo. With `FullGraphDataModule` edges
+    With `PartitionDataModule` what a part needs beyond itself is in its halo. With `FullGraphDataModule` edges
     between processes are dropped, and degrees are those of the edges that are left; evaluation is exact.
 
     Source: Huang et al., SDT-GNN, training of local models.
@@ -427,7 +427,7 @@ def check_wrapped(policy: ExchangePolicy, inner: ExchangePolicy) -> None:
     """Refuse an exchange that sends nothing, or one of the same kind at any depth, inside another.
 
     Raises:
-        ValueError: the message says what may stand there.
+        ValueError: the message says what is allowed there.
     """
     innermost = inner
     while not isinstance(innermost, type(policy)) and StrategyTraits(innermost).exchange is not None:

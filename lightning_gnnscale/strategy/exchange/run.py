@@ -53,7 +53,7 @@ class ExchangeRun:
     def begin_step(self, epoch: int) -> None:
         """Begin the training step of an epoch; see `ExchangeClock.begin_step`.
 
-        Where changes decide who sends, ranks tell each other of all layers at once, while the first layer is computed.
+        Where changes decide who sends, ranks announce all layers at once, while the first layer is computed.
         """
         self._step_start = time.perf_counter()
         self.ledger.begin_step()

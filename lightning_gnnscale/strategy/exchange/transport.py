@@ -128,10 +128,10 @@ class Transport:
         Args:
             payload: (sum(sizes),) uint8, for rank 0, then rank 1, ...; it must stay as it is until `wait` returns.
             sizes: bytes for each rank, own entry 0.
-            arriving: bytes from each rank; None: only the sender knows, so that ranks tell each other first.
+            arriving: bytes from each rank; None: only the sender knows, so that ranks exchange sizes first.
             layer, direction: where the bytes are counted.
-            by_thread: Whether what ranks tell each other is waited for by a thread, so that whoever calls can work
-                meanwhile; then nothing else may be sent before this message is waited for. On CUDA the caller waits.
+            by_thread: Whether a thread waits for what ranks exchange first, so that the caller can work meanwhile;
+                then nothing else may be sent before this message is waited for. On CUDA the caller waits.
         """
         if averaging.world_size() == 1:
             arriving = sizes if arriving is None else arriving
@@ -169,7 +169,7 @@ class Transport:
         return Message(Begun(buffer, list(arriving), works), self.ledger)
 
     def agree(self, numbers: Tensor, layer: int) -> Message:
-        """Start to tell every rank numbers, and to hear theirs; every rank calls it.
+        """Start to send every rank numbers, and to receive theirs; every rank calls it.
 
         Args:
             numbers: (world_size, num) int64, a row for each rank; contiguous.
@@ -242,7 +242,7 @@ class ReceivedRows:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
     def at(self, epoch: int, rows: Tensor | None = None) -> Tensor:
-        """Return rows as they stand in an epoch: a copy, except of all rows where they are held as they came.
+        """Return rows as they are in an epoch: a copy, except of all rows where they are held as they came.
 
         Args:
             epoch: not before any in which rows were stored.
@@ -352,7 +352,7 @@ class Gradients:
         layout: How it is read.
         counts: Rows that may come from each process.
         payload: What is sent, which stays until it has left.
-        held: What came before, which stands for what does not come; None: nothing does.
+        held: What came before, which is used for what does not come; None: nothing does.
         stays: Whether `wait` may be called again, in a later step.
     """
 

@@ -101,7 +101,7 @@ class GradientAveraging(WeightPolicy):
         if self._own is not None:
             averaging.load_state(self._live, self._own)
             self._own = None
-        # ShardMap of one loss over the whole graph are added up, losses of batches are averaged.
+        # Shares of one loss over the whole graph are added up, losses of batches are averaged.
         batch = batch_of(batch)
         self._adds_up = batch.loss_is_share
         # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.

@@ -1,7 +1,4 @@
-"""State by part:
-
-swapped in and out of one optimizer, and joined over ranks, assigned to other ranks in a checkpoint.
-"""
+"""State by part: swapped in and out of one optimizer, joined over ranks and assigned again in a checkpoint."""
 
 import copy
 from collections.abc import Hashable

@@ -35,7 +35,7 @@ Step = Callable[[Optimizer, Callable[[], Any]], Any]
 
 
 class WeightPolicy:
-    """Base of the weight policies; the strategy calls these in the order in which they stand here.
+    """Base of the weight policies; the strategy calls these in the order of this class.
 
     Attributes:
         equal_batches: every rank must have the same number of batches, none of them None. The DataModule reads it.
@@ -77,7 +77,7 @@ class WeightPolicy:
         """Go on from a checkpoint's gathered state (None: the checkpoint has none), after `setup`."""
 
     def on_train_start(self) -> None:
-        """Begin training: the loaders stand."""
+        """Begin training: the loaders exist."""
 
     def begin_batch(self, batch: Any) -> None:
         """Note the next training batch, None included, before it is moved to the device."""
