@@ -52,7 +52,7 @@ def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None
 
 
 def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Read ranges of an array's bytes, one behind the other; see `read_rows`.
+    """Read ranges of an array's bytes, one after the other; see `read_rows`.
 
     Args:
         array: C-contiguous, mapped or not.
@@ -71,7 +71,7 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
         return out
     path, offset = place
     longest = max(RUN_BYTES, int((end - begin).max()))
-    # A thread of its own pays for several reads; for few that lie apart as for many in a row.
+    # A thread of its own pays for several reads, for few separate ones as for many in a row.
     num_reads = 1 + int(np.count_nonzero(begin[1:] - end[:-1] > GAP_BYTES)) + int(end[-1] - begin[0]) // RUN_BYTES
     step = max(-(-len(begin) // (4 * READS_UNDER_WAY)), len(begin) * _TASK_READS // num_reads, 1)
     step = min(step, _TASK_ROWS)
@@ -221,7 +221,7 @@ def _copy_ranges(source, begin, end, out):
 
 @dataclass
 class RankedNodes:
-    """A set of nodes that tells the rank of each; two bits a node.
+    """A set of nodes that knows the rank of each; two bits a node.
 
     Attributes:
         words: (ceil(num_nodes / 64),) uint64, a bit a node.
@@ -267,7 +267,7 @@ class RankedNodes:
 
         Args:
             nodes: ids.
-            order: (size,) int32, what is returned in place of each position; None: the position.
+            order: (size,) int32, what is returned instead of each position; None: the position.
             beside: another set, whose nodes are returned as rows of table 1, see `pack_places`.
 
         Raises:

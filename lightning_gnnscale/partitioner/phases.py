@@ -1,4 +1,4 @@
-"""What a partitioner says of a run beside its result: seconds per phase, facts found, warnings.
+"""What a partitioner reports of a run besides its result: seconds per phase, facts found, warnings.
 
 `partition` opens a record; the methods write to whichever record is open, or to none when they are called directly.
 """

@@ -32,7 +32,7 @@ def powergraph(graph: GraphInput, num_parts: int, *, masters: str = "majority") 
     4. of all, where both are empty.
 
     Args:
-        graph: the graph, without `balance`: it is edges that the rules balance. Its seed decides masters="random"
+        graph: the graph, without `balance`: the rules balance edges. Its seed decides masters="random"
             alone.
         num_parts: in [1, num_nodes].
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its

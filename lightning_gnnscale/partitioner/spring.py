@@ -315,7 +315,7 @@ def _merge_clusters(nodes, heap, place, length, limit):
         if degree > rival_degree or (degree == rival_degree and best < rival):
             nodes[target, _BEST] = best
         merges += 1
-        if place[target] < 0:  # it had its turn; larger now, it has another one
+        if place[target] < 0:  # it had its turn; it is larger now and gets another one
             heap[length] = target
             length += 1
             _sift_up(nodes, heap, place, ascending, length - 1)

@@ -1,4 +1,4 @@
-"""From edges to a partition store, skipped where the same store stands already."""
+"""From edges to a partition store; skipped where the same store exists already."""
 
 import functools
 import hashlib
@@ -82,9 +82,9 @@ def prepare_store(
 
     Args:
         root: folder of the store; `root.source.json` beside it remembers what the store was made from, and
-            `root.parts` holds the partitioning until the store stands, so that a killed run goes on there.
+            `root.parts` holds the partitioning until the store is finished, so that a killed run goes on there.
         dataset: a `GraphDataset`.
-        partition: computes the partitioning; called only where none is at hand.
+        partition: computes the partitioning; called only where none was saved.
         fingerprint: see `preparation_fingerprint`.
         overwrite: write again whatever store stands at root, but for one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
@@ -95,17 +95,17 @@ def prepare_store(
 
     Raises:
         ValueError: a value would spoil training; dense features are checked while they are stored.
-        PartitionStoreError: a store made from other input, or a damaged one, stands there and `overwrite` is off;
-            or files that are no store; or a file of the input changed meanwhile.
+        PartitionStoreError: a store made from other input, or a damaged one, is there and `overwrite` is off;
+            or files that are not a store; or a file of the input changed meanwhile.
 
-    Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
+    Cost: where the store exists, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
         read of labels, sparse features and edge values before all other work.
     """
     root = store_folder(root)
     source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
-    elif not overwrite and not parts.exists():  # a store that exists may lie on a disk that cannot be written to
+    elif not overwrite and not parts.exists():  # a store that exists may be on a disk that cannot be written to
         return _open(root, verify)
     root.parent.mkdir(parents=True, exist_ok=True)
     return_freed_memory()  # training goes on in this process, in what partitioning leaves
@@ -118,12 +118,12 @@ def prepare_store(
                 shutil.rmtree(parts, ignore_errors=True)  # of a run that ended between its record and this
                 return store
         partitioning = _read_parts(parts)
-        # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.
+        # This input's partitioning is still there: a run was cut off, and the writer knows if the store is its own.
         if not overwrite and partitioning is None and root.exists() and any(root.iterdir()):
             expected = store_fingerprint() if store_fingerprint is not None else None
             if not _is_own(root, expected):
                 if (root / MANIFEST).is_file():
-                    read_manifest(root)  # an older or a damaged store is told for what it is
+                    read_manifest(root)  # an older or a damaged store is reported as such
                 raise _refusal(root, known=made is not None or expected is not None)
             store = _open(root, verify)
             _write_record(source, fingerprint, store.fingerprint, _facts_of_store(store))
@@ -159,7 +159,7 @@ def prepare_store(
 
 
 def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) -> bool | None:
-    """Return whether the unfinished store of this input that lies beside root packs halos; None where none lies."""
+    """Return whether this input's unfinished store beside root packs halos; None where there is none."""
     written = journal_head(partial_folder(store_folder(root))).get("fingerprint")
     for pack_halo in (True, False):
         if written == _input_fingerprint(dataset, made.method, made.num_parts, made.seed, made.options, pack_halo):
@@ -181,9 +181,9 @@ def _check_arrays(dataset, finite: bool) -> None:
 
 
 def made_from(root: str | os.PathLike) -> str | None:
-    """Return the preparation fingerprint of the store that stands at root; None without one, or where it is unknown.
+    """Return the preparation fingerprint of the store at root; None without a store, or where it is unknown.
 
-    The record lies beside the store and could be older than it (a kill between the two): it counts only for the
+    The record is beside the store and could be older than it (a kill between the two): it counts only for the
     store that it names. The store itself is not opened.
     """
     record, own = _read_record(root), _own_fingerprint(root)
@@ -248,10 +248,10 @@ def _refusal(root: Path, known: bool) -> PartitionStoreError:
     remedy = "give another root, or overwrite=True"
     if known:
         return PartitionStoreError(
-            f"{root}: a store made from other input or by another partitioner stands here; {remedy}"
+            f"{root}: a store made from other input or by another partitioner exists here; {remedy}"
         )
     return PartitionStoreError(
-        f"{root}: a store stands here, and no record in {_record_path(root)} tells what it was made from; train on it"
+        f"{root}: a store exists here, but no record in {_record_path(root)} says what it was made from; train on it"
         f" as it is with store=, {remedy}"
     )
 

@@ -121,7 +121,7 @@ def test_the_plan_counts_the_rows_of_these_node_types(folder, capsys, monkeypatc
         ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.node_types=author"],
          "model.inputs.node_types must be a list of some of paper, author, got 'author'"),
         (["train", *TINY, "+model.inputs.dim=3", "+model.inputs.node_types=[author]"],
-         "model.inputs.node_types=['author']: the graph has nodes of one node type, which all have rows: leave it out"),
+         "model.inputs.node_types=['author']: the graph has one node type, and all its nodes have rows: leave it out"),
         (["train", *WORDS[2:], "store=featured", "model=rgcn", "+model.inputs.dim=3"],
          "model.inputs: all node types have features (paper, author): name those that have learned rows"),
     ],

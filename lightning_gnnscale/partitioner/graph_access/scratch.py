@@ -33,10 +33,10 @@ def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
 
 
 def reserve(folder: Path, needed: int, what: str) -> None:
-    """Tell how much scratch disk comes into use, and check that it is free before anything is written.
+    """Report how much scratch disk will be used, and check that it is free before anything is written.
 
     Args:
-        folder: where the files will lie.
+        folder: where the files will be.
         needed: bytes.
         what: what they hold, for the message: "dropping the repeats of 5 edges".
 
@@ -68,7 +68,7 @@ def nameless_map(folder: Path, shape: tuple[int, ...], dtype) -> np.memmap:
     file, num_bytes = nameless_file(folder), max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
     with disk_errors(folder, f"given {num_bytes} bytes of scratch files", _REMEDY):
         file.truncate(num_bytes)
-        # A page of a sparse file that finds no space when it is written ends the process by a signal, without a word.
+        # A page of a sparse file that finds no space on writing ends the process by a signal, without a message.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
     return np.memmap(file, dtype, "r+", shape=shape)
@@ -94,7 +94,7 @@ def write_at(file, array: np.ndarray, offset: int) -> None:
 
 
 def _folder_of(file) -> str:
-    """Return the folder of a nameless file, as far as the system tells."""
+    """Return the folder of a file without a name, where the system reports it."""
     try:
         return os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}"))
     except OSError:
