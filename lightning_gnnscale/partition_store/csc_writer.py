@@ -139,7 +139,7 @@ def order_edge_types(offsets, src, edge, relation):
 def drop_repeats(offsets, src, edge, relation):
     """Keep one of equal sources in each row, in place: the first that is listed, else the first added reverse.
 
-    offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the edges left.
+    `offsets` are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the edges left.
     Where edge types are given, edges of different ones are different.
     """
     with_edge, with_edge_type = len(edge) > 0, len(relation) > 0

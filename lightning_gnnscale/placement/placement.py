@@ -115,9 +115,7 @@ def _reads_by_holder(device: int, rows, groups, on_disk: np.ndarray | None, prob
 
 
 def _from_far_to_near(device: int, groups) -> list[int]:
-    """Return the devices that a device reads: peers from last to first, then itself. Of two that hold a row, the later
-    one serves it.
-    """
+    """Return the devices that a device reads: peers from last to first, then itself; the last with a row serves it."""
     peers = next(group for group in groups if device in group)
     return [*reversed([peer for peer in peers if peer != device]), device]
 
