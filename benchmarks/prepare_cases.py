@@ -68,7 +68,7 @@ class Shape:
 class SlowOwners:
     """A graph of which this process holds every other part; the other parts' owner answers after a while.
 
-    It stands for `remote.HeldGraph`, with memory of this process and threads that sleep in place of machines and links.
+    It replaces `remote.HeldGraph`, with memory of this process and threads that sleep instead of machines and links.
 
     Args:
         store: The store.

@@ -26,7 +26,7 @@ Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 
 @dataclass(frozen=True)
 class PacedSampler(NeighborSampler):
-    """Samples what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
+    """Samples the same as `NeighborSampler`, and sleeps: more workers than cores can then be seen to work side by side.
 
     Args:
         sample_ms: Time that each sample sleeps, milliseconds.
@@ -193,7 +193,7 @@ class Peer:
             return json.loads(line)
         self._process.wait()
         self._errors.seek(0)
-        lines = self._errors.read().strip().splitlines() or ["it ended without a word"]
+        lines = self._errors.read().strip().splitlines() or ["it ended without a message"]
         last = {-signal.SIGKILL: "killed for memory", -signal.SIGTERM: "ended for time"}.get(
             self._process.returncode, lines[-1]
         )
