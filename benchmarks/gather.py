@@ -85,7 +85,7 @@ class GatherBench:
             key = {"device": "cuda", "settings": digest(*facts, torch.cuda.get_device_name(0))}
             ways.append(Case(key, lambda: self._cuda_turns(*made()), None))
         else:
-            tell("no GPU is at hand: the ways that need one are left out")
+            tell("there is no GPU: the ways that need one are left out")
         rows = runner.rows(ways, "gather.csv")
         shown = [row | {"million": row["rows_per_s"] / 1e6} for row in rows]
         show(shown, WAYS, "Gathering the rows of batches: medians of runs in turns", machine_line())

@@ -230,7 +230,7 @@ class _Work:
     def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
         """Return the traces by cores and chunks of a hop, each recorded once by `trace_threads` or fewer."""
         folder = self.runner.folder / "traces" / f"{self.graph.replace(':', '-')}-{self.workload}"
-        shape = replace(self.bench.shape, reply_ms=None)  # what replies take is no work of these cores
+        shape = replace(self.bench.shape, reply_ms=None)  # replies take no work of these cores
         traces: dict[tuple[int, int], TaskTrace] = {}
         by_cores: dict[int, dict[int, TaskTrace]] = {}
         for number in sorted({*self.bench.replay_cores, 1}):

@@ -295,7 +295,7 @@ def _measure_rank(
 
 
 def epochs(loader: PartLoader, num_batches: int) -> Iterator[MiniBatch]:
-    """Yield so many batches, in whole epochs but for the first, which begins where it must to end with them."""
+    """Yield so many batches, in whole epochs except the first, which begins late enough to end with them."""
     first = num_batches % len(loader)
     for epoch in itertools.count():
         if num_batches <= 0:

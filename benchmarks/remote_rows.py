@@ -208,7 +208,7 @@ def makers_of(
         while asked < len(parts) and len(rank.order) < ahead:
             queue.add(rank, BatchKey(0, 0, parts[asked], asked))
             asked += 1
-        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Coordinator` hands out
+        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Coordinator` starts them
             for machine in range(num_machines):
                 while len(queue.under_way(machine)) < most and (group := assignment.next_group(machine)):
                     free[machine] = max(free[machine], now) + len(group.jobs)

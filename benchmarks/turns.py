@@ -35,7 +35,7 @@ class PacedSampler(NeighborSampler):
     sample_ms: float = 0.0
 
     def finish(self, *arguments):
-        """Sleep, whoever owns the rows that were sampled."""
+        """Sleep, whichever owner sampled the rows."""
         time.sleep(self.sample_ms / 1000)
         return super().finish(*arguments)
 

@@ -234,7 +234,7 @@ def _find_loops(indptr, indices, nodes, bounds):
 
 @kernel
 def _sum_weights(indptr, weight, nodes, bounds, out):
-    """Add up for each node the weights of its in-edges, but for those in its bounds."""
+    """Add up for each node the weights of its in-edges, except those in its bounds."""
     for i in range(len(nodes)):
         for edge in range(indptr[nodes[i]], bounds[i, 0]):
             out[i] += weight[edge]

@@ -288,7 +288,7 @@ class LoadedRows(FeatureTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, but for the rows beside."""
+        """Bytes in memory, without the rows of `beside`."""
         order = 0 if self.order is None else self.order.nbytes
         return self.table.nbytes + self.held.words.nbytes + self.held.before.nbytes + order
 

@@ -360,7 +360,7 @@ def _without_edges(name: str, num_nodes: int, shape: tuple[int, ...]) -> str:
     return f": the graph has {num_nodes} nodes; if the last have no edges, give num_nodes={shape[0]} where it is opened"
 
 
-def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], node_types: str = "fiub") -> np.ndarray | None:
+def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: str = "fiub") -> np.ndarray | None:
     if array is None:
         return None
     if isinstance(array, str | os.PathLike) and not is_url(array) and not named_file(array).is_file():
@@ -375,7 +375,7 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], node_typ
         raise ValueError(
             f"{name} must have shape {wanted}, got {array.shape}{file}{_without_edges(name, num_rows, array.shape)}"
         )
-    if array.dtype.kind not in node_types or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
 

@@ -237,12 +237,12 @@ def _is_schema(value: Any) -> bool:
         sizes, dims = value["kind_sizes"], value["feature_dims"]
     except (KeyError, TypeError, ValueError):
         return False
-    node_types = schema.num_node_types
+    num_types = schema.num_node_types
     return (
         isinstance(sizes, list)
-        and len(sizes) == node_types
+        and len(sizes) == num_types
         and all(_is_count(size) for size in sizes)
-        and (dims is None or (isinstance(dims, list) and len(dims) == node_types))
+        and (dims is None or (isinstance(dims, list) and len(dims) == num_types))
         and all(width is None or _is_count(width) for width in dims or ())
     )
 

@@ -18,7 +18,7 @@ from .array_file import file_place
 
 # Measured on a virtual disk of 1.1 GB/s in sequence and 45,000 reads a second at this depth.
 READS_UNDER_WAY = 16
-GAP_BYTES = 16 << 10  # of rows that nobody asked for: reading them takes less time than a read of its own
+GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
 RUN_BYTES = 256 << 10
 _TASK_ROWS = 16 << 10
 _TASK_READS = 8

@@ -171,7 +171,7 @@ class PartitionStore:
 
     @cached_property
     def layout_fingerprint(self) -> str:
-        """What identifies the order of nodes and edges: the input, and the part of every node, whoever chose it."""
+        """What identifies the order of nodes and edges: the input, and the part of every node, however chosen."""
         return f"{self.fingerprint}{read_source(self.root).get('part_id_crc32', 0):08x}"
 
     @property

@@ -22,7 +22,7 @@ def share_files(root: Path, others: Iterable[Path]) -> int:
     share none.
 
     Args:
-        root: A finished store, which nobody has open.
+        root: A finished store, which no process has open.
         others: Folders that may hold stores on the same disk.
 
     Returns:

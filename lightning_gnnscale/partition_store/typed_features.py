@@ -207,7 +207,7 @@ def said_node_types(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class TypedFeatures(FeatureTable):
-    """The features of all node types, gathered by node; a `FeatureTable` but for the rows, which are `TypedRows`.
+    """The features of all node types, gathered by node; a `FeatureTable` except that its rows are `TypedRows`.
 
     Attributes:
         tables: By node type, its rows in the order of its nodes' ids; None for a node type without features.

@@ -18,7 +18,7 @@ from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
 from .packed_features import PackedFeatures
 
-# Files whose size goes by edges, features or text: they are compared when they are first read, not on opening.
+# Files whose size depends on edges, features or text: they are compared when they are first read, not on opening.
 READ_LATER = {
     "csc_indices",
     "halo_code",

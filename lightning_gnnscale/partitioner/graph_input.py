@@ -49,7 +49,7 @@ class GraphInput:
     Attributes:
         simple: the SimpleGraph, once `open_simple` has been called.
         phase: the phase after the first pass in which an earlier process left the run; "": in none.
-        left: what it saved there, but for what this class saves itself.
+        left: what it saved there, except what this class saves itself.
         facts: further arrays by name that every later save must hold.
     """
 
@@ -197,7 +197,7 @@ def graph_partitioner(
 
     Returns:
         A decorator for `fn(graph, num_parts, *, **options)`; what it returns is the registered function, which takes
-        the stream in place of the graph, and the keyword arguments of `GraphInput` beside the options.
+        the stream instead of the graph, and the keyword arguments of `GraphInput` besides the options.
     """
     shared = inspect.signature(GraphInput).parameters
     keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in shared.values() if p.default is not p.empty]
@@ -236,7 +236,7 @@ class Checkpoint:
         every: chunks between two saves, >= 1.
 
     Raises:
-        ValueError: the path is a folder, or lies in none.
+        ValueError: the path is a folder, or its folder does not exist.
     """
 
     def __init__(self, path: str | os.PathLike | None, stream, settings: dict, every: int):

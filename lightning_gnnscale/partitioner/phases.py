@@ -19,7 +19,7 @@ class PhaseRecord:
         seconds: wall-clock seconds by phase.
         notes: plain JSON facts, for example the layout that was found.
         graph: the SimpleGraph that the method read, so that evaluation need not look for the layout again.
-        judges_later: whether parts are judged by whoever opened the record, once they are final.
+        judges_later: whether the caller that opened the record judges the parts, once they are final.
         judgement: the constraints that the method kept to, and the loads of its parts.
     """
 

@@ -27,7 +27,7 @@ def powergraph(graph: GraphInput, num_parts: int, *, masters: str = "majority") 
     With A(v) the parts that hold an edge of v, the edge goes to the least loaded part
 
     1. of A(u) and A(v) in common, where there is one;
-    2. else, where neither is empty, of the end with more edges still to be placed, of either where they are as many;
+    2. else, where neither is empty, of the end with more edges still to be placed, of either where these are equal;
     3. of the one that is not empty;
     4. of all, where both are empty.
 

@@ -1,4 +1,4 @@
-"""What every partitioner owes, a user's own too: no empty part, and the balance that was promised, or a warning."""
+"""What every partitioner must deliver, a user's own too: no empty part, and the promised balance or a warning."""
 
 import heapq
 from collections.abc import Mapping

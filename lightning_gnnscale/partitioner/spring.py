@@ -154,7 +154,7 @@ def merge_and_assign(
     """Merge clusters, smallest first, and give them to parts, largest first.
 
     Args:
-        packs: False returns the (num_nodes,) int32 number of each node's cluster in place of its part.
+        packs: False returns the (num_nodes,) int32 number of each node's cluster instead of its part.
         nodes: (num_nodes, 4), rows of a finished clustering pass; destroyed.
         volume: (num_nodes,), destroyed: its memory holds the heap.
         num_parts: in [1, num_nodes].

@@ -101,8 +101,8 @@ def streaming_multilevel(
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
-    listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then
-    cannot be told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
+    listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
+    distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
     of its pair and to the volume of its nodes; a warning says how many there are.
 
     Args:

@@ -1,4 +1,4 @@
-"""What methods that place edges (vertex-cut) share: degrees, passes that place edges, and the owner of each node."""
+"""Shared by methods that place edges (vertex-cut): degrees, passes that place edges, and the owner of each node."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

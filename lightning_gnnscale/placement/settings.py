@@ -30,7 +30,7 @@ class PlacementSettings:
         groups: Groups of devices that read each other's buffers. None: found by what reads cost between each two of a
             machine, so that the slowest device's reads cost least.
         probability: "auto": "vip_sampled" where batches sample fan-outs from the whole graph, else "samples": by
-            batches of the run itself, sampled ahead. Or a method of `access_probability`, which goes by fan-outs, or
+            batches of the run itself, sampled ahead. Or a method of `access_probability`, which uses fan-outs, or
             by all neighbours of a sampler without.
         host_rows: Number of rows that host memory has space for besides the buffers; the others are read from disk.
             None: all.

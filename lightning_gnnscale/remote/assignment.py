@@ -74,7 +74,7 @@ class Assignment:
     `Setup.chunks`, and a worker that has no batch of its own takes some of these.
 
     A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes of
-    parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
+    parts, they are of one part, which the worker keeps while no rank waits for another. A smaller one is started
     only where a rank of it has fewer than that many batches under way or ready. A group holds a credit until all its
     batches are taken. A batch that a rank waits for is started whatever the group's size and the credits.
 
@@ -85,7 +85,7 @@ class Assignment:
 
     Attributes:
         machines: Machine of each worker that is known.
-        able: Workers that can take a group. With nobody able on a machine, its parts are assigned to others.
+        able: Workers that can take a group. With none able on a machine, its parts are assigned to others.
         capped: Workers whose machine has a cap on the bytes of parts.
     """
 
@@ -161,7 +161,7 @@ class Assignment:
             one_part = one_part and not setup.is_whole
             mine = [job for job in mine if job.line.setup.name == setup.name and (job.key.part == part or not one_part)]
         jobs = mine[: self.batches_per_group]
-        if not any(job.is_wanted_next for job in jobs):  # nobody waits: there is time, and a cap
+        if not any(job.is_wanted_next for job in jobs):  # no rank waits: there is time, and a cap
             short = len(jobs) < self.batches_per_group
             if short and not any(job.line.num_ahead < self.batches_per_group for job in jobs):
                 return None
@@ -180,7 +180,7 @@ class Assignment:
         return self._assign(setup, job.key)[job.key.part] == mine
 
     def _home(self, job: Job) -> Hashable | None:
-        """Return the machine that is to make a batch of the whole graph; None: any, or nobody is able there."""
+        """Return the machine that is to make a batch of the whole graph; None: any, or no worker is able there."""
         home = (job.line.setup.homes or {}).get(job.key.part)
         return home if any(self.machines[worker] == home for worker in self.able) else None
 

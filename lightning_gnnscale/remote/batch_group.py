@@ -1,6 +1,6 @@
 """Batches made together for one trainer node: each node of their union is sent once, all else as narrow as it fits.
 
-Rows are no part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
+Rows are not part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
 is labelled is sent once for the union; integers go as narrow as they fit, masks as bits, and the targets of edges not
 at all, since `indptr` says them.
 """
@@ -193,7 +193,7 @@ class BatchGroup:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of the arrays: what is sent besides rows, but for a few hundred bytes of names and numbers a batch."""
+        """Bytes of the arrays: what is sent besides rows, without a few hundred bytes of names and numbers a batch."""
         wires = [*self.node_values.values(), *(wire for batch in self.batches for wire in batch.arrays.values())]
         arrays = [self.union, *(wire.values for wire in wires)]
         arrays += [array for batch in self.batches for array in (batch.positions, batch.sources) if array is not None]

@@ -95,7 +95,7 @@ class CoordinatorActor:
 
 
 class Link:
-    """A rank's connection to its coordinator; apart from `RaySource`, so that a forgotten source is closed.
+    """A rank's connection to its coordinator; separate from `RaySource`, so that a forgotten source is closed.
 
     Args:
         settings, meeting, place: see `RayWorkers.connect`.

@@ -1,6 +1,6 @@
 """Sampling across the memories of several workers: rows of others are asked for first, own ones sampled meanwhile.
 
-What is sampled for a node is a hash of (key, hop, node): whoever holds the row samples the same, so that a batch is
+What is sampled for a node is a hash of (key, hop, node): every holder of the row samples the same, so that a batch is
 bit for bit the one that `NeighborSampler` samples from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its
 parts and of replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`,
 which says how many edges a row gives and where they are, so that answers are neighbours alone; degrees, labels and

@@ -240,7 +240,7 @@ def _start(spec: ShardSpec) -> list:
 
 
 def note_use(notes: str | None) -> Path | None:
-    """Note that this process uses the Ray of a keeper; the note is removed by whoever made it."""
+    """Note that this process uses the Ray of a keeper; the note is removed by the process that made it."""
     if notes is None:
         return None
     note = Path(notes) / str(os.getpid())

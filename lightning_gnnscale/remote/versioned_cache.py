@@ -4,8 +4,8 @@ Contents have a version, one more at each change. A request takes along what cha
 acknowledged; the answer names the version that it was made for and the rows that were missing there. Row memory that
 `versions` no longer hold is kept until every request that may count on it is answered or forgotten:
 
-    update = cache.begin(worker)                                # trainer; travels with the request
-    version, missing = view.missing(update, union)              # worker; rows[missing] travel back with both
+    update = cache.begin(worker)                                # trainer; sent with the request
+    version, missing = view.missing(update, union)              # worker; rows[missing] are sent back with both
     rows = cache.complete(update.request, version, union, missing, rows)   # trainer; None: it was answered already
 
 A request has a number of its own, so that an answer that comes twice, or after its worker was forgotten, is seen as
@@ -386,7 +386,7 @@ class TrainerCache:
         return min((opened.version for opened in self._requests.values()), default=None)
 
     def _trim(self) -> None:
-        """Drop changes that every worker knows, and the oldest ones where the whole contents are no longer."""
+        """Drop changes that every worker knows, and the oldest ones once the contents take no more ids."""
         known = min(self._acknowledged.values(), default=self.version)
         size = sum(len(change.added) + len(change.removed) for change in self._changes)
         while self._changes and (self._changes[0].version <= known or size > self.capacity_rows):

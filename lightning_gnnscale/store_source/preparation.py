@@ -44,9 +44,9 @@ def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
 def expected_store_fingerprint(
     dataset, partitioner: str | Callable, num_parts: int, seed: int, pack_halo: bool
 ) -> str | None:
-    """Return the fingerprint that the store of this input will have, whoever writes it.
+    """Return the fingerprint that the store of this input will have, whatever writes it.
 
-    None where only the finished partitioning could tell: it is known for a method's name and a partial of
+    None where it depends on the finished partitioning: it is known for a method's name and a partial of
     `gs.partition`; a store does not say what `balance` it was made with.
     """
     keywords = {"method": partitioner}
@@ -86,7 +86,7 @@ def prepare_store(
         dataset: a `GraphDataset`.
         partition: computes the partitioning; called only where none was saved.
         fingerprint: see `preparation_fingerprint`.
-        overwrite: write again whatever store stands at root, but for one of this very input whose files all have
+        overwrite: write again any store at root, except one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
         store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
         pack_halo: See `write_partition_store`; or decides it, once the partitioning is known.
@@ -135,7 +135,7 @@ def prepare_store(
             changed = changed_inputs(files, _input_files(dataset))
             if changed:
                 raise PartitionStoreError(f"{changed} changed while it was partitioned: run the same command again")
-            # The writer counts what the figures need, but for edges in one direction.
+            # The writer counts what the figures need, except for edges in one direction.
             partitioning.save(parts, measure=not dataset.stream.to_undirected)
         store = write_partition_store(
             root,
@@ -149,7 +149,7 @@ def prepare_store(
         )
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning, store, dataset))
         shutil.rmtree(parts)
-        del store  # files that others hold as well get their links while nobody maps them
+        del store  # files that other stores hold too are linked while no process maps them
         shared = share_files(root, sorted(path.parent for path in root.parent.glob(f"*/{MANIFEST}")))
         if shared:
             record("shared_files", root=str(root), bytes=shared)

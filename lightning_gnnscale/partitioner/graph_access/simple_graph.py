@@ -15,7 +15,7 @@ from .. import phases
 from .layout import LayoutReport, ScanState, edge_hash, scan
 from .scratch import AUTO, nameless_file, nameless_map, read_at, reserve, scratch_folder, write_at
 
-BLOCK_EDGES = 1 << 16  # edges handed out at a time: their buffers stay in the processor's cache
+BLOCK_EDGES = 1 << 16  # edges returned at a time: their buffers stay in the processor's cache
 BUCKET_BYTES = 1 << 25  # records of one bucket of pairs: what is held in memory at a time while repeats are found
 MAX_BUCKETS = 256  # open files
 
