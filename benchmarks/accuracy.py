@@ -1,4 +1,4 @@
-"""CATGNN's table: test accuracy of training on parts, beside the same model trained on one part."""
+"""CATGNN's table: test accuracy of training on parts, compared with the same model trained on one part."""
 
 from dataclasses import dataclass
 from itertools import product

@@ -45,7 +45,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class ExchangeBench:
-    """Train a full-graph GCN under every policy, on real processes; what no field says is fixed as `pinned` has it.
+    """Train a full-graph GCN under every policy, on real processes; all other settings are fixed by `pinned`.
 
     Writes `rows.csv` (one row per run), `exchange.csv` (means over seeds), `exchange.png` and the runs.
 

@@ -26,7 +26,7 @@ def run_rows(
 
     Args:
         runner, log: See `Runner.rows`.
-        cases: What the row says of the case, and its overrides of `train`. A row stands for the whole config that they
+        cases: What the row says of the case, and its overrides of `train`. A row is of the whole config that they
             compose to: other epochs, or another default of a setting, are another row; another folder is not. The
             config is kept beside the rows, as `configs/SETTINGS.yaml` of the row's column `settings`.
         measure: Maps a run's folder to further columns of its row.

@@ -1,4 +1,4 @@
-"""How fast feature rows are gathered through placements and caches, beside plain copies; and what caches hit."""
+"""How fast feature rows are gathered through placements and caches, compared with plain copies; cache hits."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,8 +49,8 @@ Way = Callable[[int], object]  # gathers the rows of the batch of this number
 class GatherBench:
     """Gather the rows that sampled batches read, in turns, in every way that this machine offers.
 
-    Every way copies into one output that is reused. Rows stored as float16 come as float16, codes as float32; all are
-    counted by their size in float32. The bound is a sequential copy of the same number of bytes. With a GPU the same is
+    Every way copies into one output that is reused. Rows stored as float16 come as float16, quantised ones as float32.
+    All are counted by their size in float32. The bound is a sequential copy of as many bytes. With a GPU the same is
     measured on it: rows on the device beside a copy on the device, and rows of the host beside a copy from pinned
     memory. Writes `gather.csv`, `cache.csv` and `gather.png`; the ways of one device are one case, as they are measured
     in turns.
@@ -85,7 +85,7 @@ class GatherBench:
             key = {"device": "cuda", "settings": digest(*facts, torch.cuda.get_device_name(0))}
             ways.append(Case(key, lambda: self._cuda_turns(*made()), None))
         else:
-            tell("no GPU is at hand: the ways that need one are left out")
+            tell("there is no GPU: the ways that need one are left out")
         rows = runner.rows(ways, "gather.csv")
         shown = [row | {"million": row["rows_per_s"] / 1e6} for row in rows]
         show(shown, WAYS, "Gathering the rows of batches: medians of runs in turns", machine_line())
@@ -97,7 +97,7 @@ class GatherBench:
             for share, policy in product(self.cache_shares, POLICIES)
         ]
         hits = runner.rows(caches, "cache.csv")
-        show(hits, CACHES, "Caches of rows that lie on no device")
+        show(hits, CACHES, "Caches of rows that are on no device")
         return {"gather": rows, "cache": hits}
 
     def _made(self) -> tuple[DenseFeatures, Placement, list[np.ndarray]]:

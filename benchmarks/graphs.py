@@ -99,21 +99,21 @@ def typed_power_law(num_nodes: int, num_edges: int, dim: int, seed: int):
     """Return a PyG `HeteroData` of 3 node types and 6 edge types in MAG240M's proportions, edges sorted by target.
 
     Half of the edges are the reverses of the others. Ends are sampled as in `power_law_graph`. Papers have
-    (num_papers, dim) random float32 features, the other kinds none.
+    (num_papers, dim) random float32 features, the other node types none.
     """
     from torch_geometric.data import HeteroData
 
-    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes of 3 kinds, papers with {dim} features")
+    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes of 3 types, papers with {dim} features")
     rng, data = np.random.default_rng(seed), HeteroData()
     total = sum(MAG_NODES.values())
     upper = {}
-    for kind, count in MAG_NODES.items():
-        data[kind].num_nodes = max(1, round(num_nodes * count / total))
-        upper[kind] = np.cumsum(rng.pareto(1.8, data[kind].num_nodes) + 1)
+    for node_type, count in MAG_NODES.items():
+        data[node_type].num_nodes = max(1, round(num_nodes * count / total))
+        upper[node_type] = np.cumsum(rng.pareto(1.8, data[node_type].num_nodes) + 1)
     data["paper"].x = torch.from_numpy(rng.random((data["paper"].num_nodes, dim), np.float32))
     for (source, name, target), count in MAG_EDGES.items():
         size = max(1, round(num_edges / 2 * count / sum(MAG_EDGES.values())))
-        ends = [np.searchsorted(upper[kind], rng.random(size) * upper[kind][-1]) for kind in (source, target)]
+        ends = [np.searchsorted(upper[one], rng.random(size) * upper[one][-1]) for one in (source, target)]
         for edge_type, (src, dst) in (
             ((source, name, target), ends),
             ((target, f"rev_{name}", source), ends[::-1]),
@@ -148,7 +148,7 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
     the placement by ranges, a locality that most data sets do not have.
 
-    Generated ones are named "power_law:NODES" or "power_law:NODES:edges"; the default is 20 edges per node.
+    Generated ones are named "power_law:NODES" or "power_law:NODES:EDGES"; the default is 20 edges per node.
     """
     generated = WORKLOADS.fullmatch(name)
     if generated:
@@ -210,7 +210,7 @@ class GraphSpec:
 
     Attributes:
         kind: "public", "planted", "lfr" or "path".
-        source: plain values that tell two sources of one name apart.
+        source: plain values that distinguish two sources of one name.
         details: what making it takes.
     """
 
@@ -239,14 +239,14 @@ class GraphFile:
 
 
 def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
-    """Say what a graph of the configuration is, and check that it can be had.
+    """Return what a graph of the configuration is, and check that it is available.
 
     Args:
         given: a public graph's name; "planted:EDGES" or "lfr:EDGES", with ":NODES" behind it where a tenth of the
             edges is not meant; a path; or {path, name, num_nodes, layout, masks, reader}.
 
     Raises:
-        ValueError: nothing of this kind, with what there is.
+        ValueError: no such graph; the message lists what there is.
     """
     if isinstance(given, Mapping):
         return _resolve_path(dict(given))
@@ -291,8 +291,7 @@ def graph_file(spec: GraphSpec, scratch: Path) -> Iterator[GraphFile]:
 
 
 def write_shuffled(edge_index: np.ndarray, num_nodes: int, path: Path) -> tuple[np.ndarray, int]:
-    """Write the undirected simple graph of some edges as raw int32 pairs, each edge once, ids and edges in random
-    order.
+    """Write the undirected simple graph of edges as raw int32 pairs, each once, ids and edges in random order.
 
     Returns:
         (num_nodes,) int64, the new id of each node; and the number of edges.

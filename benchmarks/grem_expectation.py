@@ -1,4 +1,4 @@
-"""What greedy streaming is expected to cut, with and without refinement: Armada's argument for refining, as a number.
+"""The expected cut of greedy streaming, with and without refinement: Armada's argument for refining, as a number.
 
 Take a partition of the whole graph as the reference. Edges come in random order, in chunks of a share s of them; a
 node is placed for good in the first chunk that meets it, with the part that most of its neighbours there belong to.
@@ -6,7 +6,7 @@ Let node v have d edges, d_b of them to reference part b. Each edge falls into o
 so the neighbours that v has seen when it is placed are those in its lowest chunk: a sample from (d_1, ..., d_p) of at
 least one edge, about s d where that is many, all d where s = 1. With X_b of them in part b, v goes to B = argmax X_b
 (ties at random), and d - d_B of its edges are cut. The expected share of cut edges, with v placed by the rule and all
-others standing as in the reference, is
+others placed as in the reference, is
 
     sum over v of E[d - d_B(v)] / (2 num_edges)
 
@@ -19,9 +19,9 @@ with v the counts of the last one weigh 1/2, of the one before 1/4, of the first
 largest sum of weighted counts at the end. So it goes by few of its neighbours where chunks are small, but by more than
 in the first chunk alone.
 
-Assumed: neighbours stand where the reference has them, all of them are placed already, and there is always space. None
+Assumed: neighbours are where the reference has them, all of them are placed already, and there is always space. None
 of this is true while streaming (a misplaced node misleads those after it, and a small first chunk knows little of the
-reference), so both are lower estimates; what is measured lies above them by what errors add up to.
+reference), so both are lower estimates; the measured cut exceeds them by the sum of these errors.
 """
 
 import os
@@ -53,7 +53,7 @@ def expected_greedy_cut(
     progress=None,
     graph: SimpleGraph | None = None,
 ) -> float:
-    """Return the expected share of cut edges of greedy streaming (GREM), its neighbours taken to stand well.
+    """Return the expected share of cut edges of greedy streaming (GREM), neighbours assumed to be placed well.
 
     Args:
         stream: an EdgeStream.
@@ -161,7 +161,7 @@ def _weigh(chunk, part, seen):
     for i in range(len(order)):
         if i > 0 and chunk[order[i]] != chunk[order[i - 1]]:
             if num_chunks > 1:
-                seen *= 0.5  # the newest counts stand for twice their weight, as all do
+                seen *= 0.5  # the newest counts hold twice their weight, as all do
             num_chunks += 1
         seen[part[order[i]]] += 1
 

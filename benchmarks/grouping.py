@@ -1,4 +1,4 @@
-"""What travels for a batch: groups that share their rows, and a row cache whose contents the sender knows; bytes only.
+"""What is sent for a batch: groups that share their rows, and a row cache whose contents the sender knows; bytes only.
 
 Batches are sampled as training samples them, and packed, asked for and answered as between a worker and a trainer's
 node. Only the rows themselves are left out: their bytes are counted by their ids.
@@ -44,14 +44,14 @@ STYLES = ("o-", "s--", "^-.", "v:", "d--", "x-.", "+:")
 
 @dataclass(frozen=True)
 class Traffic:
-    """A graph whose batches travel.
+    """A graph whose batches are sent.
 
     Attributes:
         csc: in-neighbours.
         targets: (num_targets,) ids, ascending.
         labels: (num_nodes,) int64.
         masks: name to (num_nodes,) bool.
-        row_bytes: (num_nodes,) int64, of each node's features as they travel.
+        row_bytes: (num_nodes,) int64, of each node's features as they are sent.
     """
 
     name: str
@@ -70,7 +70,7 @@ class GroupingBench:
     `grouping.png`; a graph, fan-outs and batch size are one case, with all groups and caches.
 
     Attributes:
-        graphs: Public graphs with their own features and training nodes, or "power_law:NODES:edges".
+        graphs: Public graphs with their own features and training nodes, or "power_law:NODES:EDGES".
         fanouts: Fan-outs of each sampler.
         batch_sizes, groups: Seeds per batch, and batches per group. `groups` must hold 1, which the others are compared
             with.
@@ -148,7 +148,7 @@ run = benchmark(GroupingBench)
 
 
 def load_traffic(name: str, root: Path | None, target_share: float, dim: int, seed: int) -> Traffic:
-    """Make a graph that `check_graphs` let pass; a generated one has random labels, and features of no content."""
+    """Make a graph that `check_graphs` accepted; a generated one has random labels, and features without content."""
     if name.startswith("power_law:"):
         num_nodes, num_edges = (int(part) for part in (name + f":{20 * int(name.split(':')[1])}").split(":")[1:3])
         csc = power_law_graph(num_nodes, num_edges, seed)
@@ -233,13 +233,13 @@ def _add_cuts(rows: list[dict]) -> None:
 
 
 def _present(rows: list[dict], plot: Path) -> None:
-    """Print one line a case and cache, with groups side by side; sample the cut against batches a group."""
+    """Print one line a case and cache, with groups side by side; draw the cut against batches a group."""
     columns = COLUMNS | {group: (f"{group} a group", ">") for group in sorted({row["group"] for row in rows})}
     shown = []
     for (*_, share, policy), own in grouped(rows, *CASE, *VARIANT[1:]).items():
         cells = {row["group"]: f"{_bytes(row['bytes'])} {row['cut']:.2f}x" for row in own}
         shown.append(own[0] | {"cache": f"{share:.0%} {policy}" if share else "none"} | cells)
-    title = "Bytes that travel for a batch, and times fewer than alone without a cache"
+    title = "Bytes sent for a batch, and times fewer than alone without a cache"
     show(shown, columns, title, machine_line())
     if not rows:
         return

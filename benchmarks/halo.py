@@ -1,4 +1,4 @@
-"""What the batches of a part read from the disk: halo rows at their owners, or packed beside the part."""
+"""What the batches of a part read from the disk: halo rows at their owners, or packed with the part."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How fast batches are prepared: seeds per CPU-second, beside the rate at which rows can be copied at all."""
+"""How fast batches are prepared: seeds per CPU-second, compared with the rate at which rows can be copied at all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -171,7 +171,7 @@ run = benchmark(LocalityBench)
 
 
 def _reads(workload: Workload, placement: Placement, sampler, batch_size: int, num_batches: int) -> dict:
-    """Return what batches read: rows a seed, and the share of them that lie on no device of the group."""
+    """Return what batches read: rows a seed, and the share of them that are on no device of the group."""
     csc, counts, seeds = workload.csc, np.zeros(workload.csc.num_rows, np.int64), 0
     state, space = sampler.prepare(WholeGraph.of(csc, 0), workload.train_nodes, 0), _space(csc)
     keys = ((epoch, items) for epoch in count() for items in sampler.items(state, batch_size, False, fold(0, epoch)))
@@ -256,7 +256,7 @@ def _losses(folder: Path) -> dict[str, str]:
 
 
 def _draw_losses(path: Path, rows: list[dict]) -> None:
-    """Sample the training loss by epoch, means over seeds; a panel a graph, a line a scale."""
+    """Draw the training loss by epoch, means over seeds; a panel a graph, a line a scale."""
     figure, found = panels((row["graph"] for row in rows), beside=0)
     for (graph, scale), own in grouped(rows, "graph", "scale").items():
         curves = [[float(loss) for loss in row["losses"].split()] for row in own]
@@ -269,7 +269,7 @@ def _draw_losses(path: Path, rows: list[dict]) -> None:
 
 
 def _draw(path: Path, rows: list[dict]) -> None:
-    """Sample host rows a seed, as a share of scale 1's, against the variance ratio; a line a graph and sampler."""
+    """Draw host rows a seed, as a share of scale 1's, against the variance ratio; a line a graph and sampler."""
     figure, found = panels([""], size=(7, 5), beside=0)
     axes = found[""]
     for (graph, sampler), own in grouped(rows, "graph", "sampler").items():

@@ -250,7 +250,7 @@ run = benchmark(MemoryBench)
 
 
 def _keep_to(path: Path, settings: str) -> None:
-    """Raise GNNScaleError where the graph and the store of the folder are of other settings."""
+    """Raise GNNScaleError where the graph and the store of the folder have other settings."""
     if path.is_file() and path.read_text() != settings:
         raise GNNScaleError(f"{path.parent} holds a graph of other settings: give another hydra.run.dir=")
     path.write_text(settings)
@@ -302,7 +302,7 @@ def work(bench: str, folder: str, stage: str, procs: str, label: str) -> None:
     seconds = time.perf_counter() - began
     facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, **(told or {})}
     print(json.dumps(facts), flush=True)
-    os._exit(0)  # what threads still hold is of no interest
+    os._exit(0)  # what threads still hold does not matter
 
 
 def _read_bytes() -> int:

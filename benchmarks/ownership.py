@@ -1,4 +1,4 @@
-"""What machines that hold parts of a graph ask of each other while they train on them, by partitioner; bytes only.
+"""What machines that hold parts of a graph request from each other while they train, by partitioner; bytes only.
 
 Each machine trains the targets that `PartitionDataModule` assigns to its rank, and holds the parts of which it trains
 most targets, as with `OwnerReads`. Its batches are sampled from the store; what would come from other machines is
@@ -62,7 +62,7 @@ class OwnershipBench:
         parts: Numbers of parts.
         machines: Numbers of machines, each of one rank; those beyond the number of parts are left out.
         feature_bytes: Size of a feature row, bytes.
-        replicate_share: Rows of highest in-degree that each machine holds beside its own, as a share of the features'
+        replicate_share: Rows of highest in-degree that each machine holds besides its own, as a share of the features'
             bytes, in [0, 1].
         link_gbit_per_s: Rate at which a machine sends, and at which it receives at the same time.
         fanouts, batch_size: Fan-outs and size of the batches.

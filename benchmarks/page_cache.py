@@ -11,7 +11,7 @@ from lightning_gnnscale.errors import GNNScaleError
 
 
 def evict(path: str | os.PathLike) -> None:
-    """Drop a file's pages, which nobody may have mapped and read.
+    """Drop a file's pages; no process may have mapped and read them.
 
     Raises:
         GNNScaleError: pages stay, as on a file system in memory.

@@ -1,4 +1,4 @@
-"""The methods that the benchmark of partitioners compares, and an expectation that is sampled beside them."""
+"""The methods that the benchmark of partitioners compares, and an expectation that is plotted with them."""
 
 import itertools
 import warnings
@@ -17,7 +17,7 @@ from .graphs import GraphFile
 from .grem_expectation import expected_greedy_cut
 from .partition_process import core_count
 
-GREEDY_EXPECTATION = "greedy_expectation"  # no partitioner: what GREM's paper expects of fixed greedy streaming
+GREEDY_EXPECTATION = "greedy_expectation"  # not a partitioner: what GREM's paper expects of fixed greedy streaming
 PEERS = {"metis": metis_is_installed, "kaminpar": kaminpar_is_installed}
 
 

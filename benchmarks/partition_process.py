@@ -141,7 +141,7 @@ class MeasuringServer:
     def _watch(self, seen: dict, limit_s: float | None, limit_bytes: int | None) -> int:
         """Sample the worker's memory from when it is warm until its first run is over; return the peak.
 
-        Sampled from outside: a thread of the process itself would stand still while METIS holds the interpreter.
+        Sampled from outside: a thread of the process itself would be blocked while METIS holds the interpreter.
         """
         peak_bytes, warm_s, worked_s = 0, None, 0.0
         while "ended" not in seen:
@@ -295,7 +295,7 @@ def serve(pipe: Connection, complaints: str, num_cores: int) -> None:
 
 
 def _work(request: Request, tell: Callable[..., None]) -> NoReturn:
-    """Measure, tell the result or the error, and end this process."""
+    """Measure, report the result or the error, and end this process."""
     status = 1
     try:
         tell(pid=os.getpid())

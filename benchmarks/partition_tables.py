@@ -80,7 +80,7 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str
     compared = {(row["graph"], row["parts"]): row for row in rows if row["method"] == baseline}
     means = []
     everything = {row["graph"] for row in rows}
-    whole = any(everything <= set(graphs) for graphs in sets.values())  # one set tells all that there is
+    whole = any(everything <= set(graphs) for graphs in sets.values())  # one set covers all graphs
     for name, graphs in {**sets, **({} if whole else {EVERYTHING: everything})}.items():
         chosen = [row for row in rows if row["graph"] in graphs]
         for method in dict.fromkeys(row["method"] for row in chosen):

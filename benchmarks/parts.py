@@ -1,4 +1,4 @@
-"""Training on the parts of each partitioner, beside central training: accuracy, and the seconds to come to it."""
+"""Training on the parts of each partitioner, compared with central training: accuracy, and the seconds to reach it."""
 
 import json
 import os
@@ -263,7 +263,7 @@ def _train(overrides: list[str]) -> dict:
 
 
 def _rows_of(features) -> Callable:
-    """Return what gives the rows of (num,) node ids: a dense tensor, or sparse rows as this package's models take."""
+    """Return a function of (num,) node ids that gives their rows: a dense tensor, or sparse rows for this package."""
     if isinstance(features, CSRArrays):
         data = features.data.astype(np.float32)
         table = CSRFeatures(features.indptr, features.indices, data, features.shape[1])

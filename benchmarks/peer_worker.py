@@ -1,13 +1,12 @@
-"""Another library's loader in a process, and a Python, of its own: run as a script, it imports nothing of this package.
+"""Another library's loader in its own process and Python: run as a script, it imports nothing of this package.
 
     python peer_worker.py pyg|graphbolt FOLDER OPTIONS
 
-FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy. Where it holds kinds.json, a heterogeneous
-graph, edges-N.npy are the (2, num_edges) edges of its edge type N in place of the CSC, sorted by target; features and
-seeds are papers'. OPTIONS is JSON with fanouts, batch_size and,
-where features are to stay in their file, memory-mapped, map. It answers in lines of JSON: first the versions of what it
-runs, then, for each line on its standard input, a number of workers and one of threads, the seeds and the feature rows
-of one epoch. It ends where its input does.
+FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy. For a heterogeneous graph it holds kinds.json
+and, instead of the CSC, edges-N.npy: the (2, num_edges) edges of edge type N, sorted by target; features and seeds are
+those of papers. OPTIONS is JSON with fanouts, batch_size and, where features stay in their memory-mapped file, map.
+Answers are lines of JSON: first the versions of what it runs; then, for each line on its standard input (a number of
+workers and one of threads), the seeds and the feature rows of one epoch. It ends where its input does.
 """
 
 import importlib.metadata
@@ -23,7 +22,7 @@ import numpy as np
 
 
 def main(kind, folder, options):
-    """Answer as the head of this file says; `options` is a dict."""
+    """Answer as the head of this file describes; `options` is a dict."""
     # What the library prints belongs to the error stream: answers have the pipe for themselves.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -90,7 +89,7 @@ def pyg(torch, arrays, fanouts, batch_size):
 
 
 def pyg_by_node_type(typed):
-    """Return what `pyg` is for a heterogeneous graph."""
+    """Return what `pyg` returns, for a heterogeneous graph."""
 
     def make(torch, arrays, fanouts, batch_size):
         from torch_geometric.data import HeteroData

@@ -23,7 +23,7 @@ def _skip(bound: str) -> tuple[str, ...]:
 _BEST = ("monitor=val_acc", "mode=max", "save_top_k=1")  # the checkpoint that is tested
 _BEST = tuple(f"callbacks.checkpoint.{word}" for word in _BEST)
 
-# What a choice of a group of settings brings here.
+# The settings that come with a choice in a config group.
 CHOICES: dict[str, tuple[str, ...]] = {
     "dataset=npz": (
         *("dataset.root=null", "dataset.split=auto", "dataset.fractions=[0.7,0.15,0.15]", "dataset.split_seed=0"),

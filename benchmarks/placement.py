@@ -44,7 +44,7 @@ LOCAL = "_local"  # each device shuffles its own training nodes only
 EDGES_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 FEATURE_DIM = 128
 _PROBES = 32
-_PROBABILITY_SEED = 1 << 20  # none of the counted epochs' seeds
+_PROBABILITY_SEED = 1 << 20  # not one of the counted epochs' seeds
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class PlacementBench:
     with all buffers and methods.
 
     Attributes:
-        graphs: Public graphs, "power_law:NODES", or "power_law:NODES:edges".
+        graphs: Public graphs, "power_law:NODES", or "power_law:NODES:EDGES".
         devices: Maps a name to the sizes of the groups of devices that read each other's buffers.
         buffer_shares: Sizes of one device's buffer, as shares of all rows, each in (0, 1].
         methods: Methods out of METHODS.
         alphas: Costs of a peer read divided by that of a host read; "rule" and "rule_by_cost" place for each of them.
         fanouts, batch_size: Fan-outs and size of the batches.
         nodes_per_layer: Nodes that each layer samples, where batches are `LayerwiseSampler`'s; None: they sample
-        fan-outs.
+            fan-outs.
         seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
         timed_batches: Number of batches of the first device whose loading and computing is timed, for seconds an epoch;
@@ -146,7 +146,7 @@ class PlacementBench:
             rows += runner.rows(cases, "placement.csv")
         if rows:
             _print_tables(rows)
-            _sample(runner.folder / "placement.png", rows)
+            _draw(runner.folder / "placement.png", rows)
         return rows
 
 
@@ -277,7 +277,7 @@ class _Graph:
 
     @cached_property
     def _compute_s(self) -> float:
-        """Seconds of training steps on the timed batches, all rows at hand."""
+        """Seconds of training steps on the timed batches, all rows in memory."""
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         hops = self.bench.nodes_per_layer or self.fanouts
         model = GraphSAGE(FEATURE_DIM, FEATURE_DIM, FEATURE_DIM, num_layers=len(hops)).to(device)
@@ -466,8 +466,8 @@ def cost(row: Mapping, alpha: float, what: str, prefix: str = "") -> float:
     return {"host": host, "peer": peer + host, "cost": host + alpha * peer}[what]
 
 
-def _sample(path: Path, rows: list[dict]) -> None:
-    """Sample one panel a graph: host reads of each method at the smallest alpha, bars grouped by devices and buffer."""
+def _draw(path: Path, rows: list[dict]) -> None:
+    """Draw one panel a graph: host reads of each method at the smallest alpha, bars grouped by devices and buffer."""
     alpha = min(row["alpha"] for row in rows if row["alpha"] is not None)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure, found = panels((row["graph"] for row in rows), across=1, size=(12, 2.6), beside=0)

@@ -1,7 +1,4 @@
-"""How long placing takes:
-
-rows of a graph of papers100M's size, assigned to devices by their probabilities to be read.
-"""
+"""How long it takes to place the rows of a graph of papers100M's size on devices, by their access probabilities."""
 
 import time
 from dataclasses import dataclass
@@ -21,8 +18,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class PlacingBench:
-    """Place the rows of a graph by its nodes' probabilities to be read, in a process of its own, and say what that
-    takes.
+    """Place the rows of a graph by its nodes' access probabilities, in a process of its own, and report the cost.
 
     Writes `placing.csv`. Seconds of the processor (`cpu_s`) are those of all threads: other work on the machine does
     not count.
@@ -54,10 +50,7 @@ class PlacingBench:
             raise ValueError(f"bench.buffer_share must be in (0, 1], got {self.buffer_share}")
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return one row a method:
-
-        seconds and CPU seconds of the probabilities and of placing, and the peak of memory.
-        """
+        """Return a row per method: seconds and CPU seconds of probabilities and of placing, and peak memory."""
         facts = digest(self.num_devices, self.buffer_share, self.alpha, self.seed)
         cases = [
             Case(

@@ -147,7 +147,7 @@ class PrepareBench:
             write_csv(runner.folder / "prepare.csv", rows)
             write_csv(runner.folder / "replay.csv", replays)
         _print_tables(rows, replays, machine_line())
-        _sample(runner.folder / "prepare.png", rows, replays)
+        _draw(runner.folder / "prepare.png", rows, replays)
         return {"rows": rows, "replay": replays}
 
 
@@ -230,7 +230,7 @@ class _Work:
     def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
         """Return the traces by cores and chunks of a hop, each recorded once by `trace_threads` or fewer."""
         folder = self.runner.folder / "traces" / f"{self.graph.replace(':', '-')}-{self.workload}"
-        shape = replace(self.bench.shape, reply_ms=None)  # what replies take is no work of these cores
+        shape = replace(self.bench.shape, reply_ms=None)  # replies take no work of these cores
         traces: dict[tuple[int, int], TaskTrace] = {}
         by_cores: dict[int, dict[int, TaskTrace]] = {}
         for number in sorted({*self.bench.replay_cores, 1}):
@@ -325,7 +325,7 @@ def over_device(row: dict, capacity: Mapping[tuple[str, str], float]) -> float |
 
 
 def trainer_name(rows: list[dict]) -> str:
-    """Say what trained in rows of one trainer."""
+    """Return what trained in rows of one trainer."""
     train = rows[0]["train"]
     if train == "cpu":
         return "a model step on these cores"
@@ -427,8 +427,8 @@ def _replay_title(graph: str, workload: str, rows: list[dict]) -> str:
     )
 
 
-def _sample(path: Path, rows: list[dict], replays: list[dict]) -> None:
-    """Sample, for each graph and workload, what each source can prepare, and the replays against cores."""
+def _draw(path: Path, rows: list[dict], replays: list[dict]) -> None:
+    """Draw, for each graph and workload, what each source can prepare, and the replays against cores."""
     cases = grouped(replays, "graph", "workload")
     if not cases:
         return

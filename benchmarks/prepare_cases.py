@@ -68,7 +68,7 @@ class Shape:
 class SlowOwners:
     """A graph of which this process holds every other part; the other parts' owner answers after a while.
 
-    It stands for `remote.HeldGraph`, with memory of this process and threads that sleep in place of machines and links.
+    It replaces `remote.HeldGraph`, with memory of this process and threads that sleep instead of machines and links.
 
     Args:
         store: The store.
@@ -295,7 +295,7 @@ def _measure_rank(
 
 
 def epochs(loader: PartLoader, num_batches: int) -> Iterator[MiniBatch]:
-    """Yield so many batches, in whole epochs but for the first, which begins where it must to end with them."""
+    """Yield so many batches, in whole epochs except the first, which begins late enough to end with them."""
     first = num_batches % len(loader)
     for epoch in itertools.count():
         if num_batches <= 0:

@@ -86,7 +86,7 @@ def average(rows: Sequence[Mapping], name: str, digits: int | None = None, facto
 
 
 def mean_of(num_seeds: int) -> str:
-    """Return what a table's title says of its seeds."""
+    """Return the words on seeds for a table's title."""
     return f"mean of {num_seeds} seeds" if num_seeds > 1 else "one seed"
 
 
@@ -149,7 +149,7 @@ def lines(
         rows: Rows by column.
         x, y: Columns of the coordinates.
         style: Line and marker, as matplotlib writes them; a marker alone draws points, "" leaves both to `more`.
-        note: Column whose value stands beside each point.
+        note: Column whose value is printed beside each point.
         more: Further options of matplotlib's `plot`, such as label and color.
     """
     own = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
@@ -188,7 +188,7 @@ def plain_ticks(*scales) -> None:
 
 
 def legend(figure, found: Mapping[str, Any], loc: str = "outside right upper", **more: Any) -> None:
-    """Put one legend for all panels beside them; each label stands once."""
+    """Put one legend for all panels beside them; each label appears once."""
     entries = {}
     for axes in found.values():
         for line, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -27,7 +27,7 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
             classes.
         folder: Folder for `NAME-.../graph.npz`, whose name includes everything that determines the file.
         dim: Number of feature columns. Narrower features are only scaled to rows of length 1.
-        fractions: ShardMap of train, validation and test nodes if the graph has no public split.
+        fractions: Shares of train, validation and test nodes if the graph has no public split.
         seed: Seed of the split and of the SVD's first guess.
 
     Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.

@@ -2,10 +2,9 @@
 
 distdgl: each machine trains the targets that are assigned to its rank, and owns the parts of which it has most targets.
 armada: machines that prepare hold the parts, and make chunks of batches whose seeds are of one part each. `Assignment`
-says who makes which, as it does in a run; here a chunk takes a worker the same time whoever makes it, and the trainer
-none.
+decides which worker makes which, as in a run; here a chunk takes every worker the same time, and the trainer none.
 
-What the cut of the parts alone implies is counted beside: every batch is made by the machine that owns its seeds,
+What the cut of the parts alone implies is counted too: every batch is then made by the machine that owns its seeds,
 whatever that does to the balance of work.
 """
 
@@ -64,7 +63,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class RemoteRowsBench:
-    """Count the rows of batches that come from other machines beside what the cut of the parts implies.
+    """Count the rows of batches that come from other machines, and what the cut of the parts implies.
 
     A graph and a method are one case, in a process of its own, with all numbers of machines. Writes `remote_rows.csv`.
 
@@ -209,7 +208,7 @@ def makers_of(
         while asked < len(parts) and len(rank.order) < ahead:
             queue.add(rank, BatchKey(0, 0, parts[asked], asked))
             asked += 1
-        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Coordinator` hands out
+        for most in range(1, GROUPS_AT_WORKER + 1):  # as `Coordinator` starts them
             for machine in range(num_machines):
                 while len(queue.under_way(machine)) < most and (group := assignment.next_group(machine)):
                     free[machine] = max(free[machine], now) + len(group.jobs)

@@ -1,4 +1,4 @@
-"""What a scheduler would have done on other machines: measured task times, run again in simulated time.
+"""What a scheduler would have done on other machines: measured task times, replayed in simulated time.
 
 A replay is a prediction; where the same was measured, its error is reported.
 """
@@ -201,7 +201,7 @@ class _Machine:
 
     def _advance(self) -> bool:
         """Go to the next instant at which something ends, and end it; return whether the trainer's step did."""
-        # Whoever asked first gets the interpreter; the others wait for it and need no core.
+        # The first to ask gets the interpreter; the others wait for it and need no core.
         locked = [thread for thread, work in self.working.items() if work.locked_s > _ENDED_S]
         waiting = set(locked[1:])
         demand = len(self.working) - len(waiting) + (self.train_cores if self.training else 0)

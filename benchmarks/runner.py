@@ -25,7 +25,7 @@ from lightning_gnnscale.rng import fold
 from .present import tell
 
 AGAIN = ("none", "failed", "all")
-# Columns that are text whatever stands in them; elsewhere numbers are read as numbers, and nothing as None.
+# Columns that are always text; elsewhere numbers are read as numbers, and empty cells as None.
 _TEXT = ("settings", "shape", "family", "partitioner", "options", "balance", "phases", "notes", "note", "broken")
 _TEXT += ("error",)
 
@@ -36,9 +36,9 @@ class Case:
 
     Attributes:
         key: What its rows say of the case, plain values by column, by which they are found again. `settings` is a
-            digest of what decides the rows beside the other columns.
+            digest of what decides the rows besides the other columns.
         measure: Returns further columns of its row, or those of one row per contender.
-        contenders: One mapping per row: what it says beside the key. The case is done when all of them have rows. The
+        contenders: One mapping per row: its columns besides the key. The case is done when all of them have rows. The
             default is a case of one row; None: any number of rows.
     """
 
@@ -48,12 +48,12 @@ class Case:
 
 
 def digest(*facts: Any) -> str:
-    """Return 8 hexadecimal digits that stand for what `repr` says of the facts."""
+    """Return 8 hexadecimal digits: a digest of the facts' `repr`."""
     return digest_of_text(repr(facts))
 
 
 def digest_of_text(text: str) -> str:
-    """Return 8 hexadecimal digits that stand for a text."""
+    """Return 8 hexadecimal digits: a digest of a text."""
     return f"{fold(*text.encode()) >> 32:08x}"
 
 
@@ -70,7 +70,7 @@ def benchmark(settings: type[Benchmark]) -> Callable[..., Any]:
     The settings are checked before anything is written. Those that mean the same in all benchmarks are documented here:
 
     - num_nodes, num_edges, dim: the generated graph, and the number of its float32 features per node;
-    - seed: of the generated graph, of the methods, and of the order and the draws of batches;
+    - seed: of the generated graph, of the methods, and of the order and the sampling of batches;
     - seeds, overrides: of training runs, over which means are taken, and further overrides of `train` for all of them;
     - repeats: number of measurements of each contender, in turns; the median counts;
     - data_root: folder of public graphs; None: it is searched for.
@@ -203,7 +203,7 @@ class RowFile:
 
     @property
     def rows(self) -> list[dict]:
-        """All rows without the machine's columns: numbers as numbers, None where nothing stands."""
+        """All rows without the machine's columns: numbers as numbers, None for empty cells."""
         return list(map(self._parsed, self._rows))
 
     def find(self, key: Mapping[str, Any], contenders: Sequence[Mapping[str, Any]] | None = ({},)) -> list[dict]:
@@ -228,7 +228,7 @@ class RowFile:
     def put(
         self, key: Mapping[str, Any], rows: list[dict], contenders: Sequence[Mapping[str, Any]] | None = ({},)
     ) -> list[dict]:
-        """Write the rows of a case in place of those that it has, and return them; they are on the disk then."""
+        """Replace the rows of a case, and return them; they are on the disk then."""
         written = [{name: _text(value) for name, value in {**key, **row, **self._machine}.items()} for row in rows]
         replaced = [{**key, **one} for one in contenders or ({},)]
         kept = [row for row in self._rows if not any(_has(row, one) for one in replaced)]

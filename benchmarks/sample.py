@@ -1,4 +1,4 @@
-"""`NeighborLoader` beside PyG's and GraphBolt's: seeds per CPU-second of all processes, in turns in one run."""
+"""`NeighborLoader` against PyG's and GraphBolt's: seeds per CPU-second of all processes, in turns in one run."""
 
 import itertools
 import json
@@ -73,7 +73,7 @@ COLUMNS = {
 
 
 class Name(NamedTuple):
-    """A contender: what runs, how much of a kind its samples prefer close rows, threads, worker processes."""
+    """A contender: what runs, how much its samples prefer close rows, threads, worker processes."""
 
     what: str
     scale: float = 1.0
@@ -92,11 +92,11 @@ class SampleBench:
     all is one case, as it is measured in turns.
 
     Attributes:
-        kinds: Whether the graph has 3 node types and 6 edge types, in MAG240M's proportions; seeds are papers, which
-            alone have features. Then a DataModule's batches from a store, those of `NeighborLoader` from the same
-            `HeteroData`, sampling alone by edge type, and without a look at edge types (as many neighbours a node as
-            all edge types allow it together), and PyG's loader.
-        fanouts, batch_size: Fan-outs of all samplers, of each edge type where there are kinds, and seeds per batch.
+        heterogeneous: Whether the graph has 3 node types and 6 edge types, in MAG240M's proportions; seeds are papers,
+            which alone have features. Then these are measured: a DataModule's batches from a store, those of
+            `NeighborLoader` from the same `HeteroData`, sampling alone by edge type and regardless of edge types (as
+            many neighbours a node as all edge types together allow), and PyG's loader.
+        fanouts, batch_size: Fan-outs of all samplers, of each edge type if heterogeneous, and seeds per batch.
         threads: Numbers of threads of `NeighborLoader` and of the copies; the others are compared with the first
             number.
         locality_scale: The factor s of the locality-biased samples, > 1.
@@ -198,7 +198,7 @@ class SampleBench:
             folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset
         )
         part, fanouts = load_part_graph(store, len(self.fanouts), 0), {"*": self.fanouts}
-        targets = np.sort(store.store_nid[seeds])  # papers are the first kind
+        targets = np.sort(store.store_nid[seeds])  # papers are the first node type
         contenders, counts, first = {}, {}, self.threads[0]
         for count in self.threads:
             options = LoaderOptions(self.batch_size, self.seed, num_threads=count)

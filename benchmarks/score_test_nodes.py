@@ -1,4 +1,4 @@
-"""Test accuracy at every validation: what policies are compared by, beside the accuracy that a model is chosen by."""
+"""Test accuracy at every validation, by which policies are compared; models are chosen by validation accuracy."""
 
 from typing import Any
 

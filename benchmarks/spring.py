@@ -1,4 +1,4 @@
-"""SPRING beside METIS: speed and memory on a generated graph, cuts on real graphs beside the published code's."""
+"""SPRING and METIS: speed and memory on a generated graph, cuts on real graphs compared with the published code's."""
 
 import os
 import tempfile
@@ -103,7 +103,7 @@ class SpringBench:
         _show_cuts(cuts)
         if any(row["method"] == "spring" for row in cuts):
             tell(f"cut / published, geometric mean: {cut_ratio_mean(cuts):.3f}")
-        _sample(runner.folder / "spring.png", speed, cuts)
+        _draw(runner.folder / "spring.png", speed, cuts)
         return {"speed": speed, "cuts": cuts}
 
     def _write(self, path: Path) -> Path:
@@ -201,7 +201,7 @@ def _show_cuts(rows: list[dict]) -> None:
     show(shown, columns, title, machine_line())
 
 
-def _sample(path: Path, speed: list[dict], cuts: list[dict]) -> None:
+def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
     sides = [rows for rows in (speed, cuts) if rows]
     if not sides:
         return

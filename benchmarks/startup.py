@@ -1,4 +1,4 @@
-"""How long a user waits: for the package's import beside that of what it stands on, and for the first epoch."""
+"""How long a user waits: for the package's import compared with its dependencies', and for the first epoch."""
 
 import json
 import shutil

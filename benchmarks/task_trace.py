@@ -18,7 +18,7 @@ class TaskTime(NamedTuple):
     Attributes:
         kind: What the task did.
         dependencies: Indices of the tasks before it.
-        cost: Cost that the scheduler was told.
+        cost: Cost as given to the scheduler.
         seconds: Time that the task took, seconds.
     """
 
@@ -90,7 +90,7 @@ class TracedSource(TaskSource):
 def traced(
     make: Callable[[int, Any], BatchGraph], trace: TaskTrace, task_clock: Callable[[], float]
 ) -> Callable[[int, Any], BatchGraph]:
-    """Return a maker of the same task graphs, whose times go to a trace; of a remote task that of sending its request.
+    """Return a maker of the same task graphs whose times go to a trace; a remote task counts only sending its request.
 
     Args:
         make, task_clock: See `Scheduler` and `TracedSource`.
@@ -125,6 +125,6 @@ def traced(
 
 
 def _num_seeds(batch: Any) -> int:
-    """Seeds of a batch; in one with links each of which a link is trained for, not their other ends."""
+    """Seeds of a batch; with links only those for which a link is trained, not their other ends."""
     pairs = getattr(batch, "pairs", None)
     return getattr(batch, "batch_size", 1) if pairs is None else pairs.shape[1]

@@ -26,7 +26,7 @@ Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 
 @dataclass(frozen=True)
 class PacedSampler(NeighborSampler):
-    """Samples what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
+    """Samples the same as `NeighborSampler`, and sleeps: more workers than cores can then be seen to work side by side.
 
     Args:
         sample_ms: Time that each sample sleeps, milliseconds.
@@ -35,7 +35,7 @@ class PacedSampler(NeighborSampler):
     sample_ms: float = 0.0
 
     def finish(self, *arguments):
-        """Sleep, whoever owns the rows that were sampled."""
+        """Sleep, whichever owner sampled the rows."""
         time.sleep(self.sample_ms / 1000)
         return super().finish(*arguments)
 
@@ -193,7 +193,7 @@ class Peer:
             return json.loads(line)
         self._process.wait()
         self._errors.seek(0)
-        lines = self._errors.read().strip().splitlines() or ["it ended without a word"]
+        lines = self._errors.read().strip().splitlines() or ["it ended without a message"]
         last = {-signal.SIGKILL: "killed for memory", -signal.SIGTERM: "ended for time"}.get(
             self._process.returncode, lines[-1]
         )

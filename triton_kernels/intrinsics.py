@@ -1,6 +1,6 @@
 """Machine operations that numba lacks: prefetch, bits, compares, 64-byte copies and decoding, raw addresses, pread.
 
-Each is a few LLVM instructions put in place; with `NUMBA_DISABLE_JIT=1` plain Python stands in for them.
+Each is a few inlined LLVM instructions; with `NUMBA_DISABLE_JIT=1` plain Python replaces them.
 """
 
 import ctypes
@@ -160,7 +160,7 @@ def _copy_bytes(typingctx, target, target_index, source, source_index, count):
 
 
 def _decode_line_codegen(bits, streaming):
-    """Return what turns signed codes into one line of float32: code times step, each product rounded once."""
+    """Return a function that decodes signed codes to one line of float32: code times step, each rounded once."""
 
     def codegen(context, builder, signature, args):
         items = LINE_BYTES // 4
@@ -219,7 +219,7 @@ def _store_fence(typingctx):
 
 
 def _plain_prefetch(array, index):
-    """Stand in for the prefetch where nothing is compiled."""
+    """Replace the prefetch where nothing is compiled."""
 
 
 def _plain_trailing_zeros(value):
@@ -255,7 +255,7 @@ def _plain_copy_bytes(target, target_index, source, source_index, count):
 
 
 def _plain_prefetch_address(address):
-    """Stand in for the prefetch where nothing is compiled."""
+    """Replace the prefetch where nothing is compiled."""
 
 
 def _plain_copy_line_from(target, target_index, address):
@@ -286,7 +286,7 @@ def _plain_decode_line4(target, target_index, address, step):
 
 
 def _plain_fence():
-    """Stand in for the fence where nothing is compiled."""
+    """Replace the fence where nothing is compiled."""
 
 
 if numba.config.DISABLE_JIT:

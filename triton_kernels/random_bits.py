@@ -25,10 +25,7 @@ def combine(key, value):
 
 @triton.jit
 def sample_below(key, sample, bound):
-    """Return sample number `sample` of a key, a uint64 in [0, bound):
-
-    two 32-bit samples a word, the upper half first.
-    """
+    """Return sample number `sample` of a key, a uint64 in [0, bound): two 32-bit samples a word, upper half first."""
     sample += tl.zeros((), tl.int64)  # the interpreter counts loops in Python's integers
     word = mix64(key + ((sample >> 1) + 1).to(tl.uint64) * GOLDEN)
     bits = tl.where((sample & 1) == 0, word >> 32, word & _LOW_32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..system import sync_data
 
-HEADER_BYTES = 128  # fixed, so that the shape can be written last and the data stand aligned
+HEADER_BYTES = 128  # fixed, so that the shape can be written last and the data are aligned
 _BLOCK_BYTES = 1 << 24
 _CRC_ONE, _CRC_BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
@@ -63,12 +63,12 @@ class ArrayFile:
         os.ftruncate(self._fd, HEADER_BYTES + num_rows * self.row_bytes)
 
     def append(self, rows: np.ndarray) -> None:
-        """Write rows behind those that stand there; rows: (count, *row_shape)."""
+        """Write rows behind those that are there; rows: (count, *row_shape)."""
         self.write_at(self.num_rows, rows)
         self.num_rows += len(rows)
 
     def write_at(self, row: int, rows: np.ndarray) -> None:
-        """Write rows from position `row` on; rows of one run come one behind the other."""
+        """Write rows from position `row` on; the rows of one run come in order."""
         if len(rows) == 0:
             return
         data = self._bytes(rows)

@@ -63,9 +63,9 @@ class BlockRows:
 
 
 def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockRows:
-    """Load the block of a rank: a contiguous run of parts, as even in their number as can be.
+    """Load the block of a rank: a contiguous run of parts; the ranks' numbers of parts are as even as possible.
 
-    What to send comes from the own rows, or from those of the other ranks where some edge goes one way alone; nothing
+    What to send follows from the own rows, or from those of the other ranks where some edge has no reverse; nothing
     is communicated.
 
     Args:
@@ -80,7 +80,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         ValueError: rank is outside [0, world_size).
         StrategyError: there are more ranks than parts.
 
-    Cost: sequential reads of the block's edges, of all edges where some go one way alone, and a binary search in the
+    Cost: sequential reads of the block's edges, of all edges where some have no reverse, and a binary search in the
         halo for each edge that crosses. Memory: what is returned, a byte for each own row and rank, two bits a node of
         the whole graph, and 30 MiB; with edge weights 4 bytes a node of the whole graph and one read of all weights
         besides.
@@ -115,7 +115,7 @@ class HaloInEdges(NamedTuple):
     Attributes:
         loops: (num_loops,) int64, the position in the halo of each self-loop there.
         loop_weight: (num_loops,) float32, or None.
-        counts: (num_halo,) int64, in-edges that are no self-loops.
+        counts: (num_halo,) int64, in-edges that are not self-loops.
         weights: (num_halo,) float64, the sums of their weights, or None.
         max_degree: The largest number of in-edges of any node of the graph.
     """
@@ -128,7 +128,7 @@ class HaloInEdges(NamedTuple):
 
 
 def halo_in_edges(store: PartitionStore, blocks: BlockRows) -> HaloInEdges:
-    """Return what the halo of a block has of in-edges in the whole graph.
+    """Return the in-edges that the halo of a block has in the whole graph.
 
     Args:
         store: The partition store.
@@ -168,7 +168,7 @@ def edge_feature_rows(store: PartitionStore, blocks: BlockRows, most: int | None
 
 
 def part_runs(num_parts: int, world_size: int) -> list[range]:
-    """Return the parts of each rank: contiguous runs, as even in their number as can be.
+    """Return the parts of each rank: contiguous runs whose numbers of parts are as even as possible.
 
     Raises:
         StrategyError: there are more ranks than parts.
@@ -185,7 +185,7 @@ def part_runs(num_parts: int, world_size: int) -> list[range]:
 def _send_rows(store: PartitionStore, offsets: np.ndarray, rank: int) -> tuple[np.ndarray, ...]:
     """Return for each rank the (num,) int64 positions of this rank's rows that it reads, ascending; none for itself."""
     begin, end = offsets[rank : rank + 2].tolist()
-    if store.symmetric:  # who reads a row is whom the row reads
+    if store.symmetric:  # a row is read by those that it reads
         read = np.zeros((len(offsets) - 1, end - begin), np.bool_)
         _mark_owners(*store.csc, begin, offsets, read)
         lists = [np.flatnonzero(rows) for rows in read]
@@ -234,7 +234,7 @@ def _find_loops(indptr, indices, nodes, bounds):
 
 @kernel
 def _sum_weights(indptr, weight, nodes, bounds, out):
-    """Add up for each node the weights of its in-edges, but for those in its bounds."""
+    """Add up for each node the weights of its in-edges, except those in its bounds."""
     for i in range(len(nodes)):
         for edge in range(indptr[nodes[i]], bounds[i, 0]):
             out[i] += weight[edge]

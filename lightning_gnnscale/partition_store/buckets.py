@@ -125,7 +125,7 @@ class _Spill:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the buffered edges, sorted by bucket, and say so in the journal when a line is due."""
+        """Write the buffered edges, sorted by bucket, and note it in the journal when a line is due."""
         if self.num_edges == 0:
             return
         src, dst, layout = self.src[: self.num_edges], self.dst[: self.num_edges], self.layout

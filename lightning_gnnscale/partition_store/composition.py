@@ -1,4 +1,4 @@
-"""What the parts of a store are made of: nodes, halos, training nodes, labels, and the edges between each two."""
+"""What the parts of a store contain: nodes, halos, training nodes, labels, and the edges between any two."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,9 +13,9 @@ _CHUNKS = 16
 
 
 def store_composition(store: PartitionStore, most_edges: int = 1 << 22) -> dict:
-    """Count what each part holds; of a store of more edges some evenly spaced runs of each part's rows stand for it.
+    """Count what each part holds; of a store with more edges, from evenly spaced runs of each part's rows.
 
-    Parts are counted together where they are more than 128, so many consecutive ones in a group.
+    More than 128 parts are counted in groups of consecutive ones.
 
     Args:
         store: an open store; nothing of one at a URL is fetched for this, so that edges and labels are left out.

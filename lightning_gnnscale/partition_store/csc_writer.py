@@ -46,7 +46,7 @@ class SortBuffer:
         return self._cut(0, num_edges)
 
     def sort(self, num_edges: int, num_rows: int, num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sort what stands in `columns`, stably by (row, src).
+        """Sort what is in `columns`, stably by (row, src).
 
         Returns:
             (num_rows + 1,) int64 offsets, (num_edges,) sources, (num_edges,) edge ids (or none).
@@ -139,7 +139,7 @@ def order_edge_types(offsets, src, edge, relation):
 def drop_repeats(offsets, src, edge, relation):
     """Keep one of equal sources in each row, in place: the first that is listed, else the first added reverse.
 
-    offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the edges left.
+    `offsets` are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the edges left.
     Where edge types are given, edges of different ones are different.
     """
     with_edge, with_edge_type = len(edge) > 0, len(relation) > 0
@@ -202,7 +202,7 @@ def list_repeats(offsets, src, edge, relation, kept, again):
 def direction_sums(first_row, offsets, src):
     """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the edges u -> v, u != v, repeats included.
 
-    The sums over a whole graph are equal if every edge has its reverse as often as it stands, and otherwise only by a
+    The sums over a whole graph are equal if every edge is there as often as its reverse, and otherwise only with a
     probability of 2**-64.
     """
     forward, backward = np.uint64(0), np.uint64(0)
@@ -216,7 +216,7 @@ def direction_sums(first_row, offsets, src):
 
 
 STEP = "rows"
-MOST_DEGREE = 255  # in a file of bytes: 255 stands for 255 edges or more
+MOST_DEGREE = 255  # in a file of bytes: 255 means 255 edges or more
 _EDGE_BLOCK_BYTES = 1 << 25
 _SLOT_BITS = 12
 _CROSS_NODE = "cross_node.npy"
@@ -267,7 +267,7 @@ class RowWriter:
             relation = self.inputs.relations.edge_type_of(edge)
             order_edge_types(offsets, src, edge, relation)
         if self.inputs.stream.to_undirected and self.inputs.edge_time is not None:
-            edge = np.maximum(edge, ~edge)  # each is an event of its own, and none a repeat
+            edge = np.maximum(edge, ~edge)  # each is an event of its own, none is a repeat
         elif self.inputs.stream.to_undirected:
             if self.edge_files:
                 self.lost += self._count_lost(offsets, src, edge, relation)
@@ -289,7 +289,7 @@ class RowWriter:
             step = max(1, _EDGE_BLOCK_BYTES // max(1, file.row_bytes))
             for begin in range(0, len(edge), step):
                 check_whole(source)
-                # np.take would copy the whole of a source that does not lie in C order.
+                # np.take would copy the whole of a source that is not in C order.
                 values = source[edge[begin : begin + step]].astype(file.dtype, copy=False)
                 file.append(values)
                 if source is self.inputs.edge_weight:
@@ -355,7 +355,7 @@ class RowWriter:
             named = list(self.inputs.edge_values)
             warnings.warn(
                 f"{self.inputs.stream.name}: {self.lost} edges are listed after another one of the same two nodes, "
-                f"with other {' and '.join(named)}, and only the first of a pair is kept: say to_undirected=False to "
+                f"with other {' and '.join(named)}, and only the first of a pair is kept: give to_undirected=False to "
                 "keep all of them, or join their values in one edge a pair",
                 stacklevel=2,
             )
@@ -447,7 +447,7 @@ def _cross_columns(inputs: StoreInputs) -> dict[str, np.dtype]:
 
 
 def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_edges: int):
-    """Cut a bucket into ranges of rows with at most sort_edges edges each (a longer row stands alone)."""
+    """Cut a bucket into ranges of rows with at most sort_edges edges each (a longer row is a range of its own)."""
     if num_rows <= 0:
         return []
     total = sum(len(row) for row, _, _ in runs.segments(bucket))

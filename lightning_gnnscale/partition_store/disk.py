@@ -1,4 +1,4 @@
-"""How much memory and disk the writer may take, and what it needs, said before it begins."""
+"""How much memory and disk the writer may take, and what it needs, reported before it begins."""
 
 import shutil
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class WriteBudget:
 
 
 def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
-    """Say how much disk the work needs at most, and refuse if it is not there."""
+    """Report how much disk the work needs at most, and refuse if it is not free."""
     needed = disk_bytes(inputs)
     there = sum(path.stat().st_size for path in journal.folder.iterdir())
     free = shutil.disk_usage(root.parent).free
@@ -81,7 +81,7 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
     if halo_rows is None:
         halo_rows = min(cut_edges, inputs.num_nodes * max(0, inputs.num_parts - 1))
     cross = 0 if both and not edge_id else cut_edges * (ids + (0 if both else 4) + edge_id)
-    halo = halo_rows * (ids + 4) + inputs.num_nodes if inputs.pack_halo else 0  # the nodes, and where their rows stand
+    halo = halo_rows * (ids + 4) + inputs.num_nodes if inputs.pack_halo else 0  # the nodes, and where their rows are
     if not both:  # the number of edges of each halo node, most in one byte, and their sources
         halo += halo_rows + cut_edges // 64 + cut_edges * number_bytes(inputs.num_nodes)
     if edge_id:

@@ -1,4 +1,4 @@
-"""Feature tables: dense rows, also as codes of 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
+"""Feature tables: dense rows, also quantised to 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,15 +17,14 @@ _CODE_BITS = {"int8": 8, "int4": 4}
 
 
 class FeatureTable(Protocol):
-    """What a store offers of its features; rows are store ids. Tables derive from it for what they leave out.
+    """The interface of a store's features; rows are store ids. Tables derive from it for the defaults.
 
     Attributes:
         by_node_type: Whether rows come as `TypedRows`, of node types with features of their own.
-        is_packed: Whether the rows of halos lie packed, part after part.
+        is_packed: Whether the rows of halos are packed, part after part.
         halo_count: (num_rows,) uint8 number of halos that a node is in, where that is known.
-        storage: The form of codes, one a node type where rows come by node type; None where the rows are plain numbers.
-        gather_later: As `DistributedFeatures` has it: gathers rows of which some lie with other workers; None: all of
-            them are here.
+        storage: The form of quantised rows, one per node type where rows come by node type; None for plain numbers.
+        gather_later: As in `DistributedFeatures`: gathers rows of which some are on other workers; None: all are here.
     """
 
     num_rows: int
@@ -59,9 +58,9 @@ class DenseFeatures(FeatureTable):
     """Dense rows over a memory map. `dataclasses.replace(features, array=...)` is the same table over a copy of rows.
 
     Attributes:
-        array: The rows as they are stored: (num_rows, dim) of any dtype that numpy stores, or codes,
+        array: The rows as they are stored: (num_rows, dim) of any dtype that numpy stores, or quantised,
             (num_rows, storage.row_bytes) uint8.
-        storage: The form of codes; None where the rows are plain numbers.
+        storage: The form of quantised rows; None where the rows are plain numbers.
 
     Raises:
         ValueError: array has another width or dtype than storage says.
@@ -75,13 +74,13 @@ class DenseFeatures(FeatureTable):
         code, array = self.storage, self.array
         if code is not None and (array.dtype != np.uint8 or array.shape[1:] != (code.row_bytes,)):
             raise ValueError(
-                f"rows of {code.dim} codes of {code.bits} bits must be uint8 of shape (num_rows, {code.row_bytes}), "
+                f"rows of {code.dim} values of {code.bits} bits must be uint8 of shape (num_rows, {code.row_bytes}), "
                 f"got {array.dtype} of shape {array.shape}"
             )
 
     @property
     def raw(self) -> "DenseFeatures":
-        """The table of the rows as they are stored, codes as bytes: what caches hold and what travels."""
+        """The table of the rows as they are stored, quantised ones as bytes: what caches hold and workers send."""
         return self if self.storage is None else DenseFeatures(self.array)
 
     @property
@@ -96,7 +95,7 @@ class DenseFeatures(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """What `gather` gives: float32 for codes."""
+        """The dtype that `gather` returns: float32 for quantised rows."""
         return self.array.dtype if self.storage is None else np.dtype(np.float32)
 
     @property
@@ -118,10 +117,10 @@ class DenseFeatures(FeatureTable):
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, for codes also float16; filled in place where given.
+            out: (num, dim) of `dtype`, for quantised rows also float16; filled in place where given.
 
         Returns:
-            (num, dim), bit for bit what is stored; codes decoded, code * scale in float32.
+            (num, dim), bit for bit what is stored; quantised rows decoded, value * scale in float32.
         """
         return gather_rows(self.array, checked_rows(nodes, self.num_rows), out, self.storage)
 
@@ -133,7 +132,7 @@ class DenseFeatures(FeatureTable):
             out: (num, ...) of the array's dtype, the memory that is filled; None: new memory.
 
         Returns:
-            The table, and (num,) int32 rows of it where they do not stand in the order of the ids; here None.
+            The table, and (num,) int32 rows of it where they are not in the order of the ids; here None.
         """
         return replace(self, array=read_rows(self.array, checked_rows(nodes, self.num_rows), out)), None
 
@@ -249,7 +248,7 @@ class LoadedRows(FeatureTable):
 
     Attributes:
         held: The nodes.
-        table: Their rows, in a table of the source's node type.
+        table: Their rows, in a table of the source's class.
         num_rows: Number of rows in the source table.
         order: (num,) int32 row in `table` of each held node, by ascending id. None: rows are in ascending order of id.
         beside: Rows of other nodes that are in memory anyway, in ascending order of id; None: there are none.
@@ -289,7 +288,7 @@ class LoadedRows(FeatureTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, but for the rows beside."""
+        """Bytes in memory, without the rows of `beside`."""
         order = 0 if self.order is None else self.order.nbytes
         return self.table.nbytes + self.held.words.nbytes + self.held.before.nbytes + order
 
@@ -309,9 +308,9 @@ class LoadedRows(FeatureTable):
 
 
 def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | tuple[RowCode | None, ...] | None]:
-    """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None.
+    """Return the table of rows as they are stored, and their code; of plain numbers the table itself and None.
 
-    Where node types have tables of their own, the code is one a node type.
+    Where node types have tables of their own, there is one code per node type.
     """
     return features.raw, features.storage
 
@@ -334,7 +333,7 @@ def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtyp
 
 
 def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
-    """Return rows in the form that they are stored in; values beyond float16 become infinite, rows of codes NaN."""
+    """Return rows in the form that they are stored in; values beyond float16 become infinite, quantised rows NaN."""
     if storage is None:
         return rows
     code = row_code(storage, rows.shape[1])
@@ -353,7 +352,7 @@ def sparse_batch_row_bytes(num_values: int, num_rows: int) -> float:
 
 
 def stack_rows(blocks: Sequence[SparseRows]) -> SparseRows:
-    """Return the sparse rows of several blocks (at least one), one behind the other."""
+    """Return the sparse rows of several blocks (at least one), one after the other."""
     starts = np.cumsum([0, *(block.indptr[-1] for block in blocks)])
     indptr = [block.indptr[1:] + start for block, start in zip(blocks, starts, strict=False)]
     indices, data = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("indices", "data"))
@@ -398,7 +397,7 @@ def row_lengths(indptr, rows, out):
 
 @kernel
 def copy_sparse_rows(indptr, indices, bits, rows, out_indptr, out_indices, out_bits):
-    """Copy the chosen rows, one behind the other."""
+    """Copy the chosen rows, one after the other."""
     for i in range(len(rows)):
         target = out_indptr[i]
         for source in range(indptr[rows[i]], indptr[rows[i] + 1]):

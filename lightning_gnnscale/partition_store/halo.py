@@ -1,4 +1,4 @@
-"""The halo as it is written: what of it a part's own rows do not tell, and feature rows packed beside the part."""
+"""The halo as it is written: what does not follow from a part's own rows, and feature rows packed for the part."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _BLOCK_ROWS = 1 << 16
 
 
 class _NodeTypeLists:
-    """Appends, part after part, the halo nodes of a node type, by their rows among the nodes of the node type."""
+    """Appends, part after part, the halo nodes of a node type, by their rows among the nodes of that type."""
 
     def __init__(self, journal: Journal, node_type: int, num_nodes: int):
         self.node_type = node_type
@@ -62,7 +62,7 @@ class _HaloWriter:
             self.code_offsets = journal.open_file(STEP, "halo_code_offsets.npy", np.int64)
             self.cross_index, self.cross = map_cross(journal, inputs)
         self.num_halo = journal.state(STEP).get("num_halo", 0)
-        self.counts: list[list[int]] | None = None  # of each part, where the rows say how good the partition is
+        self.counts: list[list[int]] | None = None  # of each part, where the partition's quality follows from the rows
         if journal.state("rows")["symmetric"]:
             self.counts = journal.state(STEP).get("counts", [])
         if self.part == 0:
@@ -138,7 +138,7 @@ def write_halo(
 
     The halo is the core's in-neighbours outside of it, and their rows within the core. Their number is stored; the
     nodes themselves where their feature rows are packed, node type by node type where node types have features of
-    their own; the rows as far as they are no transpose.
+    their own; the rows as far as they are not a transpose.
 
     Cost: one read of the CSC and of the cross edges; two bits a node of memory, and 8 bytes a halo node where more
         than the number is stored.
@@ -165,11 +165,11 @@ def pack_halo_features(
     budget: WriteBudget,
     progress: Progress,
 ) -> None:
-    """Copy the feature rows of all halo lists into files of their own, one part's behind the other's.
+    """Copy the feature rows of all halo lists into files of their own, part after part.
 
-    Within a part, rows of nodes that stand in many halos come first, so that those who keep such rows in memory read
-    the rest of a part in one run. `halo_places` tells where the row of each node is, `halo_count` how many halos it
-    stands in.
+    Within a part, rows of nodes that are in many halos come first, so that a process that keeps such rows in memory
+    reads the rest of a part in one run. `halo_places` holds where the row of each node is, `halo_count` how many halos
+    the node is in.
 
     Args:
         prefix: What the names of the files begin with: those of a node type, see `type_prefix`; "" where there is one
@@ -256,7 +256,7 @@ class _PackedRows:
 
 
 def _map_halo_nodes(journal: Journal, prefix: str, num_nodes: int) -> np.ndarray:
-    """Map the finished halo lists, one behind the other."""
+    """Map the finished halo lists, one after the other."""
     path = journal.folder / f"{prefix}halo_nodes.npy"
     dtype = id_dtype(num_nodes)
     num_halo = (path.stat().st_size - HEADER_BYTES) // dtype.itemsize

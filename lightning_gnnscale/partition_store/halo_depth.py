@@ -90,7 +90,7 @@ def localise(
         begin, end: Store ids that bound the core.
         held: The nodes of the halo, counted.
         indices: (num_edges or more,) int32; the first num_edges are filled with local ids.
-        positions: (num_edges or more,) int64; filled with where each source stood; empty: they are not asked for.
+        positions: (num_edges or more,) int64; filled with where each source was; empty: they are not needed.
     """
     _localise(indptr, sources, begin, end, held.words, held.before, indices, positions)
 

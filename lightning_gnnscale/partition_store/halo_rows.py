@@ -1,10 +1,10 @@
 """What a part reads beyond its core: nodes from the sources of its rows; rows by transposing them, or from a code.
 
-A halo node's row holds its sources in the core of the part. Where every edge stands in both directions, the row is the
-transpose of the core's own edges, and nothing of it is stored. Elsewhere the rows are a run of bytes, one halo node
-behind the other: the number of edges, the place of the first edge in a store with edge arrays, and the sources. With
-edge arrays and both directions, the places alone are stored. The edges of a row that come from one part stand in one
-run of the CSC, so that the place of the first tells them all.
+A halo node's row holds its sources in the core of the part. Where every edge has its reverse, the row is the transpose
+of the core's own edges, and nothing of it is stored. Elsewhere the rows are a run of bytes, one halo node after the
+other: the number of edges, the place of the first edge in a store with edge arrays, and the sources. With edge arrays
+and both directions, only the places are stored. The edges of a row that come from one part are one run of the CSC, so
+the places of all follow from that of the first.
 
 A number takes 7 bits a byte, lowest first; the highest bit of a byte says that another byte follows (LEB128). Places
 count from the edges of the halo node before, sources from the source before, so that most numbers take a byte or two.
@@ -26,7 +26,7 @@ class HaloForm:
     """What of the halo's rows is stored.
 
     Attributes:
-        rows: Whether the edges are: where some edge does not stand in both directions.
+        rows: Whether the edges are: where some edge has no reverse.
         places: Whether the places of edges are: in a store with edge arrays.
     """
 
@@ -39,7 +39,7 @@ class HaloForm:
 
 
 def halo_of_rows(csc: CSC, begin: int, end: int, block_edges: int = _BLOCK_EDGES) -> RankedNodes | None:
-    """Return the sources of edges into rows [begin, end) that lie outside it; None where one is no node of the graph.
+    """Return the sources of edges into rows [begin, end) outside it; None where one is not a node of the graph.
 
     Args:
         csc: The whole graph.
@@ -102,7 +102,7 @@ def transpose_halo(csc: CSC, num_core: int) -> None:
     """Fill each halo row with the core rows that name its node, ascending.
 
     Args:
-        csc: A part in local ids whose core rows stand; the halo rows, zeros in `indptr`, are filled in place.
+        csc: A part in local ids whose core rows are filled; the halo rows, zeros in `indptr`, are filled in place.
         num_core: The number of core rows.
 
     Cost: two passes over the core's edges.
@@ -111,7 +111,7 @@ def transpose_halo(csc: CSC, num_core: int) -> None:
 
 
 def count_halos(nodes: np.ndarray, count: np.ndarray) -> None:
-    """Add to (num_nodes,) uint8 how often each node stands in (num_halo,) ids; at most 255."""
+    """Add to (num_nodes,) uint8 how often each node is in (num_halo,) ids; at most 255."""
     _count_halos(nodes, count)
 
 
@@ -203,7 +203,7 @@ def _count_halos(nodes, count):
 
 @kernel
 def _transpose_halo(indptr, indices, num_core):
-    """Row h's cursor stands at indptr[h + 1]: it begins where the row does and ends where the next one begins."""
+    """Row h's cursor is at indptr[h + 1]: it begins where the row does and ends where the next one begins."""
     num_local = len(indptr) - 1
     core_edges = indptr[num_core]
     for i in range(core_edges):
@@ -336,7 +336,7 @@ def _count_core(indptr, sources, first_row, begin, parent, counts):
             u = source - begin
             if not 0 <= u < length:
                 counts[1] += 1
-            elif u < row:  # each edge inside stands in two rows
+            elif u < row:  # each edge inside is in two rows
                 counts[0] += 1
                 v = np.int64(row)
                 while parent[u] != u:

@@ -1,4 +1,4 @@
-"""What goes into a store, checked before any work begins, and the ids that its nodes have there."""
+"""What goes into a store, checked before any work begins, and the ids of its nodes there."""
 
 import hashlib
 import json
@@ -93,7 +93,7 @@ class SparseSource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What is known of nodes and edges beside the edges themselves, in original order; a `GraphDataset` has it too.
+    """What is known of nodes and edges besides the edges themselves, in original order; a `GraphDataset` has it too.
 
     Args:
         features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
@@ -103,8 +103,8 @@ class Columns:
         masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
         edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
         feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
-            as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
-            or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
+            quantised to 8 or 4 bits with a scale per row, off by at most half a scale (a row's largest magnitude / 127,
+            or / 7) and decoded to float32 as batches are filled. A row with values that are not finite is all NaN then.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
@@ -130,7 +130,7 @@ class Columns:
             ValueError: it has no columns.
         """
         if not hasattr(given, "edge_label"):
-            raise ValueError(f"columns must be a GraphDataset or Columns, got {type(given).__name__}: say features=")
+            raise ValueError(f"columns must be a GraphDataset or Columns, got {type(given).__name__}: give features=")
         return cls(**{f.name: getattr(given, f.name) for f in fields(cls)} | {"masks": masks_by_name(given.masks)})
 
 
@@ -148,20 +148,17 @@ class StoreInputs(Columns):
 
     @property
     def relations(self) -> HeteroStream | None:
-        """The stream, where it tells node types and edge types apart; else None."""
+        """The stream, where it distinguishes node types and edge types; else None."""
         return self.stream if isinstance(self.stream, HeteroStream) else None
 
     @property
     def typed_features(self) -> dict[int, Any]:
-        """Features by the number of their node type, in a graph whose node types have features of their own;
-
-        else none.
-        """
+        """Features by number of node type where node types have features of their own, else {}."""
         return self.features if isinstance(self.features, dict) else {}
 
     @property
     def edge_values(self) -> dict[str, np.ndarray]:
-        """Values by edge id that are given, by the name of their file."""
+        """The given values by edge id, by the name of their file."""
         values = {name: getattr(self, name) for name in ("edge_weight", "edge_features", "edge_time", "edge_label")}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -249,7 +246,7 @@ def _features_by_node_type(features: Mapping, stream) -> dict[int, np.ndarray | 
     names, loaded = stream.schema.node_types, {}
     unknown = sorted(set(features) - set(names))
     if unknown:
-        raise ValueError(f"features: no node type {unknown[0]!r}, there are {', '.join(names)}")
+        raise ValueError(f"features: no node type {unknown[0]!r}, allowed: {', '.join(names)}")
     for number, (name, count) in enumerate(zip(names, np.diff(stream.type_offsets), strict=True)):
         if features.get(name) is not None:
             try:
@@ -301,7 +298,7 @@ def check_storage(storage: str | None, features) -> None:
         raise ValueError(f"feature_storage={storage} takes floats, the features are {dtype}: leave it out to keep them")
     if sparse and row_code(storage, features.shape[1]) is not None:
         raise ValueError(
-            f"feature_storage={storage} takes dense features, these are sparse (CSR): use float16 or float32"
+            f"feature_storage={storage} needs dense features, but these are sparse (CSR): use float16 or float32"
         )
 
 
@@ -355,13 +352,13 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
 
 
 def _without_edges(name: str, num_nodes: int, shape: tuple[int, ...]) -> str:
-    """Return the remedy for more rows than the edges name nodes, "" where it is not that."""
+    """Return the remedy for more rows than nodes named by edges; "" where that is not the fault."""
     if name.startswith("edge") or not shape or shape[0] <= num_nodes:
         return ""
-    return f": the graph has {num_nodes} nodes; if the last have no edges, say num_nodes={shape[0]} where it is opened"
+    return f": the graph has {num_nodes} nodes; if the last have no edges, give num_nodes={shape[0]} where it is opened"
 
 
-def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], node_types: str = "fiub") -> np.ndarray | None:
+def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: str = "fiub") -> np.ndarray | None:
     if array is None:
         return None
     if isinstance(array, str | os.PathLike) and not is_url(array) and not named_file(array).is_file():
@@ -376,13 +373,13 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], node_typ
         raise ValueError(
             f"{name} must have shape {wanted}, got {array.shape}{file}{_without_edges(name, num_rows, array.shape)}"
         )
-    if array.dtype.kind not in node_types or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
 
 
 def named_file(path: str | os.PathLike) -> Path:
-    """Return the file of a path that may name columns of it, as "nodes.parquet:label" does."""
+    """Return the file of a path that may name columns of the file, as "nodes.parquet:label" does."""
     found = table_path(path)
     return Path(path) if found is None else found[0]
 
@@ -476,7 +473,7 @@ def input_fingerprint(
         "edges": [identity(columns.edge_weight), identity(columns.edge_features)],
         "pack_halo": packs_halo(pack_halo, features),
     }
-    if columns.feature_storage is not None:  # left out where it says nothing, so that stores of older releases stand
+    if columns.feature_storage is not None:  # left out where it is None, so that stores of older releases stay valid
         facts["feature_storage"] = str(columns.feature_storage)
     if columns.node_time is not None or columns.edge_time is not None:
         facts["times"] = [identity(columns.node_time), identity(columns.edge_time)]
@@ -512,7 +509,7 @@ def changed_inputs(before: dict, after: dict) -> str | None:
 
 
 def input_files(stream, columns: Columns, part_id=None) -> dict:
-    """Return the state of the files that lie behind a store's inputs, by name: [path, size, change, inode] each.
+    """Return the state of the files behind a store's inputs, by name: [path, size, change, inode] each.
 
     Arrays in memory have no files. A file that is gone has no size.
 
@@ -540,7 +537,7 @@ def input_files(stream, columns: Columns, part_id=None) -> dict:
 
 
 def identity(array) -> Any:
-    """Return a JSON value that tells this array from others: its file's facts, or a hash of its content."""
+    """Return a JSON value that identifies this array: its file's facts, or a hash of its content."""
     if array is None:
         return None
     if isinstance(array, tuple):

@@ -19,7 +19,7 @@ from .manifest import MANIFEST, SOURCE, is_whole, read_manifest, read_source, se
 
 JOURNAL = "journal.jsonl"
 CHAIN = ("edges", "rows", "halo", "halo_features")  # steps of which each reads what the one before has made
-WRITER_NOTE = "writer.txt"  # who was at work; it tells the folder for a writer's
+WRITER_NOTE = "writer.txt"  # who was at work; it marks the folder as a writer's
 
 
 def partial_folder(root: Path) -> Path:
@@ -89,7 +89,7 @@ class Journal:
         return bool(self.state(step).get("done"))
 
     def write(self, step: str, **state) -> None:
-        """Add a line; it replaces what was said of the step before."""
+        """Add a line; it replaces the step's line before it."""
         state = json.loads(json.dumps(state))
         line = memoryview((json.dumps(sealed({"step": step, **state})) + "\n").encode())
         while line:
@@ -192,7 +192,7 @@ def _made_with(step: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def file_states(*files: ArrayFile) -> dict[str, tuple]:
-    """Return what a journal line says of files: bytes a row, rows, crc32 of the header (None: open), runs of rows."""
+    """Return a journal line's facts of files: bytes a row, rows, crc32 of the header (None: open), runs of rows."""
     return {file.path.name: (file.row_bytes, file.num_rows, file.head_crc, file.runs) for file in files}
 
 
@@ -208,7 +208,7 @@ def journal_head(folder: Path) -> dict:
 def clear_folder(folder: Path) -> None:
     """Remove what a writer left in a folder.
 
-    The journal goes first, so that a kill in between leaves nothing to continue; the note that tells the folder for a
+    The journal goes first, so that a kill in between leaves nothing to continue; the note that marks the folder as a
     writer's goes last.
     """
     (folder / JOURNAL).unlink(missing_ok=True)
@@ -229,7 +229,7 @@ def delete_files(paths: Iterable[Path]) -> None:
 
 
 def store_folder(root: str | os.PathLike) -> Path:
-    """Return where a store at root lies: a link is followed, so that it is built and replaced on its own disk."""
+    """Return where a store at root is: a link is followed, so that it is built and replaced on its own disk."""
     path = Path(root).absolute()
     return path.resolve() if path.is_symlink() else path
 
@@ -240,23 +240,23 @@ def stands(root: Path, source: dict, overwrite: bool) -> bool:
         return False
     if read_source(root) == source:
         return True
-    read_manifest(root)  # an older or a damaged store is told for what it is
+    read_manifest(root)  # an older or a damaged store is reported as such
     raise PartitionStoreError(
-        f"{root}: a store of another input or of other options stands here;"
+        f"{root}: a store of another input or of other options exists here;"
         " replace it with overwrite=True or choose another root"
     )
 
 
 def check_is_store(root: Path) -> bool:
-    """Return whether a store, whole or damaged, stands at root.
+    """Return whether a store, whole or damaged, is at root.
 
     Raises:
-        PartitionStoreError: something else stands there.
+        PartitionStoreError: something else is there.
     """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     if not _has_store(root):
-        raise PartitionStoreError(f"{root}: exists and is no partition store; choose another root")
+        raise PartitionStoreError(f"{root}: exists and is not a partition store; choose another root")
     return True
 
 
@@ -268,7 +268,7 @@ def check_partial(partial: Path, source: dict, overwrite: bool) -> None:
     if not head or overwrite or all(head.get(name) == value for name, value in source.items()):
         return
     raise PartitionStoreError(
-        f"{partial}: an unfinished store of another input or of other options stands here;"
+        f"{partial}: an unfinished store of another input or of other options exists here;"
         " discard it with overwrite=True, or choose another root"
     )
 
@@ -280,7 +280,7 @@ def finish_publishing(root: Path, source: dict, overwrite: bool) -> bool:
         if is_whole(partial):
             publish(partial, root)
             return True
-        (partial / MANIFEST).unlink()  # what a kill left is damaged: the journal says what of it still counts
+        (partial / MANIFEST).unlink()  # what a kill left is damaged: the journal says what of it is still valid
         (partial / SOURCE).unlink()
         (partial / WRITER_NOTE).touch()
     if old.exists() and not root.exists():

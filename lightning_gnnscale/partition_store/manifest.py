@@ -25,7 +25,7 @@ EDGE_FILES = {
 EDGE_COUNTS = ("inside", "cut", "components")  # of each part's core, where each edge is listed in both directions
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
-SOURCE = "source.json"  # the fingerprint of the input: apart, since it distinguishes files that hold the same graph
+SOURCE = "source.json"  # the fingerprint of the input: separate, as it differs between files of the same graph
 _SEAL = "seal"
 
 
@@ -58,7 +58,7 @@ def unsealed(text: str | bytes) -> dict:
     """Return the content of a sealed JSON object.
 
     Raises:
-        ValueError: the text is no JSON object, or not the one that was sealed.
+        ValueError: the text is not a JSON object, or not the one that was sealed.
     """
     content = json.loads(text)
     if not isinstance(content, dict) or content.pop(_SEAL, None) != digest(content):
@@ -67,7 +67,7 @@ def unsealed(text: str | bytes) -> dict:
 
 
 def digest(content: dict) -> str:
-    """Return what tells a JSON object from others, 16 hexadecimal digits."""
+    """Return a digest of a JSON object, 16 hexadecimal digits."""
     text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -156,7 +156,7 @@ def check_file(root: Path, name: str, entry: dict) -> None:
 
 
 def is_whole(root: Path) -> bool:
-    """Return whether a finished store stands in a folder, with every byte as its manifest says."""
+    """Return whether a finished store is in a folder, with every byte as its manifest says."""
     try:
         for name, entry in read_manifest(root)["files"].items():
             check_file(root, name, entry)
@@ -214,7 +214,7 @@ def wrong_field(manifest: dict) -> str | None:
     }
     for name, fits in checks.items():
         if name not in manifest and name in ("edge_counts", "schema", "regression"):
-            continue  # of a directed graph, of one node type and one edge type, with classes
+            continue  # null for directed graphs, for one node type and edge type, or for classes
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):
@@ -237,12 +237,12 @@ def _is_schema(value: Any) -> bool:
         sizes, dims = value["kind_sizes"], value["feature_dims"]
     except (KeyError, TypeError, ValueError):
         return False
-    node_types = schema.num_node_types
+    num_types = schema.num_node_types
     return (
         isinstance(sizes, list)
-        and len(sizes) == node_types
+        and len(sizes) == num_types
         and all(_is_count(size) for size in sizes)
-        and (dims is None or (isinstance(dims, list) and len(dims) == node_types))
+        and (dims is None or (isinstance(dims, list) and len(dims) == num_types))
         and all(width is None or _is_count(width) for width in dims or ())
     )
 
@@ -343,7 +343,7 @@ def wrong_files(manifest: dict) -> str | None:
 
 
 def type_prefix(node_type: int | None) -> str:
-    """Return what the names of a node type's own files begin with; nothing for None, where all nodes have one table."""
+    """Return the prefix of the names of a node type's own files; "" for None, where all nodes have one table."""
     return "" if node_type is None else f"kind{node_type}_"
 
 
@@ -359,5 +359,5 @@ def _what_is_missing(root: Path) -> str:
             " run the command that writes it again: it goes on from there"
         )
     if root.is_dir():
-        return f"{root}: no {MANIFEST} in this folder, so it is no partition store; check the path"
+        return f"{root}: no {MANIFEST} in this folder, so it is not a partition store; check the path"
     return f"{root}: no such partition store; make one with write_partition_store or `gnnscale partition`"

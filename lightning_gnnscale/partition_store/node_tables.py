@@ -86,7 +86,7 @@ def write_sparse_table(
         dtype: The dtype of stored values; None: as given.
 
     Raises:
-        ValueError: a column is outside [0, dim), or stands twice in a row, or a value is not finite; the message names
+        ValueError: a column is outside [0, dim), or twice in a row, or a value is not finite; the message names
             the row.
 
     Cost: one sequential read of the source; 16 bytes a node and two blocks of memory.
@@ -172,7 +172,7 @@ def _check_finite_sparse(source: SparseSource, begin: int, end: int, dtype: np.d
 
 
 def _bad_value(place: str, value, dtype: np.dtype) -> ValueError:
-    """Return the error for a value that is no finite number, or none in the dtype that it is to be stored in."""
+    """Return the error for a value that is not finite, or not in the dtype that it is to be stored in."""
     if np.isfinite(value):
         most = np.finfo(dtype).max
         return ValueError(
@@ -186,7 +186,7 @@ def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueE
 
     Args:
         features: With `indptr`, `indices` and `data`.
-        position: Where a NaN, an infinity, or a value stands that `dtype` cannot hold.
+        position: Where a NaN, an infinity, or a value that `dtype` cannot hold is.
         dtype: The dtype that the values are to be stored in; None: theirs.
     """
     row = int(np.searchsorted(features.indptr, position, side="right")) - 1

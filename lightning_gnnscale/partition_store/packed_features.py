@@ -1,6 +1,6 @@
-"""Features whose halo rows also stand packed, part by part: what a part reads then lies in two runs of the disk.
+"""Features whose halo rows are also stored packed, part by part: a part then reads two runs of the disk.
 
-Within a part, rows of nodes that stand in many halos come first. Whoever keeps those in memory reads the rest in a run.
+Within a part, rows of nodes in many halos come first. A process that keeps those in memory reads the rest in one run.
 """
 
 from collections.abc import Callable
@@ -57,12 +57,12 @@ class PackedFeatures(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """What `gather` gives: float32 for codes."""
+        """The dtype that `gather` returns: float32 for quantised rows."""
         return self.owned.dtype
 
     @property
     def storage(self) -> RowCode | None:
-        """The form of codes; None where the rows are plain numbers."""
+        """The form of quantised rows; None where the rows are plain numbers."""
         return self.owned.storage
 
     @property
@@ -77,7 +77,7 @@ class PackedFeatures(FeatureTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of every node's row once, as of `owned`; the packed copies come beside them."""
+        """Bytes of every node's row once, as in `owned`; the packed copies are not counted."""
         return self.owned.nbytes
 
     @property
@@ -91,11 +91,11 @@ class PackedFeatures(FeatureTable):
         return self.owned.indptr
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | SparseRows:
-        """Copy rows, bit for bit what is stored; codes are decoded.
+        """Copy rows, bit for bit what is stored; quantised rows are decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows); those outside of core and halo are read from their owners.
-            out: (num, dim) of `dtype`, for codes also float16; filled in place where given; not for sparse rows.
+            out: (num, dim) of `dtype`, for quantised rows also float16; filled in place if given; not for sparse rows.
 
         Cost: beyond the copies a binary search in the halo list for each node that the part does not own.
         """
@@ -173,7 +173,7 @@ def _find_places(nodes, begin, end, halo_nodes, order, first_packed, places):
         places[i] = node
         if len(halo_nodes) and (node < begin or node >= end):
             low, left = 0, len(halo_nodes)
-            while left > 1:  # no branch hangs on a comparison: half of them would be foretold wrong
+            while left > 1:  # no branch hangs on a comparison: half of them would be mispredicted
                 half = left >> 1
                 low += half * (halo_nodes[low + half] <= node)
                 left -= half
@@ -187,7 +187,7 @@ def _find_places(nodes, begin, end, halo_nodes, order, first_packed, places):
 
 @kernel
 def _in_order(places, first_packed, rank, order, read):
-    """Write the rows of ascending nodes in the order of the disk, owned ones first, and which of them each node has.
+    """Write the rows of ascending nodes in the order of the disk, owned ones first, and which row each node has.
 
     Args:
         rank: (num_packed of the part + 1,) zeros.

@@ -37,7 +37,7 @@ class GraphTypes(NamedTuple):
 
     @classmethod
     def of(cls, store, graph) -> "GraphTypes | None":
-        """Return what a `PartitionStore` knows of a graph that was loaded from it; mapped of a `WholeGraph`."""
+        """Return the types and times of a graph that was loaded from a `PartitionStore`; mapped for a `WholeGraph`."""
         if store.schema is None and store.edge_time is None and store.node_time is None:
             return None
         edges, nodes = [store.edge_type, store.edge_time], store.node_time
@@ -59,7 +59,7 @@ def _has(graph) -> dict[str, bool]:
 
 
 def _edge_values(values: np.ndarray, edge_id: np.ndarray, num_core_edges: int) -> np.ndarray:
-    """Return values of a part's edges: those of its core rows stand in one run, the others are read in order."""
+    """Return values of a part's edges: those of its core rows are one run, the others are read in order."""
     out = np.empty(len(edge_id), values.dtype)
     own, others = edge_id[:num_core_edges], edge_id[num_core_edges:]
     if len(own):
@@ -85,9 +85,9 @@ class PartGraph:
         degree: (num_local,) int32 or int64, in-degree of each local node in the FULL graph.
         edge_id: (num_edges,) int64 position of each edge in the store's edge arrays; None in a store without them.
         hops: how far the halo reaches.
-        symmetric: whether every edge stands in both directions.
-        node types: Node types and edge types of its nodes and edges, and when they are there; None of a graph of one
-            node type and one edge type without times.
+        symmetric: whether every edge is there in both directions.
+        types: Node types, edge types and times of its nodes and edges; None for a graph with one node type and one
+            edge type and without times.
         edge_weight: The store's weights, by `edge_id`; None in a store without them.
         self_weight: (num_local,) float32, the weight of the self-loop that GCN adds to each node; None: 1 for all.
     """
@@ -129,7 +129,7 @@ class PartGraph:
     def symmetrised(self) -> "PartGraph":
         """Return the part with both directions of every edge it holds, repeats dropped.
 
-        An edge that stood there keeps its `edge_id`; an added one carries the id of the edge it reverses. `degree`
+        An edge that was there keeps its `edge_id`; an added one has the id of the edge it reverses. `degree`
         stays the full graph's in-degree where the new row is not longer; sums of weights stay as they are. A part that
         is symmetric already is returned as it is.
 
@@ -159,12 +159,12 @@ class WholeGraph:
     """The full graph in the form of a part: what sampling across parts reads.
 
     Attributes:
-        part: Number that stands for the part in keys: the rank.
+        part: Number used for the part in keys: the rank.
         csc: CSC of the store; positions in it are edge positions.
         degree: (num_nodes,) in-degree.
         symmetric: Whether every edge has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
-        node types, edge_weight, self_weight: As for `PartGraph`.
+        types, edge_weight, self_weight: As for `PartGraph`.
     """
 
     part: int

@@ -19,7 +19,7 @@ from .array_file import file_place
 
 # Measured on a virtual disk of 1.1 GB/s in sequence and 45,000 reads a second at this depth.
 READS_UNDER_WAY = 16
-GAP_BYTES = 16 << 10  # of rows that nobody asked for: reading them takes less time than a read of its own
+GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
 RUN_BYTES = 256 << 10
 _TASK_ROWS = 16 << 10
 _TASK_READS = 8
@@ -53,7 +53,7 @@ def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None
 
 
 def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Read ranges of an array's bytes, one behind the other; see `read_rows`.
+    """Read ranges of an array's bytes, one after the other; see `read_rows`.
 
     Args:
         array: C-contiguous, mapped or not.
@@ -72,7 +72,7 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
         return out
     path, offset = place
     longest = max(RUN_BYTES, int((end - begin).max()))
-    # A thread of its own pays for several reads; for few that lie apart as for many in a row.
+    # A thread of its own pays for several reads, for few separate ones as for many in a row.
     num_reads = 1 + int(np.count_nonzero(begin[1:] - end[:-1] > GAP_BYTES)) + int(end[-1] - begin[0]) // RUN_BYTES
     step = max(-(-len(begin) // (4 * READS_UNDER_WAY)), len(begin) * _TASK_READS // num_reads, 1)
     step = min(step, _TASK_ROWS)
@@ -221,7 +221,7 @@ def _copy_ranges(source, begin, end, out):
 
 @dataclass
 class RankedNodes:
-    """A set of nodes that tells the rank of each; two bits a node.
+    """A set of nodes that knows the rank of each; two bits a node.
 
     Attributes:
         words: (ceil(num_nodes / 64),) uint64, a bit a node.
@@ -267,7 +267,7 @@ class RankedNodes:
 
         Args:
             nodes: ids.
-            order: (size,) int32, what is returned in place of each position; None: the position.
+            order: (size,) int32, what is returned instead of each position; None: the position.
             beside: another set, whose nodes are returned as rows of table 1, see `pack_places`.
 
         Raises:

@@ -1,8 +1,8 @@
 """A store behind a URL: published with its manifest last, and fetched by the machines that train, slice by slice.
 
-A published store is the files of a local one. Beside each `NAME.npy` stands `NAME.npy.json`, the crc32 of each block of
-its data, so that a slice is compared as well as the whole. A machine fetches the blocks that it reads into files of the
-same layout, with holes where other parts lie, so that whoever maps or reads them knows nothing of this.
+A published store is the files of a local one. Beside each `NAME.npy` is `NAME.npy.json`, the crc32 of each block of its
+data, so that a slice is compared as well as the whole. A machine fetches the blocks that it reads into files of the
+same layout, with holes for the other parts, so that code that maps or reads them need not know.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from .manifest import MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sea
 from .planned_reads import read_rows
 
 BLOCK_BYTES = 8 << 20
-FETCHED = "fetched.json"  # tells the folder of a fetched store, and where the rest of it is
+FETCHED = "fetched.json"  # marks the folder of a fetched store, and says where the rest is
 _STATE = "fetched.state"
 _PINNED, _WRITTEN = np.iinfo(np.int64).max, -1
 _RUN_BLOCKS = 8  # between two waits for the disk
@@ -65,9 +65,9 @@ def publish(
     timeout_s: float = TIMEOUT_S,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> None:
-    """Copy a finished store to a URL; the manifest comes last, so that what has one is whole.
+    """Copy a finished store to a URL; the manifest comes last, so that a store with one is whole.
 
-    Published again after a cut, files that stand with the same size and checksum are left as they are.
+    Published again after an interruption, files that exist with the same size and checksum are left as they are.
 
     Args:
         root: Folder of the store.
@@ -77,7 +77,7 @@ def publish(
         progress: Called with ("publish", bytes done, bytes in all).
 
     Raises:
-        PartitionStoreError: another store stands there, or the local one is damaged.
+        PartitionStoreError: another store exists there, or the local one is damaged.
         ObjectStoreError: the object store is not reachable, refuses, or is full.
 
     Cost: a read of the store; memory of a few blocks.
@@ -98,19 +98,19 @@ def publish(
         named = {f"{name}.npy{ending}" for name in manifest["files"] for ending in ("", ".json")}
         for name in objects.names():
             if re.fullmatch(r"\w+\.npy(\.json)?", name) and name not in named:
-                objects.delete(name)  # of the store that stood there
+                objects.delete(name)  # of the store that was there
         objects.write(SOURCE, own[SOURCE])
         objects.write(MANIFEST, own[MANIFEST])
 
 
 def check_free(objects: ObjectStore, own: Mapping[str, bytes] | None, overwrite: bool) -> bool:
-    """Return whether a store is to be published: False where this very one stands there.
+    """Return whether a store is to be published: False where this very one is there.
 
     Args:
         own: Manifest and source of the store by name; None: not known yet, any store that exists there is another.
 
     Raises:
-        PartitionStoreError: another one stands there, and `overwrite` is off.
+        PartitionStoreError: another one exists there, and `overwrite` is off.
     """
     standing = objects.read_whole(MANIFEST)
     if standing is None:
@@ -119,7 +119,7 @@ def check_free(objects: ObjectStore, own: Mapping[str, bytes] | None, overwrite:
         return False
     if not overwrite:
         raise PartitionStoreError(
-            f"{objects.url}: a store of another input or of other options stands here (its fingerprint differs);"
+            f"{objects.url}: a store of another input or of other options exists here (its fingerprint differs);"
             " replace it with overwrite=True, or give another URL"
         )
     return True
@@ -167,7 +167,7 @@ def _joined(blocks: _Blocks, num_bytes: int) -> int:
 
 
 class _Turn:
-    """A process's right to the folder: `depth` counts how often the thread that has it took it."""
+    """A process's lock on the folder: `depth` counts how often the thread that holds it took it."""
 
     def __init__(self):
         self.lock, self.depth = threading.RLock(), 0
@@ -218,7 +218,7 @@ class FetchedFiles:
         return self._objects.url
 
     def whole(self, *names: str) -> None:
-        """Fetch all of some files, for good: a cap does not let go of them.
+        """Fetch all of some files, for good: a cap does not evict them.
 
         Raises:
             PartitionStoreError: the cap is too small for them; or a block is not what was published.
@@ -274,7 +274,7 @@ class FetchedFiles:
     def held(self, *wanted: tuple[str, np.ndarray]) -> Iterator[None]:
         """Fetch what is missing of some blocks, and keep them while the block of code runs.
 
-        Without a cap nothing goes ever, and this takes a look at what has been fetched. With one, processes take turns.
+        Without a cap nothing is evicted, and this only checks what has been fetched. With one, processes take turns.
         """
         at = np.concatenate([np.empty(0, np.int64), *(self._first[name] + blocks for name, blocks in wanted)])
         if self.cap_bytes is None:
@@ -296,7 +296,7 @@ class FetchedFiles:
                 self._in_use = before
 
     def check_cap(self) -> None:
-        """Refuse a cap that does not hold a part beside the tables of a few bytes a node, and say what one means."""
+        """Refuse a cap too small for a part and the tables of a few bytes a node; warn of what a cap means."""
         if self.cap_bytes is None:
             return
         stays = int(self._bytes[self._used[:-1] == _PINNED].sum())
@@ -340,7 +340,7 @@ class FetchedFiles:
                     turn.depth -= 1
 
     def _fetch(self, wanted: tuple[tuple[str, np.ndarray], ...]) -> None:
-        remedy = "make space, set GNNSCALE_FETCHED to a larger disk, or say store_cache_bytes="
+        remedy = "make space, set GNNSCALE_FETCHED to a larger disk, or give store_cache_bytes="
         with disk_errors(self.root, "written", remedy, PartitionStoreError):
             for name, blocks in wanted:
                 missing = blocks[self._used[self._first[name] + blocks] <= 0]
@@ -411,7 +411,7 @@ class FetchedFiles:
         )
 
     def _make_space(self) -> None:
-        """Let go of the blocks used longest ago until those that are wanted fit under the cap."""
+        """Evict the blocks used longest ago until those that are wanted fit under the cap."""
         used = self._used[:-1]
         stays = self._in_use | (used == _PINNED)
         old = np.flatnonzero((used != 0) & ~stays)
@@ -450,7 +450,7 @@ def fetch_store(
 
     Args:
         url: Where it was published.
-        cache: Folder below which fetched stores lie; None: `fetched_folder()`.
+        cache: Folder of fetched stores; None: `fetched_folder()`.
         cache_bytes: Most bytes that this store takes there, or a size such as "20GiB"; None: no cap.
         storage_options, timeout_s: See `ObjectStore`.
 
@@ -467,7 +467,7 @@ def fetch_store(
         )
     content = hashlib.blake2b(texts[MANIFEST] + texts[SOURCE] + objects.url.encode(), digest_size=8).hexdigest()
     root = Path(cache or fetched_folder()).absolute() / f"{objects.url.rpartition('/')[2] or 'store'}-{content}"
-    if cap_bytes is not None:  # runs without a cap rely on nothing going
+    if cap_bytes is not None:  # runs without a cap rely on nothing being evicted
         root = root.with_name(f"{root.name}-capped")
     settings = {
         "url": objects.url,
@@ -642,7 +642,7 @@ def fetched_again(root: str | os.PathLike, settings: dict) -> FetchedFiles:
     """Return the files of a fetched store in another process: of this machine, or of one that fetches them again.
 
     Raises:
-        PartitionStoreError: the store that stands at the URL is not the one that was opened first.
+        PartitionStoreError: the store at the URL is not the one that was opened first.
     """
     if (Path(root) / FETCHED).is_file():
         return FetchedFiles(Path(root))

@@ -41,7 +41,7 @@ class PyGStore(FeatureStore, GraphStore):
         schema = self.store.schema
         if schema is not None:
             raise ValueError(
-                f"PyGStore has one node type and one edge type, and the store {schema.num_node_types} and "
+                f"PyGStore has one node type and one edge type, but the store {schema.num_node_types} and "
                 f"{schema.num_edge_types}: use PartitionDataModule, whose batches have to_hetero()"
             )
         self._arrays = {}

@@ -36,8 +36,8 @@ class PartitionStore:
     Attributes:
         root: the folder; of a store behind a URL, what this machine has fetched of it.
         fetched: the files behind a URL, which are fetched as they are read; None of a local store.
-        manifest: what the store says of itself.
-        manifest_digest: tells this store from another of the same folder.
+        manifest: the description of the store.
+        manifest_digest: distinguishes this store from others that were in the same folder.
         verifies: whether files are compared with their checksums before they are first read, see `open`.
         compared: files that this process has compared.
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
@@ -46,7 +46,7 @@ class PartitionStore:
         labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels, or numbers to
             predict (`regression`); or None.
         masks: name to (num_nodes,) bool.
-        symmetric: whether every edge stands in both directions, as often in one as in the other.
+        symmetric: whether every edge is stored in both directions, equally often in each.
     """
 
     def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None, verify: bool = True):
@@ -121,7 +121,7 @@ class PartitionStore:
             verify: See `open`.
 
         Raises:
-            PartitionStoreError: another store lies there, or none.
+            PartitionStoreError: another store is there, or none.
         """
         if fetching is None:
             store = PartitionStore.open(root, verify)
@@ -151,7 +151,7 @@ class PartitionStore:
 
     @property
     def num_edges(self) -> int:
-        """Number of stored edges; an undirected edge is two."""
+        """Number of stored edges; an undirected edge counts as two."""
         return self.manifest["num_arcs"]
 
     @property
@@ -171,7 +171,7 @@ class PartitionStore:
 
     @cached_property
     def layout_fingerprint(self) -> str:
-        """What identifies the order of nodes and edges: the input, and the part of every node, whoever chose it."""
+        """What identifies the order of nodes and edges: the input, and the part of every node, however chosen."""
         return f"{self.fingerprint}{read_source(self.root).get('part_id_crc32', 0):08x}"
 
     @property
@@ -258,7 +258,7 @@ class PartitionStore:
 
     @cached_property
     def edge_label(self) -> np.ndarray | None:
-        """(num_edges,) int32 class of each edge's edge, -1 = unknown, or None; compared as `open` says."""
+        """(num_edges,) int32 class of each edge, -1 = unknown, or None; compared as `open` says."""
         self._compare("edge_label")
         return self._map("edge_label")
 
@@ -273,10 +273,7 @@ class PartitionStore:
 
     @cached_property
     def features(self) -> FeatureTable | None:
-        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None;
-
-        see `csc` for sparse ones.
-        """
+        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None; sparse: see `csc`."""
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
             return self._features("features", self.manifest["feature_dim"])
@@ -308,7 +305,7 @@ class PartitionStore:
 
     @cached_property
     def weighted_degree(self) -> np.ndarray:
-        """(num_nodes,) float32: what the weights of a node's in-edges add up to; the in-degree without weights.
+        """(num_nodes,) float32: the sum of the weights of a node's in-edges; the in-degree without weights.
 
         Cost: none with weights, whose sums are stored; else 4 bytes a node on first use.
         """
@@ -342,12 +339,12 @@ class PartitionStore:
 
     @property
     def feature_storage(self) -> str | None:
-        """How the writer was told to store features; None: as given (and in a store of an older release)."""
+        """How the features are stored; None: as given (and in a store of an older release)."""
         return self.manifest.get("feature_storage")
 
     @property
     def edge_row_bytes(self) -> int:
-        """Bytes that an edge takes beside its source: its weight and its features."""
+        """Bytes that an edge takes besides its source: its weight and its features."""
         stored = (self._map(name) for name in sorted(EDGE_FILES))
         return sum(rows[:1].nbytes for rows in stored if rows is not None)
 
@@ -362,7 +359,7 @@ class PartitionStore:
     def user_ids(self, store_nodes: np.ndarray) -> np.ndarray:
         """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids.
 
-        In a heterogeneous graph ids are those of the node's node type: its own, otherwise its row among them.
+        In a heterogeneous graph an id counts within the node's type: its own id, otherwise its row there.
 
         Returns:
             (num,) integers, or for ids that are strings an object array of str.

@@ -1,4 +1,4 @@
-"""What makes the self-loops of a node count once, as GCN has it: PyG's `add_remaining_self_loops`, a number a node."""
+"""Self-loops that count once, as in GCN: PyG's `add_remaining_self_loops` as one number per node."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ def self_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the nodes of some rows that have self-loops, and the weight of the one that GCN adds to each.
 
-    That is the weight of the node's last self-loop, less what all of them weigh: together with those it has, they weigh
-    as the last one alone. Nodes without self-loops are added one of weight 1.
+    That is the weight of the node's last self-loop, less the sum over all of them: the node's self-loops and the added
+    one then weigh as much as the last one alone. Nodes without self-loops get one of weight 1.
 
     Args:
         first_row: Id of the node of the first row.

@@ -17,11 +17,12 @@ def share_files(root: Path, others: Iterable[Path]) -> int:
     """Replace files of a store by hard links to files of other stores with the same content.
 
     Stores of one graph whose parts are the same, such as one that packs halo rows and one that does not, or two with
-    other labels, share their features and edges so. A store that is removed leaves the files of the others; checksums
-    stand in each manifest. Feature rows lie by part: stores of other parts hold them in another order, and share none.
+    other labels, share their features and edges this way. Removing a store leaves the files of the others; each
+    manifest has the checksums. Feature rows are stored by part: stores of other parts hold them in another order, and
+    share none.
 
     Args:
-        root: A finished store, which nobody has open.
+        root: A finished store, which no process has open.
         others: Folders that may hold stores on the same disk.
 
     Returns:
@@ -41,7 +42,7 @@ def share_files(root: Path, others: Iterable[Path]) -> int:
 
 
 def _large_files(root: Path) -> dict[str, dict]:
-    """Return what a manifest says of its large files; nothing where it cannot be read."""
+    """Return a manifest's entries of large files; nothing where it cannot be read."""
     with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
         files = json.loads((root / MANIFEST).read_bytes())["files"]
         return {name: entry for name, entry in files.items() if entry["bytes"] >= SMALLEST}

@@ -1,4 +1,4 @@
-"""Nodes of several node types: where those of each node type are, and their features, a table a node type."""
+"""Nodes of several node types: where those of each type are, and their features, one table per type."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class TypedRows(NamedTuple):
     """Gathered rows of nodes of several node types.
 
     Attributes:
-        node type: (num_rows,) int64 kind of each node.
+        node_type: (num_rows,) int64 type of each node.
         tables: By node type, the rows of its nodes in the order in which they come: (num, dim) array or `SparseRows`;
             None for a node type without features.
     """
@@ -50,7 +50,7 @@ class TypedRows(NamedTuple):
 
 
 class NodeTypes(NamedTuple):
-    """Which node type a node is of, and which row of its node type it has: node types stand in runs of ids.
+    """The node type of a node, and its row among the nodes of that type: the nodes of a type are in runs of ids.
 
     Attributes:
         starts: (num_runs + 1,) int64, ascending: run r is [starts[r], starts[r + 1]), of node type r % num_node_types.
@@ -64,12 +64,12 @@ class NodeTypes(NamedTuple):
 
     @classmethod
     def of_runs(cls, starts: np.ndarray, num_node_types: int) -> "NodeTypes":
-        """Return the node types of runs that follow each other; rows count up from 0 in each node type."""
+        """Return the node types of consecutive runs; rows count up from 0 in each node type."""
         lengths = np.diff(starts).reshape(-1, num_node_types)
         return cls(starts, (np.cumsum(lengths, axis=0) - lengths).reshape(-1), num_node_types)
 
     def among(self, *nodes: np.ndarray) -> "NodeTypes":
-        """Return the node types of positions in ids, in place of the ids themselves: each of (num,) ascending ones."""
+        """Return the node types by position in arrays of ids instead of by id; each array ascends."""
         starts, first = [], 0
         for ids in nodes:
             starts.append(first + np.searchsorted(ids, self.starts))
@@ -88,15 +88,15 @@ class NodeTypes(NamedTuple):
         return self.locate(nodes)[0]
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Return the (num_nodes,) value of each node's node type, of (num_node_types,) values."""
+        """Return (num_nodes,) values: for each node that of its type among (num_node_types,) values."""
         return np.repeat(np.resize(values, len(self.rows)), np.diff(self.starts))
 
 
 class NodeTypesWithRows(NamedTuple):
-    """The node types that have rows; rows are counted in the order of the nodes' ids, so those of a part are a run.
+    """The node types that have rows. Rows follow the order of the nodes' ids, so those of a part are one run.
 
     Attributes:
-        nodes: Where the nodes of each node type are; its row of a node is the node's row here.
+        nodes: Where the nodes of each node type are, and the row of each node.
         node_types: Names of all node types.
         has_rows: (num_node_types,) bool.
         part_offsets: (num_parts + 1,) int64 rows of the parts: part p has [part_offsets[p], part_offsets[p + 1]).
@@ -111,10 +111,10 @@ class NodeTypesWithRows(NamedTuple):
 
     @classmethod
     def of(cls, store: Any, node_types: Sequence[str] | None) -> "NodeTypesWithRows | None":
-        """Return what `node_types` of a store say; None where all nodes have rows.
+        """Return the store's node types named by `node_types`; None where all nodes have rows.
 
         Raises:
-            ValueError: the store has no node types, one of that name is not there, or none of them has a node.
+            ValueError: the store has no node types, one of these names is not among them, or none of them has nodes.
         """
         if node_types is None:
             return None
@@ -153,7 +153,7 @@ class NodeTypesWithRows(NamedTuple):
             nodes: (num,) int64 in [0, num_nodes).
 
         Raises:
-            ValueError: a node is of a node type without rows.
+            ValueError: a node's type has no rows.
         """
         node_type, row = self.nodes.locate(nodes)
         known = self.has_rows[node_type]
@@ -161,9 +161,8 @@ class NodeTypesWithRows(NamedTuple):
             name = self.node_types[node_type[np.argmin(known)]]
             named = [one for one in self.node_types if one in (*self.names, name)]
             raise ValueError(
-                f"nodes of node type {name!r} have no learned rows, those of node type {', '.join(self.names)} "
-                f"do: make the "
-                f"embedding with {said_node_types(named)}"
+                f"nodes of type {name!r} have no learned rows, those of type {', '.join(self.names)} do: "
+                f"make the embedding with {said_node_types(named)}"
             )
         return row
 
@@ -186,11 +185,11 @@ def chosen_node_types(node_types: Sequence[str], schema: GraphSchema | None) -> 
     """Return (num_node_types,) bool: which node types are named.
 
     Raises:
-        ValueError: there are no node types, or these are not the names of some.
+        ValueError: there are no node types, or a name is not one of theirs.
     """
     if schema is None:
         raise ValueError(
-            f"node_types={node_types!r}: the graph has nodes of one node type, which all have rows: leave it out"
+            f"node_types={node_types!r}: the graph has one node type, and all its nodes have rows: leave it out"
         )
     known = ", ".join(schema.node_types)
     if isinstance(node_types, str) or not isinstance(node_types, Sequence) or not node_types:
@@ -208,11 +207,11 @@ def said_node_types(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class TypedFeatures(FeatureTable):
-    """The features of all node types, gathered by node; a `FeatureTable` but for the rows, which are `TypedRows`.
+    """The features of all node types, gathered by node; a `FeatureTable` except that its rows are `TypedRows`.
 
     Attributes:
         tables: By node type, its rows in the order of its nodes' ids; None for a node type without features.
-        node types: Where the nodes of each node type are.
+        node_types: Where the nodes of each node type are.
     """
 
     tables: tuple[DenseFeatures | CSRFeatures | PackedFeatures | None, ...]
@@ -227,10 +226,7 @@ class TypedFeatures(FeatureTable):
 
     @property
     def storage(self) -> tuple[RowCode | None, ...] | None:
-        """The form of the codes of each node type, None for one whose rows are none;
-
-        None where no node type has codes.
-        """
+        """The form of each node type's quantised rows, None for other types; None where no rows are quantised."""
         codes = tuple(None if table is None else table.storage for table in self.tables)
         return codes if any(codes) else None
 
@@ -269,7 +265,7 @@ class TypedFeatures(FeatureTable):
 
     @property
     def has_row(self) -> np.ndarray:
-        """(num_nodes,) bool: whether a node is of a node type with features."""
+        """(num_nodes,) bool: whether a node's type has features."""
         return self.node_types.spread(np.array([table is not None for table in self.tables]))
 
     @property
@@ -308,12 +304,10 @@ class TypedFeatures(FeatureTable):
         return replace(self, tables=tuple(tables))
 
     def load(self, nodes: np.ndarray) -> tuple["TypedFeatures", np.ndarray | None]:
-        """Read the rows of (num,) ascending ids into tables in memory, node type by node type;
-
-        see `DenseFeatures.load`.
+        """Read the rows of (num,) ascending ids into tables in memory, by node type; see `DenseFeatures.load`.
 
         Returns:
-            The tables, and (num,) int32 the place among the nodes whose row in them each node has; None: its own.
+            The tables, and for each node the (num,) int32 position of the node whose row it has; None: its own.
         """
         nodes = checked_rows(nodes, self.num_rows)
         node_type, row = self.node_types.locate(nodes)
@@ -328,7 +322,7 @@ class TypedFeatures(FeatureTable):
         return replace(self, tables=tuple(loaded), node_types=self.node_types.among(nodes)), order
 
     def holding(self, rows: TypedRows, node_types: NodeTypes) -> "TypedFeatures":
-        """Return a table in memory of gathered rows; node types: where the nodes of each node type are among them."""
+        """Return a table in memory of gathered rows; node_types: where the nodes of each node type are among them."""
         tables = [
             CSRFeatures(own.indptr, own.indices, own.data, own.dim)
             if isinstance(own, SparseRows)

@@ -1,4 +1,4 @@
-"""Values that no run could learn from, refused before any work; arrays are read a bounded block at a time."""
+"""Values that no run could learn from, refused before any work; arrays are read in bounded blocks."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -113,7 +113,7 @@ def least_value(values: Any) -> float:
 
 
 def check_label_values(labels: np.ndarray) -> None:
-    """Refuse labels that cannot be meant.
+    """Refuse labels that make no sense.
 
     Args:
         labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1.
@@ -143,7 +143,7 @@ def _check_several(begin: int, rows: np.ndarray) -> None:
     if len(bad):
         row, column = bad[0]
         raise ValueError(
-            f"labels of several a node must be 0, 1 or -1 (unknown), got {rows[row, column]} in row {begin + row}, "
+            f"several labels per node must each be 0, 1 or -1 (unknown), got {rows[row, column]} in row {begin + row}, "
             f"column {column}{': np.nan_to_num(labels, nan=-1)' if np.isnan(rows[row, column]) else ''}"
         )
 
@@ -164,7 +164,7 @@ def _check_single(begin: int, rows: np.ndarray) -> None:
 
 
 def _first_not_finite(array: np.ndarray, stored: np.dtype | None = None) -> tuple[int, ...] | None:
-    """Return where the first value stands that is NaN or infinite in the dtype `stored`, or None."""
+    """Return the position of the first value that is NaN or infinite in the dtype `stored`, or None."""
     if array.dtype.kind != "f":
         return None
     for begin, rows in blocks(array):

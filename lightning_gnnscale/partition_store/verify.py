@@ -18,7 +18,7 @@ from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
 from .packed_features import PackedFeatures
 
-# Files whose size goes by edges, features or text: they are compared when they are first read, not on opening.
+# Files whose size depends on edges, features or text: they are compared when they are first read, not on opening.
 READ_LATER = {
     "csc_indices",
     "halo_code",
@@ -31,7 +31,7 @@ READ_LATER = {
     "user_id_offsets",
     "user_id_bytes",
 }
-_ROWS = re.compile(r"(node type\d+_)?(halo_)?features(_indices|_data)?")
+_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
 _BLOCK_EDGES = 1 << 23
 _BLOCK_ROWS = 1 << 16
 
@@ -86,10 +86,10 @@ def _tables(features) -> dict[int | None, FeatureTable | None]:
 
 
 def compare_once(store, names=None) -> int:
-    """Compare files that this machine has not compared since they were written or copied with their checksums.
+    """Compare files with their checksums, unless this machine has done so since they were written or copied.
 
-    Pointers must also rise from 0 to the length of what they point into, and ids lie in their range: writers may err.
-    What has been compared stands in `<root>.verified.json` with each file's inode, size and times, or in the user's
+    Pointers must also rise from 0 to the length of what they point into, and ids be in their range: writers may err.
+    What has been compared is noted in `<root>.verified.json` with each file's inode, size and times, or in the user's
     cache folder where nothing can be written beside the store; without either it is compared once a process.
 
     Args:
@@ -195,7 +195,7 @@ def _check_range(store, name: str) -> None:
         for begin in range(0, len(values), _BLOCK_EDGES):
             block = values[begin : begin + _BLOCK_EDGES]
             if block.min() < 0 or block.max() >= limits[name]:
-                raise broken(store, name, f"names what does not exist: its values lie in [0, {limits[name]})")
+                raise broken(store, name, f"names what does not exist: its values are in [0, {limits[name]})")
 
 
 def _check_ids(store) -> None:
@@ -264,7 +264,7 @@ def _rows_ascend(indptr, indices, num_nodes):
 
 @kernel
 def _same_restricted_rows(indptr, indices, begin, end, halo, halo_indptr, local_indices, places):
-    """Return whether each halo row is its row of the whole graph, cut to [begin, end), and its edges stand there."""
+    """Return whether each halo row is its row of the whole graph, cut to [begin, end), and its edges are there."""
     for row in range(len(halo)):
         at = halo_indptr[row]
         for i in range(indptr[halo[row]], indptr[halo[row] + 1]):

@@ -72,14 +72,13 @@ def write_partition_store(
 
     Args:
         root: folder of the store.
-        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats of one edge type (of an edge's weights
+        stream: EdgeStream. Its `to_undirected` adds reverses and drops repeats of one edge type (of an edge's weights
             that of the first edge in its direction stays, else that of the first one the other way; edges with times
-            are all kept), its `remove_self_loops` drops
-            self-loops, its `node_ids` are kept as the user's ids.
+            are all kept). Its `remove_self_loops` drops self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
         columns: Features, labels, masks and the like: a `GraphDataset` or `Columns`, see there; None: those of `named`.
         progress: called with (what, done, total) about once a block.
-        overwrite: write again even if a store stands at root, and discard an unfinished one of other input; the old
+        overwrite: write again even if a store exists at root, and discard an unfinished one of other input; the old
             store stays until the new one is complete.
         pack_halo: also store each halo's nodes and feature rows, so that a part loads with sequential reads.
         budget: buffer sizes.
@@ -102,7 +101,7 @@ def write_partition_store(
         disk of about two times the edges, which shrinks as the rows are written.
     """
     if columns is not None and named:
-        raise ValueError(f"columns are given, and {', '.join(named)} beside them: name them in one place")
+        raise ValueError(f"columns are given, and {', '.join(named)} besides: name them in one place")
     root, columns = store_folder(root), Columns.of(Columns(**named) if columns is None else columns)
     budget = budget or WriteBudget()
     files_now = partial(input_files, stream, columns, p.part_id)
@@ -204,7 +203,7 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
 
 
 def _type_starts(inputs: StoreInputs) -> np.ndarray:
-    """Return (num_parts * num_node_types + 1,) store ids at which the node types of each part begin, part by part."""
+    """Return (num_parts * num_node_types + 1,) store ids at which each part's node types begin, part by part."""
     offsets, num_parts = inputs.relations.type_offsets, inputs.num_parts
     counts = np.stack(
         [np.bincount(inputs.part_id[first:last], minlength=num_parts) for first, last in pairwise(offsets)]
@@ -236,7 +235,7 @@ def _write_node_arrays(
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
     if inputs.features is not None and not inputs.typed_features:
         _write_features(journal, "features", inputs.features, inputs.feature_storage, check_finite, *common)
-    for node_type, rows in inputs.typed_features.items():  # the nodes of a node type are those of a graph of its own
+    for node_type, rows in inputs.typed_features.items():  # the nodes of a type are numbered as a graph of their own
         part_id = inputs.part_id[slice(*inputs.relations.type_offsets[node_type : node_type + 2].tolist())]
         common = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
         _write_features(
@@ -325,10 +324,7 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
 
 
 def _dims(inputs: StoreInputs) -> list[int | None] | None:
-    """Return the widths of the features of each node type, None for a node type without;
-
-    None: node types have none of their own.
-    """
+    """Return the feature width of each node type, None for one without; None unless node types have their own."""
     if not inputs.typed_features:
         return None
     features = [inputs.typed_features.get(node_type) for node_type in range(inputs.relations.num_node_types)]

@@ -1,4 +1,4 @@
-"""Parts that no edge decides: random ones, the floor that every method is measured against, and ranges of ids."""
+"""Parts that do not depend on edges: random ones, the floor for every other method, and ranges of ids."""
 
 import numpy as np
 
@@ -9,20 +9,20 @@ from .constraints import judge, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
 from .registry import register_partitioner
 
-_SALT = 0x52414E44  # keeps this use of the seed apart from all others
+_SALT = 0x52414E44  # separates this use of the seed from all others
 
 
 @register_partitioner("random", memory=lambda num_nodes, *_: 5 * num_nodes)
 def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, progress=None) -> np.ndarray:
-    """Assign the nodes out in an order that is a hash of (seed, node id); part sizes differ by at most one.
+    """Assign the nodes in turn, in the order of a hash of (seed, node id); part sizes differ by at most one.
 
     Args:
         stream: an EdgeStream; only its number of nodes is used.
         num_parts: in [1, num_nodes].
         seed: decides the order.
         masks: those that are balanced.
-        balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are assigned out together, so that
-            parts differ by few of them; of volumes and counts it is only told where they are not met.
+        balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are assigned together, so that
+            parts differ by few of them. Volumes and counts are not balanced: a warning says where they are not met.
         progress: not used.
 
     Returns:
@@ -56,7 +56,7 @@ def range_parts(graph: GraphInput, num_parts: int) -> np.ndarray:
         graph: the graph; its edges are read only for ranges of equal volume, its seed is not used.
         graph.balance: None or {"nodes": slack}: sizes differ by at most one node. {"volume": slack}: a node goes to the
             part in whose share of the volume (sum of degrees) its middle lies, so that no part is more than one node's
-            degree above the mean; where that is above the slack, a warning tells. No other constraint is taken.
+            degree above the mean; where that is above the slack, a warning says so. No other constraint is taken.
         num_parts: in [1, num_nodes].
 
     Returns:

@@ -1,4 +1,4 @@
-"""Balance: what a part may hold of nodes, volume and masked nodes, whether that can be met, and packing in order."""
+"""Balance: how many nodes, how much volume and how many masked nodes a part may hold, and packing in order."""
 
 import math
 from collections.abc import Mapping
@@ -64,14 +64,14 @@ def fill_least(filled, heap, size):
 
 
 def balance_by_node_type(stream, masks: Mapping[str, np.ndarray] | None, balance: Mapping[str, float] | None) -> dict:
-    """Return masks and counts with those that constraints name of a heterogeneous graph.
+    """Return the masks, and those masks and counts of a heterogeneous graph that constraints name.
 
     Args:
         stream: An EdgeStream; only a `HeteroStream` has node types.
         masks: (num_nodes,) bool by name, or None.
-        balance: Constraints by name. Beside nodes, volume and masks: the name of a node type, its nodes; a mask and a
-            node type, "train:paper", the mask's nodes of it; an edge type, "cites" or "paper,cites,paper", its edges,
-            each where its target is.
+        balance: Constraints by name. Besides nodes, volume and masks: a node type for its nodes; a mask and a node
+            type, "train:paper", for the mask's nodes of that type; an edge type, "cites" or "paper,cites,paper", for
+            its edges, each counted at its target.
 
     Raises:
         ValueError: a name that is none of these.
@@ -98,9 +98,8 @@ def balance_by_node_type(stream, masks: Mapping[str, np.ndarray] | None, balance
             known = [*schema.node_types, *(f"{mask}:{schema.node_types[0]}" for mask in list(found)[:1])]
             known += [",".join(edge_type) for edge_type in schema.edge_types]
             raise ValueError(
-                f"partitioner.balance.{name}: no node type, edge type or mask is called so; what can be balanced: "
-                f"nodes, "
-                f"volume, {', '.join(known)}"
+                f"partitioner.balance.{name}: no node type, edge type or mask has this name; what can be balanced: "
+                f"nodes, volume, {', '.join(known)}"
             ) from None
     if relations:
         found |= _edges_by_type(stream, relations)
@@ -108,7 +107,7 @@ def balance_by_node_type(stream, masks: Mapping[str, np.ndarray] | None, balance
 
 
 def _edges_by_type(stream, relations: dict[str, int]) -> dict[str, np.ndarray]:
-    """Return (num_nodes,) int32 edges of edge types that lead to each node."""
+    """Return (num_nodes,) int32 counts by edge type: the edges that lead to each node."""
     counts = {name: np.zeros(stream.num_nodes, np.int32) for name in relations}
     stream.count()
     for chunk in stream.chunks():
@@ -278,7 +277,7 @@ def judge(constraints: Constraints, loads: np.ndarray) -> None:
 
 
 def judge_now(constraints: Constraints, loads: np.ndarray) -> None:
-    """Keep the balances in the record of the run, and warn of every constraint that is not met, with its size."""
+    """Keep the balances in the record of the run, and warn of every constraint that is not met and by how much."""
     num_parts, largest = len(loads), loads.max(axis=0)
     over_mean = largest * num_parts / np.maximum(1, constraints.total)
     reached = dict(zip(constraints.names, over_mean.tolist(), strict=True))

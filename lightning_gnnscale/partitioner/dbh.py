@@ -1,4 +1,4 @@
-"""Degree-based hashing: every edge to the part of its end with fewer edges, so that hubs are the ones to be cut."""
+"""Degree-based hashing: every edge goes to the part of its end with fewer edges, so that hubs are cut."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from ..triton_kernels.intrinsics import prefetch
 from .graph_input import GraphInput, graph_partitioner
 from .vertex_cut import EdgePass, place_edges
 
-_SALT = 0x444248  # keeps this use of the seed apart from all others
+_SALT = 0x444248  # separates this use of the seed from all others
 _DEGREES_AHEAD = 24  # edges
 
 

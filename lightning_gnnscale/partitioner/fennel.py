@@ -1,4 +1,4 @@
-"""Fennel: each node to the part with most of its neighbours, less a price that grows with the part."""
+"""Fennel: each node goes to the part with most of its neighbours, less a price that grows with the part."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """What a method of this package is given: the graph behind a stream, and all that surrounds a run.
 
 `GraphInput` opens the graph (with or without scratch disk, repeated edges dropped or not), goes on where a killed run
-was saved, and tells progress; `graph_partitioner` makes a registered partitioner of a function that takes one.
+was saved, and reports progress; `graph_partitioner` makes a registered partitioner of a function that takes one.
 """
 
 import functools
@@ -31,7 +31,7 @@ _SEEN, _NEXT_CHUNK = "pass.seen", "pass.next_chunk"  # arrays of a checkpoint: e
 
 
 class GraphInput:
-    """An edge stream, what a run may use to read it, and where an earlier process left the run.
+    """An edge stream, what a run may use to read it, and the state that an earlier process saved.
 
     A method opens the graph once, by `open_simple` or `open_rows`; it then asks `left_in` for what was saved in each of
     its phases, and reads the edges by `run_pass`, or saves by `after_chunk` and `save`.
@@ -42,14 +42,14 @@ class GraphInput:
         options: the method's own; a checkpoint of a run with other ones is not used.
         deduplicate: see `open_simple_graph`.
         scratch: folder for scratch files; "auto": the system's folder for temporary files; None: no scratch disk.
-        checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
+        checkpoint: file to save the state to; where it exists already, the work goes on from it. It is removed
             at the end. None: nothing is saved.
         checkpoint_every: chunks (or blocks of rows) between two saves, >= 1.
 
     Attributes:
         simple: the SimpleGraph, once `open_simple` has been called.
         phase: the phase after the first pass in which an earlier process left the run; "": in none.
-        left: what it saved there, but for what this class saves itself.
+        left: what it saved there, except what this class saves itself.
         facts: further arrays by name that every later save must hold.
     """
 
@@ -153,7 +153,7 @@ class GraphInput:
         self.simple.check(seen)
 
     def tell(self, what: str, done: int, total: int | None) -> None:
-        """Tell progress."""
+        """Report progress."""
         if self.progress is not None:
             self.progress(what, done, total)
 
@@ -197,7 +197,7 @@ def graph_partitioner(
 
     Returns:
         A decorator for `fn(graph, num_parts, *, **options)`; what it returns is the registered function, which takes
-        the stream in place of the graph, and the keyword arguments of `GraphInput` beside the options.
+        the stream instead of the graph, and the keyword arguments of `GraphInput` besides the options.
     """
     shared = inspect.signature(GraphInput).parameters
     keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in shared.values() if p.default is not p.empty]
@@ -214,7 +214,7 @@ def graph_partitioner(
             graph.finish()
             return part_id
 
-        # What a caller may give: the method's own options stand between `progress` and `deduplicate`.
+        # What a caller may give: the method's own options go between `progress` and `deduplicate`.
         shown = [shared["stream"], shared["num_parts"], *keywords[:4], *own, *keywords[4:]]
         partitioner.__signature__ = inspect.Signature(shown)
         return register_partitioner(name, memory, slack)(partitioner)
@@ -236,7 +236,7 @@ class Checkpoint:
         every: chunks between two saves, >= 1.
 
     Raises:
-        ValueError: the path is a folder, or lies in none.
+        ValueError: the path is a folder, or its folder does not exist.
     """
 
     def __init__(self, path: str | os.PathLike | None, stream, settings: dict, every: int):
@@ -259,7 +259,7 @@ class Checkpoint:
         if self.path is None or not self.path.exists():
             return None
         if not _may_be_checkpoint(self.path):
-            raise ValueError(f"partitioner.checkpoint: {self.path} is no checkpoint: give a path of its own")
+            raise ValueError(f"partitioner.checkpoint: {self.path} is not a checkpoint: give another path")
         try:
             arrays = load_npz_arrays(self.path)
         except ValueError:
@@ -301,7 +301,7 @@ class Checkpoint:
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Whether a file is one of ours, as it was saved or damaged since."""
+    """Whether a file is one of ours, intact or damaged since."""
     try:
         with zipfile.ZipFile(path) as file:
             return {"phase.npy", "key.npy"} <= set(file.namelist())

@@ -74,7 +74,7 @@ def grem(
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
         refine: place a node again in every chunk that meets it; False fixes its first part (greedy streaming).
         chunk_edges_share: edges a chunk as a share of all simple edges, in (0, 1]; it decides cut and memory.
-        chunk_edges: edges a chunk, >= 1, in place of the share; kept through all levels of the recursion. Not to be
+        chunk_edges: edges a chunk, >= 1, instead of the share; kept through all levels of the recursion. Not to be
             confused with the stream's own chunks, which change nothing.
         seed_method: "multilevel" (in memory), or a registered partitioner for the first chunk: "metis", "random", ...;
             nodes beyond a part's cap in its result are placed like those of later chunks. Only "multilevel" looks at

@@ -73,7 +73,7 @@ def place_edges(
         chunk_edges: edges a chunk, >= 1; part of the method.
         seed_parts: called as seed_parts(rows, edges, number of edges) with the first chunk, before anything else is
             placed; returns the part of each node that has an edge in it, by ascending node id.
-        state: where the pass stands.
+        state: how far the pass has come.
         after_chunk: called with the number of edges done once a chunk.
         weight: (num_nodes, D) int32, what a node weighs in each dimension, more than 0 in one of them. None: its size.
 
@@ -252,7 +252,7 @@ def _place_chunk(ends, neighbors, part, counts, sizes, caps, weight, refine):
         if stop == start or (own >= 0 and not refine):
             continue
         _tally(neighbors, start, stop, part, tally)
-        # Algorithm 2: a node with a part leaves it first, and what this chunk tells is averaged with what it knew.
+        # Algorithm 2: a node with a part leaves it first, and this chunk's counts are averaged with its earlier ones.
         if own >= 0:
             if sizes.ndim == 1:
                 sizes[own] -= 1
@@ -314,7 +314,7 @@ def _place_rest(part, sizes, caps, weight):
 def _relieve(state: PlacementState, caps: np.ndarray, weight: np.ndarray) -> None:
     """Move nodes out of parts that pass their caps, those first that lose least of their neighbours for it.
 
-    A move must lower what all parts together pass their caps by, as shares of the caps, so that a rare kind may push
+    A move must lower what all parts together pass their caps by, as shares of the caps. So a rare dimension may push
     a common one over, which then moves on. A dimension that no move lowers any more counts twice from then on.
     """
     penalty = np.ones(caps.shape[1])

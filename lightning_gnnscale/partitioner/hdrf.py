@@ -1,4 +1,4 @@
-"""HDRF: every edge to the part that holds its ends and is little filled, hubs being the ones to be cut.
+"""HDRF: every edge goes to a part that holds its ends and has few edges; hubs are the nodes that are cut.
 
 The replica sets and loads, and the questions asked of them, are shared with PowerGraph's greedy rules: which is the
 least loaded part held by both ends, by one end alone, by any part. A replica set is a bitmask, and so is the set of
@@ -27,7 +27,7 @@ _NO_LOAD = np.iinfo(np.int64).max
 
 
 class ReplicaState(NamedTuple):
-    """Where a placing pass stands.
+    """How far a placing pass has come.
 
     Attributes:
         rows: (num_nodes, 1 + num_words) uint32: a number of edges (HDRF: placed so far; PowerGraph: not placed yet),
@@ -73,7 +73,7 @@ def hdrf(
         theta_u = degree(u) / (degree(u) + degree(v)) = 1 - theta_v
 
     Args:
-        graph: the graph, without `balance`: it is edges that HDRF balances. Its seed decides masters="random" alone.
+        graph: the graph, without `balance`: HDRF balances edges. Its seed decides masters="random" alone.
         num_parts: in [1, num_nodes].
         balance_weight: lambda, dimensionless, >= 0; up to 1 it only breaks ties between parts that hold as much.
         epsilon: in the balance term, in edges, > 0.

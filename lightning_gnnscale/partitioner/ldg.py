@@ -1,6 +1,6 @@
-"""LDG, linear deterministic greedy: each node to the part with most of its neighbours, weighted by the space left.
+"""LDG, linear deterministic greedy: a node goes to the part with most of its neighbours, weighted by space left.
 
-The stream of nodes is Fennel's, too, which has another rule for the size of a part.
+Fennel uses the same stream of nodes, with another rule for the size of a part.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from .registry import check_number
 ORDERS = ("given", "random")
 LINEAR, POWER = range(2)  # how a part's size lowers its score
 
-_SALT = 0x4E4F4445  # keeps this use of the seed apart from all others
+_SALT = 0x4E4F4445  # separates this use of the seed from all others
 _NEIGHBORS_AHEAD = 32
 _ASSIGNMENT = "assignment"  # a phase, also of a checkpoint
 
@@ -73,7 +73,7 @@ def ldg(
         passes: times that all nodes are assigned, >= 1; from the second on a neighbour that has not come yet counts
             where the last pass put it, and parts start empty again.
         order: "given": ascending ids. "random": inside each block, by a hash of (seed, pass, node); the blocks stay
-            in ascending order, because that is how they lie on disk.
+            in ascending order, because that is their order on disk.
         block_edges: entries of a block at most, >= 1; it has an effect on the result only with order "random".
 
     Returns:
@@ -172,9 +172,9 @@ def _least_from(size, smallest, part):
 
 @kernel
 def _assign_rows(first_node, indptr, indices, order, part_id, size, rule):
-    """Assign the nodes of a block, in `order` or, where that is empty, as they lie."""
+    """Assign the nodes of a block, in `order` or, where that is empty, in ascending order."""
     num_parts = len(size)
-    # Slot 0 counts neighbours without a part, and holds one from the start so that it is never listed as touched.
+    # Slot 0 counts neighbours without a part. It starts at one, so that it is never listed as touched.
     count, touched = np.zeros(num_parts + 1, np.int64), np.empty(num_parts + 1, np.int64)
     count[0] = 1
     weight, penalty = np.empty(num_parts), np.empty(num_parts)

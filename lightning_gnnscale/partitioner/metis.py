@@ -1,4 +1,4 @@
-"""METIS, in memory: the yardstick for cut and for memory. Needs the extra `[metis]`, or METIS' shared library."""
+"""METIS, in memory: the reference for cut and for memory. Needs the extra `[metis]`, or METIS' shared library."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """METIS' own library, called through ctypes: its Python bindings pass on no more than one balance constraint.
 
 It is looked for in the system (Debian: libmetis5), then inside pymetis (the extra `[metis]`), whose extension module
-holds a whole METIS.
+contains all of METIS.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from ..errors import GNNScaleError
 
 _NUM_OPTIONS = 40  # METIS_NOPTIONS
 _OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
-# Positions in the options; before the seed stand the passes of refinement and the cuts to choose from, and since 5.2
+# Positions in the options; before the seed come the passes of refinement and the cuts to choose from, and since 5.2
 # before these the initial partitions.
 _SEED, _SEED_SINCE_5_2 = 8, 9
 _ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"

@@ -1,7 +1,4 @@
-"""Parts that are unions of many small parts of another method, sampled at random:
-
-alike, though their edges stay near.
-"""
+"""Parts that are alike and still keep edges inside: random unions of many small parts of another method."""
 
 import numpy as np
 
@@ -10,7 +7,7 @@ from . import phases
 from .constraints import caps, judge
 from .registry import complete_options, get_partitioner, promised_slack, register_partitioner
 
-_SALT = 0x4D495845  # keeps this use of the seed apart from all others
+_SALT = 0x4D495845  # separates this use of the seed from all others
 
 
 def _promised(num_nodes: int, num_parts: int, options: dict) -> float | None:
@@ -31,27 +28,27 @@ def mixed(
     pieces: int = 16,
     **options,
 ) -> np.ndarray:
-    """Cut the graph into num_parts * pieces small parts, and form each part from `pieces` of them, sampled at random.
+    """Cut the graph into num_parts * pieces small parts, and unite `pieces` random ones to each part.
 
     A low cut puts communities, and with them classes, into parts of their own; models that are trained on such parts
-    and then averaged agree badly. A union of pieces from all over the graph is like the others, and still has most
-    neighbours at hand: between the cut of `of` (pieces=1) and that of random nodes (as many pieces as nodes).
+    and then averaged agree badly. A union of small parts from all over the graph resembles the others and still holds
+    most neighbours. Its cut lies between that of `of` (pieces=1) and that of random nodes (as many pieces as nodes).
 
     Args:
         stream: An EdgeStream.
         num_parts: In [1, num_nodes].
-        seed: Seed that decides the pieces and how they are assigned.
-        masks, balance, progress: As the method `of` takes them. Parts are judged by it: where a piece has few nodes,
-            the one by which pieces differ adds up, and a warning says by how much.
-        of: Name of the registered method that cuts the pieces.
-        pieces: Number of pieces per part, in [1, num_nodes // num_parts].
+        seed: Seed that decides the small parts and how they are assigned.
+        masks, balance, progress: As the method `of` takes them. Parts are judged by the same balance: small parts of
+            few nodes differ by one node, which adds up; a warning says by how much.
+        of: Name of the registered method that makes the small parts.
+        pieces: Number of small parts per part, in [1, num_nodes // num_parts].
         options: Options of the method `of`.
 
     Returns:
         (num_nodes,) int32 part ids.
 
     Raises:
-        ValueError: `of` or one of its options is unknown, or there are more pieces than nodes.
+        ValueError: `of` or one of its options is unknown, or there are more small parts than nodes.
 
     Cost: that of the method with num_parts * pieces parts.
     Source: stochastic multiple partitions, Chiang et al., Cluster-GCN, KDD 2019, sampled once for all epochs.

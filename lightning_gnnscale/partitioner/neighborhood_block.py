@@ -23,7 +23,7 @@ SLACK = 1.05
 _QUOTIENT_EDGES_A_NODE, _BYTES_AN_EDGE = 2, 60  # of the graph of blocks
 
 _BLOCKS = "blocks"
-_SALT = 0x4E424C4B  # keeps this use of the seed apart from all others
+_SALT = 0x4E424C4B  # separates this use of the seed from all others
 
 
 def _memory(num_nodes: int, num_edges: int, *_) -> float:
@@ -36,7 +36,7 @@ def neighborhood_block(graph: GraphInput, num_parts: int, *, refinement_rounds: 
     """Partition by blocks around the training, validation and test nodes.
 
     Breadth-first search runs from all of them at once, whole hops at a time; a node keeps the first block that reaches
-    it, the lowest of several. A block that is full goes on as another one. The graph of blocks is partitioned in
+    it, the lowest of several. A full block is continued by another one. The graph of blocks is partitioned in
     memory: blocks merge by the edges between them, and nodes and each mask are capped. Its parts are refined on the
     stream.
 
@@ -168,7 +168,7 @@ def _reach_neighbors(src, dst, block, arriving):
 
 @kernel
 def _arrive(block, arriving, size, goes_on, num_blocks, most):
-    """Let the nodes that were reached join their blocks, or what a full one goes on as; return how many there are."""
+    """Let the nodes that were reached join their blocks, or what continues a full one; return how many there are."""
     count = 0
     for v in range(len(block)):
         if block[v] >= 0 or arriving[v] < 0:

@@ -54,8 +54,8 @@ class Partitioning:
         quality: cut, replication and balances, measured by a pass over the stream when they are first read, printed,
             pickled or saved; None if they are not to be evaluated. May be given as a function without arguments.
         seconds: wall-clock seconds by phase, and `total`; `evaluate` once the quality was measured.
-        peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start,
-            sampled by a thread; while METIS works it holds the interpreter, and on Linux alone its own peak is seen.
+        peak_bytes: largest anonymous + shared resident memory of the process tree above that at the start,
+            sampled by a thread. METIS holds the interpreter while it works; only on Linux its peak is seen then.
         notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
         edge_files: state of the stream's files before they were read, by which a store of edges that changed since is
             refused; [] of edges that lie in memory.
@@ -107,7 +107,7 @@ class Partitioning:
         facts["part_id_crc32"] = _array_checksum(self.part_id)
         facts = json.loads(json.dumps(facts, default=_plain))
         text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
-        # An old description beside new ids would be a lie, so the description goes first and comes back last.
+        # An old description beside new ids would be wrong: it is removed first and written last.
         with disk_errors(folder, "written", "make space, and run the same command again"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "partitioning.json").unlink(missing_ok=True)
@@ -166,8 +166,8 @@ def partition(
     Args:
         stream: an EdgeStream.
         method: one of `available_partitioners()`.
-        num_parts: in [1, num_nodes]. A part that a method leaves without nodes gets one of the largest part's, which
-            the notes tell (`parts_filled`).
+        num_parts: in [1, num_nodes]. A part that a method leaves without nodes gets one of the largest part's; the
+            notes say so (`parts_filled`).
         seed: decides every random choice.
         masks: {"train": (num_nodes,) bool, ...}, for methods that balance them and for `train_balance`; of integers,
             how much each node counts.
@@ -177,9 +177,9 @@ def partition(
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
         evaluate: let the result have a `quality`; the pass that it takes is made when it is first read, and the stream
             is held till then.
-        edge_type_weight: {"cites": 2, "at": 0}: how many edges an edge of an edge type counts as, a whole number;
-            others count as one. 0 leaves an edge type out. For methods that count repeated edges, without
-            `deduplicate=True`.
+        edge_type_weight: {"cites": 2, "at": 0}: an edge of type "cites" counts as two edges, those of type "at" are
+            left out. Whole numbers >= 0; edges of other types count as one. For methods that count repeated edges,
+            without `deduplicate=True`.
         options: the method's own.
 
     Returns:
@@ -229,10 +229,10 @@ def partition(
 
 
 def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
-    """Return a stream that lists the edges of each edge type as often as they weigh.
+    """Return a stream that lists each edge as often as the weight of its edge type says.
 
     Raises:
-        ValueError: the graph has one edge type, a weight is no whole number >= 0, or edge types stand in one source.
+        ValueError: the graph has one edge type, a weight is not a whole number >= 0, or edge types share a source.
     """
     if not isinstance(stream, HeteroStream):
         raise ValueError("partitioner.edge_type_weight needs a graph with edge types: leave it out")
@@ -246,14 +246,14 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
     for source in stream.sources:
         if np.ndim(source.relation):
             raise ValueError(
-                "partitioner.edge_type_weight needs edge types in sources of their own, and these edges stand in one: "
+                "partitioner.edge_type_weight needs a source per edge type, but these edges share one: "
                 "give each edge type its edges in a HeteroGraph"
             )
         sources += [source] * weights.get(int(source.relation), 1)
     sizes = np.diff(stream.type_offsets).tolist()
     drops = stream.remove_self_loops
     weighted = HeteroStream(sources, stream.schema, sizes, stream.chunk_edges, stream.to_undirected, drops)
-    weighted.layout = "once"  # an edge that stands again counts again
+    weighted.layout = "once"  # a repeated edge counts again
     return weighted
 
 

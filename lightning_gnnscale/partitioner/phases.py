@@ -1,4 +1,4 @@
-"""What a partitioner says of a run beside its result: seconds per phase, facts found, warnings.
+"""What a partitioner reports of a run besides its result: seconds per phase, facts found, warnings.
 
 `partition` opens a record; the methods write to whichever record is open, or to none when they are called directly.
 """
@@ -19,7 +19,7 @@ class PhaseRecord:
         seconds: wall-clock seconds by phase.
         notes: plain JSON facts, for example the layout that was found.
         graph: the SimpleGraph that the method read, so that evaluation need not look for the layout again.
-        judges_later: whether parts are judged by whoever opened the record, once they are final.
+        judges_later: whether the caller that opened the record judges the parts, once they are final.
         judgement: the constraints that the method kept to, and the loads of its parts.
     """
 

@@ -27,12 +27,12 @@ def powergraph(graph: GraphInput, num_parts: int, *, masters: str = "majority") 
     With A(v) the parts that hold an edge of v, the edge goes to the least loaded part
 
     1. of A(u) and A(v) in common, where there is one;
-    2. else, where neither is empty, of the end with more edges still to be placed, of either where they are as many;
+    2. else, where neither is empty, of the end with more edges still to be placed, of either where these are equal;
     3. of the one that is not empty;
     4. of all, where both are empty.
 
     Args:
-        graph: the graph, without `balance`: it is edges that the rules balance. Its seed decides masters="random"
+        graph: the graph, without `balance`: the rules balance edges. Its seed decides masters="random"
             alone.
         num_parts: in [1, num_nodes].
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its

@@ -1,4 +1,4 @@
-"""What every partitioner owes, a user's own too: no empty part, and the balance that was promised, or a warning."""
+"""What every partitioner must deliver, a user's own too: no empty part, and the promised balance or a warning."""
 
 import heapq
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ def check_ids(method: str, part_id, num_nodes: int, num_parts: int) -> np.ndarra
     """Return what a method returned as int32.
 
     Raises:
-        ValueError: it is no array of part ids.
+        ValueError: it is not an array of part ids.
     """
     part_id = np.asarray(part_id)
     if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
@@ -36,7 +36,7 @@ def fill_empty_parts(part_id: np.ndarray, num_parts: int) -> np.ndarray:
         num_parts: number of parts.
 
     Returns:
-        The array itself where no part is empty, else another; how many were goes to the notes, `parts_filled`.
+        The array itself where no part is empty, else a copy. The notes give the number of empty parts, `parts_filled`.
 
     Cost: one count of the parts; where some are empty 17 bytes a node of the parts that give nodes, and 5 of all.
     """
@@ -68,7 +68,7 @@ def settle_balance(
     """Note the balances that were asked for or promised, and warn of each that is not met.
 
     What the method itself had judged is judged again on the final parts. Volumes are known to the method alone: after
-    empty parts were filled they are at most what it found; those of a method that judged none stand in the notes,
+    empty parts were filled they are at most what it found; those of a method that judged none are in the notes,
     `balance_unchecked`.
 
     Args:
@@ -83,8 +83,8 @@ def settle_balance(
     judged = phases.take_judgement()
     if judged is not None and _is_of(judged[0], judged[1], len(part_id), num_parts):
         constraints, loads = judged[0], judged[1].copy()
-        for d, node_type in enumerate(constraints.kinds):
-            if node_type != VOLUME:
+        for d, kind in enumerate(constraints.kinds):
+            if kind != VOLUME:
                 loads[:, d] = _count(part_id, num_parts, _weight(constraints, d))
         judge_now(constraints, loads)
         return
@@ -98,9 +98,9 @@ def settle_balance(
     loads = [_count(part_id, num_parts, None if name == "nodes" else masks[name]) for name in names]
     loads, slacks = np.stack(loads, axis=1), np.array([float(asked[name]) for name in names])
     total, nothing = loads.sum(axis=0), np.zeros((1, 1), np.int32)
-    node_types = np.array([NODES if name == "nodes" else COUNT for name in names], np.int8)
+    kinds = np.array([NODES if name == "nodes" else COUNT for name in names], np.int8)
     cap = caps(slacks, total, num_parts)
-    judge_now(Constraints(tuple(names), slacks, node_types, nothing[0], nothing, total, cap), loads)
+    judge_now(Constraints(tuple(names), slacks, kinds, nothing[0], nothing, total, cap), loads)
 
 
 def _is_of(constraints: Constraints, loads: np.ndarray, num_nodes: int, num_parts: int) -> bool:

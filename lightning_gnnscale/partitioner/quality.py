@@ -36,9 +36,9 @@ class PartitionQuality:
         feature_bytes: Bytes of a feature row, as counted in `bytes_per_part`.
         bytes_per_part: (num_parts,) list: bytes that a part loads from a store of the undirected graph. These are its
             feature rows, core and halo, and its CSC as `PartitionStore.load_part(part, halo_hops)` lays it out: 8 bytes
-            per local node and 8 for the end, 4 per edge. A part holds both edges of every edge that has an end nearer
-            than halo_hops to its core. With 0 hops only the edges inside the core are counted, because the store's seed
-            decides which cut edges a part gets.
+            per local node and 8 for the end, 4 per directed edge. A part holds both directions of every edge that has
+            an end nearer than halo_hops to its core. With 0 hops only the edges inside the core are counted, because
+            the store's seed decides which cut edges a part gets.
     """
 
     edge_cut_ratio: float
@@ -119,7 +119,7 @@ def evaluate_partitioning(
         num_parts: number of parts, >= 1.
         halo_hops: distance, in hops, up to which a part reads foreign nodes, >= 0.
         masks: {"train": (num_nodes,) bool, ...}; of integers, how much each node counts. The balance of each is
-        reported.
+            reported.
         deduplicate, scratch: see `open_simple_graph`.
         progress: called as progress(what, done, total) once a chunk.
         graph: what `open_simple_graph` returned for this stream; saves the pass that finds the layout.
@@ -177,7 +177,7 @@ def _figures(
     counts: _Counts, halo_hops: int, core: np.ndarray, needed: np.ndarray, components: np.ndarray,
     masked: dict[str, np.ndarray], feature_bytes: float = 0,
 ) -> PartitionQuality:  # fmt: skip
-    """Return the figures of counts by part; needed: nodes of core and halo."""
+    """Return the figures from counts by part; `needed`: nodes of core and halo."""
     edges = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
     cut_edges, num_nodes = int(counts.cut.sum()) // 2, int(core.sum())
     num_edges = int(counts.inside.sum()) + cut_edges

@@ -27,7 +27,7 @@ def register_partitioner(
         name: a name that no other partitioner has.
         memory: `memory(num_nodes, num_edges, num_parts, options)` returns the bytes that it holds at its peak, for the
             planner; `num_edges` are undirected, `options` complete. None: not known.
-        slack: the largest part over the mean, of nodes, that it promises where no balance is asked for, or
+        slack: largest part over the mean, in nodes, that the method promises where no balance is given, or a function
             `slack(num_nodes, num_parts, options)`; `partition` warns where it is not met. None: it promises none.
 
     Returns:
@@ -114,13 +114,13 @@ def complete_options(name: str, options: Mapping) -> dict:
 def decisive_options(name: str, options: Mapping, defaults: bool = True) -> dict:
     """Return the options of a partitioner as far as they decide its result: what a store may depend on.
 
-    `checkpoint`, `checkpoint_every` and `num_threads` decide nothing, and of `scratch` it only matters whether there is
-    one, not which folder. Every method keeps to these names, also a user's own.
+    `checkpoint`, `checkpoint_every` and `num_threads` decide nothing. Of `scratch` it only matters whether there is
+    a folder, not which one. Every method uses these names, a user's own too.
 
     Args:
         name: the method's name.
         options: what was given, or what `complete_options` returned.
-        defaults: options without effect stand at the method's defaults; False: they are left out.
+        defaults: options without effect are set to the method's defaults; False: they are left out.
 
     Raises:
         ValueError: there is no such method.

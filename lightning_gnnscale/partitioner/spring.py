@@ -154,7 +154,7 @@ def merge_and_assign(
     """Merge clusters, smallest first, and give them to parts, largest first.
 
     Args:
-        packs: False returns the (num_nodes,) int32 number of each node's cluster in place of its part.
+        packs: False returns the (num_nodes,) int32 number of each node's cluster instead of its part.
         nodes: (num_nodes, 4), rows of a finished clustering pass; destroyed.
         volume: (num_nodes,), destroyed: its memory holds the heap.
         num_parts: in [1, num_nodes].
@@ -315,7 +315,7 @@ def _merge_clusters(nodes, heap, place, length, limit):
         if degree > rival_degree or (degree == rival_degree and best < rival):
             nodes[target, _BEST] = best
         merges += 1
-        if place[target] < 0:  # it had its turn; larger now, it has another one
+        if place[target] < 0:  # it had its turn; it is larger now and gets another one
             heap[length] = target
             length += 1
             _sift_up(nodes, heap, place, ascending, length - 1)

@@ -37,7 +37,7 @@ CLUSTERING, PARTS, REFINEMENT = "clustering", "parts", "refinement"  # phases, a
 
 
 class Tries(NamedTuple):
-    """How hard to try: what an `effort` stands for.
+    """How hard to try: the settings of an `effort`.
 
     Attributes:
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
@@ -59,7 +59,7 @@ EFFORTS = {
     "default": Tries(3, 2, 2.0, (1, 2), (0, 1)),
     "best": Tries(5, 6, 4.0, (2, 6), (2, 3)),
 }
-_SALT = 0x464C4147  # keeps this use of the seed apart from all others
+_SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
 _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer where their graph is too large
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
@@ -101,8 +101,8 @@ def streaming_multilevel(
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
-    listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then
-    cannot be told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
+    listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
+    distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
     of its pair and to the volume of its nodes; a warning says how many there are.
 
     Args:
@@ -136,7 +136,7 @@ def streaming_multilevel(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: O(num_nodes + num_edges) time; 45 bytes a node with one constraint, or 20 and 60 an edge of the quotient
-        graph, whichever are more, and two blocks; scratch disk as told by `open_external_csc`. Without scratch disk 63
+        graph, whichever are more, and two blocks; scratch disk as in `open_external_csc`. Without scratch disk 63
         bytes a node where nodes alone are balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
@@ -333,7 +333,7 @@ class StreamedEdges:
         return EdgeGraph(self._given.simple, node_weight, self._given.progress)
 
     def keep_degree(self, degree: np.ndarray | None) -> None:
-        """Free the degrees, and put what a resumed run will need of them in their place."""
+        """Free the degrees, and keep only what a resumed run will need of them."""
         self.degree, self._given.facts = degree, {} if degree is None else {"degree": degree}
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from .graph_input import GraphInput, graph_partitioner
 from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 
-_SALT = 0x3250534C  # keeps this use of the seed apart from all others
+_SALT = 0x3250534C  # separates this use of the seed from all others
 _ROWS_AHEAD, _VOLUMES_AHEAD = 24, 12  # edges; a cluster's volume is asked for once its node's row has come
 
 # Columns of TwoPhaseState.nodes; clusters are named while they form, and known by volume and part from then on.
@@ -23,7 +23,7 @@ _ONE = np.uint64(1)
 
 
 class TwoPhaseState(NamedTuple):
-    """Where a pass stands.
+    """How far a pass has come.
 
     Attributes:
         nodes: (num_nodes, 3 + num_words) uint32, or uint64 where ids or volumes are too large: the cluster of a node,
@@ -129,7 +129,7 @@ def two_phase(
 
 
 def _pack_clusters(state: TwoPhaseState) -> TwoPhaseState:
-    """Give clusters to parts; from here on a node's row tells its cluster's part and volume."""
+    """Give clusters to parts; from here on a node's row holds its cluster's part and volume."""
     names = np.flatnonzero(state.volume)
     volume = state.volume[names].astype(np.int64)
     order = np.argsort(-volume, kind="stable")
@@ -192,7 +192,7 @@ def _place_inside(src, dst, nodes, load, capacity, key, part):
     return placed
 
 
-@kernel(error_model="numpy")  # degrees are 0 where the stream has changed, which is told at the end of the pass
+@kernel(error_model="numpy")  # degrees are 0 where the stream has changed; the end of the pass reports that
 def _place_between(src, dst, nodes, load, capacity, key, part):
     """Place the edges whose clusters lie in two parts; they move to the front of src and dst. Return how many."""
     length, width, rows, placed = len(src), nodes.shape[1], nodes.reshape(-1), 0

@@ -1,4 +1,4 @@
-"""What methods that place edges (vertex-cut) share: degrees, passes that place edges, and the owner of each node."""
+"""Shared by methods that place edges (vertex-cut): degrees, passes that place edges, and the owner of each node."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from .constraints import pack_in_order
 from .graph_access.simple_graph import BLOCK_EDGES
 from .graph_input import FIRST_PASS, GraphInput
 
-_SALT = 0x4D415354  # keeps this use of the seed apart from all others
+_SALT = 0x4D415354  # separates this use of the seed from all others
 _ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come
 _NODES_AT_ONCE = 1 << 16
 _FEW_PARTS = 16  # up to here every node has a digit for each part: half the time, and cursors are not needed
@@ -41,7 +41,7 @@ def place_edges(
     """Place every edge in a part, and give every node a master among the parts that hold its edges.
 
     Args:
-        graph: the graph, not opened yet; without `balance`, as it is edges that are balanced.
+        graph: the graph, not opened yet; without `balance`: these methods balance edges.
         num_parts: in [1, num_nodes].
         masters: "majority", "last" or "random": see `MASTERS`.
         state_type: a NamedTuple of arrays.
@@ -272,8 +272,8 @@ def _count(src, dst, part, num_parts, cursor, counts, hubs, carries):
         for v in (src[i], dst[i]):
             state = np.int64(cursor[v])
             is_list, is_digit = state & 1, 1 - (state & 1)
-            # Without a branch on the kind, which would be guessed wrongly every other time. Only a stream that has
-            # changed since the first pass leads beyond the entries: that is told at the end of the pass.
+            # No branch on list or digits: it would be mispredicted every other time. Only a stream that has
+            # changed since the first pass leads beyond the entries; the end of the pass reports that.
             position = min((state >> 1) + is_digit * part[i], stray)
             counts[position] = is_list * part[i] + is_digit * (counts[position] + 1)
             cursor[v] = state + 2 * is_list

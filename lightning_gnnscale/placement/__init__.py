@@ -1,4 +1,4 @@
-"""Which feature rows lie where: how likely each is read, and what goes on which device."""
+"""Where feature rows are: how likely each is read, and what goes on which device."""
 
 from .access_probability import access_probability
 from .feature_buffer import FeatureBuffer, TypedBuffers

@@ -99,7 +99,7 @@ def count_reads(indptr, indices, seeds, num_layers, degree):
 
 
 FIRST_LOOK = 8  # batches after which it may turn out that the prior needs no correction
-_CERTAIN = np.float32(-80.0)  # log of the probability to be missed, where a read is certain
+_CERTAIN = np.float32(-80.0)  # log of the probability of being missed, where a read is certain
 
 
 def corrected(
@@ -111,7 +111,7 @@ def corrected(
     num_batches: int,
     seed: int,
 ) -> np.ndarray:
-    """Sample estimates from sampled batches, and shrink them towards a prior by how much they vary.
+    """Estimate from sampled batches, and shrink the estimates towards a prior by how much they vary.
 
     In a clustered graph the neighbours of a node are found together or not at all, and a prior that takes them as
     independent counts the node too often: twice as many rows a batch on a web graph. Given the nodes whose rows the
@@ -138,7 +138,7 @@ def corrected(
         _add_batch(csc.indptr, csc.indices, found, first, fanouts[-1], log_missed, touched, total, squares)
         if number in (num_batches, FIRST_LOOK):
             mean, scaled, weight = _shrinkage(prior, total, squares, number)
-            if weight == 1:  # all that the batches differ from the prior by is noise
+            if weight == 1:  # the batches differ from the prior by noise only
                 break
     return (mean + weight * (scaled - mean)).astype(np.float32)
 
@@ -183,7 +183,7 @@ def _add_batch(indptr, indices, found, first, fanout, log_missed, touched, total
         log_missed[found[i]] = _CERTAIN
     for i in range(first, len(found)):
         begin, end = indptr[found[i]], indptr[found[i] + 1]
-        # numbers, not infinities: e**-80 is no probability to be missed
+        # numbers, not infinities: e**-80 is zero probability of being missed
         change = np.float32(np.log1p(-fanout / (end - begin))) if 0 <= fanout < end - begin else _CERTAIN
         for e in range(begin, end):
             if log_missed[indices[e]] == 0:
@@ -224,8 +224,7 @@ def layer_probability(store: "GraphRows", train_nodes: np.ndarray, nodes_per_lay
     """Estimate how likely a batch of `LayerwiseSampler` reads each node.
 
     A layer samples k nodes u in proportion to w(u) = sum over v of f(v) / degree(v)^2, where f(v) is the probability
-    that the
-    layer before has v: f'(u) = min(1, k w(u) / sum of w). The probabilities are joined over all layers.
+    that the layer before has v: f'(u) = min(1, k w(u) / sum of w). The probabilities are joined over all layers.
 
     Args:
         store, train_nodes, batch_size: See `access_probability`.
@@ -250,7 +249,7 @@ def layer_probability(store: "GraphRows", train_nodes: np.ndarray, nodes_per_lay
 
 
 class GraphRows(Protocol):
-    """What is asked of a store."""
+    """What these functions need of a store."""
 
     @property
     def csc(self) -> CSC:
@@ -258,7 +257,7 @@ class GraphRows(Protocol):
 
 
 def access_probability(
-    store: "PartitionStore | GraphRows",  # a cached property is no property to some type checkers
+    store: "PartitionStore | GraphRows",  # some type checkers do not take a cached property for a property
     train_nodes: np.ndarray,
     num_layers: int = 3,
     method: str = "vip",
@@ -383,7 +382,7 @@ def _spread_probabilities(indptr, indices, found, fanout, log_missed):
         probability = np.float64(found[v])
         if 0 <= fanout < degree:
             probability *= fanout / degree
-        # a certain read stays a number: e**-80 is no probability to be missed
+        # a certain read stays finite: e**-80 is zero probability of being missed
         change = np.float32(np.log1p(-probability) if probability < 1 else -80.0)
         for e in range(indptr[v], indptr[v + 1]):
             log_missed[indices[e]] += change

@@ -11,7 +11,7 @@ from ..triton_kernels.intrinsics import LINE_BYTES, copy_line, prefetch
 
 AHEAD_NODES, AHEAD_ROWS = 32, 8  # between a prefetch and its use
 LRU, SIEVE, BELADY = 0, 1, 2
-NEVER = np.iinfo(np.int64).max  # the time of a read that does not come
+NEVER = np.iinfo(np.int64).max  # the time of a read that never comes
 # Rows of `links`: the list, or the heap and what it is ordered by.
 OLDER, NEWER, VISITED = 0, 1, 2
 HEAP, STANDING, NEXT_READ = 0, 1, 2
@@ -30,7 +30,7 @@ def resolve(policy, nodes, places, limit, cache_place, state, coming, found, slo
         cache_place: the place of slot 0.
         state: (slot_of, node_of, ready, links, ends); updated in place.
             slot_of: (num_nodes,) int32, -1 for none. node_of: (capacity,) int64. ready: (capacity,) bool, whether the
-            row stands in its slot already. links: (3, capacity) int64. ends: (4,) int64.
+            row is in its slot already. links: (3, capacity) int64. ends: (4,) int64.
         coming: (next_read, following, first): see `consume`; empty arrays unless BELADY.
         found: (num,) int64, filled with the place to read each row from.
         slots, positions: (num,) int64, filled with the slots that rows are to be written to, and where in nodes.
@@ -75,7 +75,7 @@ def resolve(policy, nodes, places, limit, cache_place, state, coming, found, slo
 
 @kernel
 def consume(node, coming):
-    """Take the first read of a node off the list of those to come, and return the time of the one after it."""
+    """Take a node's first read off the list of coming reads, and return the time of the one after it."""
     next_read, following, first = coming
     time = next_read[node]
     if time != NEVER:
@@ -166,7 +166,7 @@ def sift_up(links, at):
 
 @kernel
 def sift_down(links, ends, at):
-    """Move an entry of the heap away from the top, and return where it stands."""
+    """Move an entry of the heap away from the top, and return its position."""
     while True:
         child = 2 * at + 1
         if child >= ends[SIZE]:
@@ -182,7 +182,7 @@ def sift_down(links, ends, at):
 
 @kernel
 def append_reads(nodes, time, next_read, last_read, following, first):
-    """Add reads to come, at times from `time` on, behind those that are known."""
+    """Add coming reads, at times from `time` on, behind those that are known."""
     for i in range(len(nodes)):
         node = nodes[i]
         if next_read[node] == NEVER:
@@ -195,7 +195,7 @@ def append_reads(nodes, time, next_read, last_read, following, first):
 
 @kernel
 def reorder(node_of, next_read, links, ends):
-    """Make the heap again after reads were added."""
+    """Rebuild the heap after reads were added."""
     for slot in range(ends[SIZE]):
         links[NEXT_READ, slot] = next_read[node_of[slot]]
     for at in range(ends[SIZE] // 2 - 1, -1, -1):

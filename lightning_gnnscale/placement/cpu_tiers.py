@@ -83,8 +83,8 @@ class CPUTiers:
         places: (num_nodes,) int64, as from `row_places`.
         tables: One array per table, without the cache's; None for a table that this device does not read.
         dim, dtype: Length and dtype of a row as it is stored.
-        cache: Cache of rows that lie on no device, or None.
-        code: Format of rows that are stored as codes, which are decoded when gathered. None: rows are returned as
+        cache: Cache of rows that are on no device, or None.
+        code: Format of quantised rows, which are decoded when gathered. None: rows are returned as
             stored.
     """
 
@@ -142,7 +142,7 @@ class CPUTiers:
         return out
 
     def _gather_cached(self, nodes: np.ndarray, out: np.ndarray, reads: np.ndarray) -> None:
-        with self.cache.lock:  # a slot may be given away as soon as the lock is free
+        with self.cache.lock:  # a slot may be reused as soon as the lock is free
             resolved = self.cache.resolve(nodes, self.places, OUTSIDE, self._cache_place)
             gather_tiers(resolved.places, None, self._cached, out, reads)
         gather_tiers(resolved.places, None, self._tables, out, reads)
@@ -152,7 +152,7 @@ class CPUTiers:
                 write_rows(_bytes(self._cached_rows), slots, _bytes(out), positions, self._tables.row_bytes)
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Release the rows."""
         self._tables = self._cached = self._cached_rows = None
 
 
@@ -177,7 +177,7 @@ def as_ids(nodes) -> np.ndarray:
     """Return ids as contiguous int32 or int64.
 
     Raises:
-        ValueError: they are no integers, or not one-dimensional.
+        ValueError: they are not integers, or not one-dimensional.
     """
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or (nodes.dtype.kind not in "iu" and len(nodes)):

@@ -64,7 +64,7 @@ def lay_jointly(
     def make():
         own = fill_device(layout, device, own_device)
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
-        # What is handed over is kept until a peer has let go of it: without a peer, for ever.
+        # What is handed over is kept until a peer has released it: without a peer, for ever.
         handed = reduce_tensor(own) if len(group_of(placement, device)) > 1 else None
         return (own, host), (handed, host and host.handle)
 
@@ -141,7 +141,7 @@ def pinned(rows: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _unpin(address: int, rows: np.ndarray) -> None:
-    """Give pinned memory back; `rows` is held until here."""
+    """Unpin memory; `rows` is held until here."""
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
@@ -161,8 +161,8 @@ class CUDATiers:
     Args:
         places: (num_nodes,) int64, as from `row_places`.
         tables: (num_rows, row_bytes) uint8 tensors; None for a table that this device does not read, and for the disk.
-        features: The table of all rows, from which rows on disk are read; codes are decoded when gathered.
-        cache: Cache of rows that lie on no device, or None.
+        features: The table of all rows, from which rows on disk are read; quantised rows are decoded when gathered.
+        cache: Cache of rows that are on no device, or None.
         device: The device that reads.
         ring_rows, ring_blocks: Rows of a block, and number of blocks, of the ring of pinned memory that rows on disk
             pass through.
@@ -228,7 +228,7 @@ class CUDATiers:
             return out
 
     def close(self) -> None:
-        """Wait for the device and let go of the rows."""
+        """Wait for the device and release the rows."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._tables = self._cached_rows = None
@@ -238,7 +238,7 @@ class CUDATiers:
         self._stage(places, nodes, out)
 
     def _gather_cached(self, nodes: np.ndarray, out: Tensor) -> None:
-        with self.cache.lock:  # a slot may be given away as soon as the lock is free: later writes wait for this read
+        with self.cache.lock:  # a slot may be reused as soon as the lock is free: later writes wait for this read
             resolved = self.cache.resolve(nodes, self._host_places, OUTSIDE, self._cache_place)
             self._wait_for_cache()
             self._launch(torch.from_numpy(resolved.places).to(self.device), None, out)
@@ -348,7 +348,7 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError:
         if isinstance(getattr(torch, dtype.name, None), torch.dtype):
-            return getattr(torch, dtype.name)  # bfloat16 and the like, of packages that give them to numpy
+            return getattr(torch, dtype.name)  # bfloat16 and the like, from packages that add them to numpy
         raise PlacementError(
-            f"features of dtype {dtype} cannot lie on a GPU: store them as float32 or float16"
+            f"features of dtype {dtype} cannot be on a GPU: store them as float32 or float16"
         ) from None

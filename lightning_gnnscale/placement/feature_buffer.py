@@ -1,4 +1,4 @@
-"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them; `TypedBuffers`: one a node type."""
+"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them; `TypedBuffers`: by node type."""
 
 import threading
 import time
@@ -26,10 +26,10 @@ TIERS = ("local", "peer", "host", "disk", "cache")
 
 
 class FeatureBuffer(FeatureTable):
-    """Feature rows at the places a placement chose, gathered as if they lay in one table.
+    """Feature rows at the places a placement chose, gathered as if they were in one table.
 
     A row is read from the device itself, from a peer of its group, from host memory or from disk, or from a cache of
-    rows that lie on no device. The class satisfies `FeatureTable`, so it can be used wherever a store's features can.
+    rows that are on no device. The class satisfies `FeatureTable`, so it can be used wherever a store's features can.
 
     On a CUDA device one kernel reads the device's own memory, that of peers, and pinned host memory in place; rows on
     disk pass through a ring of pinned blocks. On the CPU, devices are simulated: their rows are copies in memory.
@@ -44,7 +44,7 @@ class FeatureBuffer(FeatureTable):
         on: "cpu", "cuda" (device d is the d-th GPU) or one GPU as "cuda:0".
         host: "map": rows in host memory are read through the store's memory map; "copy": they are copied to memory
             that the processes of this host share. On CUDA always "copy", pinned.
-        cache: Cache for rows that lie on no device, or None.
+        cache: Cache for rows that are on no device, or None.
         fingerprint: Fingerprint of the store that the features belong to, compared with the placement's; "": not
             compared.
         memory_bytes: Capacity for rows on each device, bytes or "8GiB"; None: what is free on a GPU, no bound on the
@@ -52,7 +52,7 @@ class FeatureBuffer(FeatureTable):
         laid: Rows that `in_one_process` or `join` made before.
 
     Attributes:
-        num_rows, dim, dtype: Those of the features. Rows stored as codes are kept as codes, and decoded when gathered.
+        num_rows, dim, dtype: Those of the features. Quantised rows are kept as stored, and decoded when gathered.
         on: As given; "cpu" gathers arrays, all other values tensors.
         hits: Rows read so far from "local", "peer", "host", "disk" and "cache"; exact even if several threads gather at
             once. On CUDA, reading this attribute waits for the device.
@@ -141,7 +141,7 @@ class FeatureBuffer(FeatureTable):
     ) -> "FeatureBuffer":
         """Return the buffer of this process (one per device); each reads its own rows once and maps its peers'.
 
-        Nothing has a name: when the last process that maps rows is gone, so are they, however it ended. On CUDA a
+        Nothing has a name: the rows are freed with the last process that maps them, however it ended. On CUDA a
         buffer is closed after those of its peers.
 
         Args:
@@ -164,7 +164,7 @@ class FeatureBuffer(FeatureTable):
 
         Args:
             nodes: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
-            out: (num, dim) of `dtype`, for codes also float16; C-contiguous, filled in place where given: an array, on
+            out: (num, dim) of `dtype`, for quantised rows also float16; C-contiguous, filled where given: an array, on
                 CUDA a tensor of the device.
 
         Returns:
@@ -185,17 +185,17 @@ class FeatureBuffer(FeatureTable):
 
     @property
     def foretold(self) -> bool:
-        """Whether reads should be told to `expect` before they come."""
+        """Whether reads should be announced to `expect` before they come."""
         return self.cache is not None and self.cache.policy == "belady"
 
     def expect(self, batches: Iterable[np.ndarray]) -> None:
-        """Tell a "belady" cache the nodes of the batches to come, in order; see `FeatureCache.expect`."""
+        """Announce the nodes of the coming batches, in order, to a "belady" cache; see `FeatureCache.expect`."""
         if self.cache is not None:
             nodes = (checked_nodes(batch, self.num_rows) for batch in batches)
             self.cache.expect([batch[self._places[batch] < OUTSIDE] for batch in nodes])
 
     def forget(self) -> None:
-        """Drop the reads that were told and did not come, for example of an epoch that was broken off."""
+        """Drop announced reads that did not come, for example of an epoch that was broken off."""
         if self.cache is not None:
             self.cache.forget()
 
@@ -213,7 +213,7 @@ class FeatureBuffer(FeatureTable):
         self._before = self._open().reads()
 
     def close(self) -> None:
-        """Let go of the rows; peers that mapped them keep them."""
+        """Release the rows; peers that mapped them keep them."""
         if self._tiers is not None:
             self._last = self._tiers.reads()
             self._tiers.close()
@@ -226,34 +226,31 @@ class FeatureBuffer(FeatureTable):
 
 
 class TypedBuffers(FeatureTable):
-    """Placed features of a graph whose node types have tables of their own:
+    """Placed features of a graph whose node types have tables of their own: one `FeatureBuffer` per node type.
 
-    a `FeatureBuffer` a node type, gathered as one.
-
-    The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows lie on no device:
-    they are read from the store, and count as read from the host. What a placement says of nodes without dense
-    features is passed over.
+    The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows are on no device:
+    they are read from the store, and count as read from the host. A placement of nodes without dense features is
+    ignored.
 
     Args:
         placement: Placement of the rows of all nodes, by store id.
-        features: Features of the store, each node type's a table; they stay open.
+        features: Features of the store, one table per node type; they stay open.
         device: The device of the placement that reads.
-        caches: By node type, its cache for rows that lie on no device, or None; empty: there are none.
-        make: What makes the buffer of a node type: `FeatureBuffer`, or `FeatureBuffer.join` where each device has a
-        process.
+        caches: By node type, its cache for rows that are on no device, or None; empty: there are none.
+        make: Makes the buffer of a node type: `FeatureBuffer`, or `FeatureBuffer.join` where each device has a process.
         options: Further arguments of `make`: `on`, `host`, `fingerprint`; for `FeatureBuffer.join` also `exchange` and
             `folder`.
 
     Attributes:
         buffers: By node type, its `FeatureBuffer`; None for a node type without dense features.
-        num_rows, dim, dtype: As of the features.
-        hits, gather_s, nbytes: As of `FeatureBuffer`, summed over the node types.
+        num_rows, dim, dtype: As in the features.
+        hits, gather_s, nbytes: As in `FeatureBuffer`, summed over the node types.
 
     Raises:
         PlacementError: no node type has dense features; also what `make` raises.
         ValueError: an argument outside its range.
 
-    Cost: each node type's buffer, and a lookup of the kind of each node that is gathered; nodes on a GPU are waited
+    Cost: each node type's buffer, and a lookup of the type of each node that is gathered; nodes on a GPU are waited
     for.
     """
 
@@ -275,10 +272,10 @@ class TypedBuffers(FeatureTable):
         dense = [table is not None and not table.is_sparse and table.num_rows > 0 for table in features.tables]
         if not any(dense):
             raise PlacementError(
-                "a placement needs dense features, and no node type has any: store dense rows, or go without placement"
+                "a placement needs dense features, but no node type has any: store dense rows, or go without placement"
             )
         if caches and len(caches) != len(dense):
-            raise ValueError(f"caches must be one a node type, {len(dense)}, got {len(caches)}")
+            raise ValueError(f"caches must be one per node type, {len(dense)}, got {len(caches)}")
         self.placement, self.device, self.on = placement, device, on
         self.buffers: list[FeatureBuffer | None] = [None] * len(dense)
         options |= {"on": on, "fingerprint": fingerprint}
@@ -318,18 +315,18 @@ class TypedBuffers(FeatureTable):
 
     @property
     def foretold(self) -> bool:
-        """Whether reads should be told to `expect` before they come."""
+        """Whether reads should be announced to `expect` before they come."""
         return any(buffer.foretold for buffer in self._made)
 
     def expect(self, batches: Iterable[np.ndarray]) -> None:
-        """Tell "belady" caches the nodes of the batches to come, in order; see `FeatureCache.expect`."""
+        """Announce the nodes of the coming batches, in order, to "belady" caches; see `FeatureCache.expect`."""
         located = [self._rows.node_types.locate(checked_rows(batch, self.num_rows)) for batch in batches]
         for number, buffer in enumerate(self.buffers):
             if buffer is not None and buffer.foretold:
                 buffer.expect([row[node_type == number] for node_type, row in located])
 
     def forget(self) -> None:
-        """Drop the reads that were told and did not come, for example of an epoch that was broken off."""
+        """Drop announced reads that did not come, for example of an epoch that was broken off."""
         for buffer in self._made:
             buffer.forget()
 
@@ -354,7 +351,7 @@ class TypedBuffers(FeatureTable):
         return sum(buffer.nbytes for buffer in self._made)
 
     def close(self) -> None:
-        """Let go of the rows; peers that mapped them keep them."""
+        """Release the rows; peers that mapped them keep them."""
         for buffer in self._made:
             buffer.close()
 
@@ -390,7 +387,7 @@ def _layout(placement, features, device, on, host, fingerprint, memory_bytes) ->
 
 
 def _row_module(on: str):
-    """Return what makes rows: `cpu_tiers`, or `cuda_tiers` at the first need of it."""
+    """Return the module that makes rows: `cpu_tiers`, or `cuda_tiers`, which is imported when first needed."""
     if on == "cpu":
         return cpu_tiers
     from . import cuda_tiers

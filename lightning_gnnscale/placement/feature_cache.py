@@ -1,4 +1,4 @@
-"""A dynamic cache for rows that lie on no device: LRU, SIEVE, or Belady where the coming reads are known."""
+"""A dynamic cache for rows that are on no device: LRU, SIEVE, or Belady where the coming reads are known."""
 
 import threading
 from collections.abc import Iterable
@@ -31,10 +31,10 @@ class FeatureCache:
 
     Args:
         capacity: rows, >= 1.
-        policy: "lru": the row that was not read for longest goes; "sieve": the oldest that was not read since the hand
-            last passed it; "belady": the row that is read again last, of the reads told to `expect`, a new row that
-            is read later than all of them, or not again, is not taken at all. No policy has more hits than "belady"
-            where reads come in the order told.
+        policy: "lru" evicts the row that was not read for longest; "sieve" the oldest that was not read since the
+            hand last passed it; "belady" the row that is read again last among the reads given to `expect`, and a new
+            row that is read later than all of them, or not again, is not taken at all. No policy has more hits than
+            "belady" where reads come in the announced order.
 
     Raises:
         ValueError: an argument outside its range.
@@ -75,10 +75,10 @@ class FeatureCache:
         return sum(array.nbytes for array in (*arrays, self._following))
 
     def expect(self, batches: Iterable[np.ndarray]) -> None:
-        """Tell "belady" the reads that come after those told before; other policies take no notice.
+        """Announce to "belady" the reads that come after those announced before; other policies ignore them.
 
-        A read takes the first of its node's told reads off the list, so that batches sampled side by side may come in
-        another order.
+        A read takes the first of its node's announced reads off the list, so that batches sampled side by side may
+        come in another order.
 
         Args:
             batches: node ids in [0, num_nodes), in the order in which they are read.
@@ -99,7 +99,7 @@ class FeatureCache:
             steps.reorder(self._node_of, self._next_read, self._links, self._ends)
 
     def forget(self) -> None:
-        """Drop the reads that were told and did not come, for example of an epoch that was broken off."""
+        """Drop announced reads that did not come, for example of an epoch that was broken off."""
         with self.lock:
             self._next_read[:] = steps.NEVER
             if self.policy == "belady":
@@ -114,7 +114,7 @@ class FeatureCache:
             cache_place: the place of slot 0.
 
         Returns:
-            ResolvedReads. A row that is on its way into the cache is read from where it lies.
+            ResolvedReads. A row that is on its way into the cache is read from its old place.
         """
         found, slots, positions = (np.empty(len(nodes), np.int64) for _ in range(3))
         state = (self._slot_of, self._node_of, self._ready, self._links, self._ends)

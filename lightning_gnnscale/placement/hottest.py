@@ -1,4 +1,4 @@
-"""Nodes by how likely they are to be read: a radix sort, which takes a few passes where a comparing sort takes 27."""
+"""Nodes by how likely they are to be read: a radix sort takes a few passes, a comparing sort 27."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def hottest_first(prob: np.ndarray) -> np.ndarray:
 
 @kernel(inline="always")
 def _key(bits):
-    """Return a key that is the smaller, the larger the number is; -0.0 is 0."""
+    """Return a key that falls as the number grows; -0.0 counts as 0."""
     return np.uint32(0xFFFFFFFF) - (bits if bits != np.uint32(0x80000000) else np.uint32(0))
 
 

@@ -1,4 +1,4 @@
-"""What a peer read costs beside a host read: measured once a machine, remembered in the user's cache folder."""
+"""What a peer read costs compared with a host read: measured once a machine, kept in the user's cache folder."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def link_alphas(devices: Sequence[torch.device], alpha: float | str = "auto") ->
 
     Args:
         devices: The devices that train, of one machine.
-        alpha: Cost in place of a measured one, where devices reach each other; "auto": measured.
+        alpha: Cost instead of a measured one, where devices reach each other; "auto": measured.
 
     Returns:
         (num_devices, num_devices) float64 in [0, 1], 0 on the diagonal.
@@ -45,7 +45,7 @@ def link_alphas(devices: Sequence[torch.device], alpha: float | str = "auto") ->
 
 
 def devices_here(num_devices: int) -> list[torch.device]:
-    """Return as many devices as a machine of this kind would train on: its GPUs, or where it has none CPUs."""
+    """Return as many devices as a machine like this would train on: its GPUs, or where it has none CPUs."""
     return [torch.device("cuda", i) if torch.cuda.device_count() else torch.device("cpu") for i in range(num_devices)]
 
 

@@ -17,7 +17,7 @@ from .placement import Placement, mean_shares, read_costs, read_shares
 
 
 class Capacity(NamedTuple):
-    """What there is space for, in a device's buffer, its cache or host memory.
+    """How many rows a device's buffer, its cache or host memory has space for.
 
     Attributes:
         rows: Number of rows, >= 0; where rows differ in width, of rows of the mean width over all nodes.
@@ -38,7 +38,7 @@ class Capacity(NamedTuple):
         return nodes if self.row_bytes is None else nodes[self.row_bytes[nodes] > 0]
 
     def first(self, nodes: np.ndarray, times: int = 1) -> np.ndarray:
-        """Return the first placeable ones of (num,) ids, as many as fit a space of so many times the size."""
+        """Return the first placeable ones of (num,) ids, as many as fit a multiple of this space."""
         if self.row_bytes is None:
             return nodes[: times * self.rows]
         nodes = self.placeable(nodes)
@@ -47,10 +47,10 @@ class Capacity(NamedTuple):
 
 
 def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, num_layers: int) -> np.ndarray:
-    """Deal training nodes out to devices, one after the other, to the device that holds most of their neighbourhood.
+    """Assign each training node, one after the other, to the device that holds most of its neighbourhood.
 
     The score of a device is |its nodes and IN(t)| x (share - |its training nodes|) / |its nodes|, where IN(t) is what
-    lies within num_layers hops of t and `share` the mean number of training nodes; ties go to the device with fewest
+    is within num_layers hops of t and `share` the mean number of training nodes; ties go to the device with fewest
     training nodes, then to the lowest number.
 
     Args:
@@ -145,7 +145,7 @@ def _spread(order, probabilities, alpha, rows):
             return
         place = i % num_devices
         if place == 0:
-            # The device to which least was added goes first; equal ones by number.
+            # The device that got least so far goes first; equal ones by number.
             for k in range(num_devices):
                 turn[k] = k
             for k in range(1, num_devices):
@@ -160,7 +160,7 @@ def _spread(order, probabilities, alpha, rows):
         device = turn[place]
         if (
             not probabilities[following] > alpha * probabilities[position]
-        ):  # a place is given away once: it holds order[position]
+        ):  # a place is given once: it holds order[position]
             return
         rows[device, position] = order[following]
         added[device] += probabilities[following]
@@ -191,13 +191,13 @@ def place(
 
     Where rows differ in width, a buffer is filled with the likeliest rows until its bytes are used: a byte of it saves
     the more bytes, the likelier its row is read, whatever the row's width. In a group, Algorithm 1 goes over the rows
-    of each width apart; what each width gets is what the hottest rows take of one buffer, or of all buffers of the
+    of each width separately; a width gets what its hottest rows take of one buffer, or of all buffers of the
     group, whichever costs less.
 
     Args:
         prob: (num_nodes,) how likely each node is to be read, for example from `access_probability`; or (num_devices,
             num_nodes), where devices read different parts. A group then places by their mean, and the rules give a row
-            that one device of it holds to the one that reads it most.
+            that only one device of it holds to the one that reads it most.
         num_devices: Number of devices, >= 1.
         buffer_rows: Number of rows in each device's buffer, in [1, num_nodes]; with `row_bytes`, bytes of so many rows
             of the mean width over all nodes. So are `host_rows`.
@@ -358,9 +358,7 @@ def _by_width(order: np.ndarray, space: Capacity, num_devices: int) -> list[tupl
 
 
 def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
-    """Assign the rows that one device alone holds out again:
-
-    each to the device that reads it most, while that has space.
+    """Assign rows held by one device alone again: each to the device that reads it most, while that has space.
 
     Args:
         placed: (num_devices, buffer_rows) ids.
@@ -417,7 +415,7 @@ def _pagraph(
 
 
 def _assigned(candidates: np.ndarray, num_devices: int, space: Capacity, in_turns: bool) -> list[np.ndarray]:
-    """Assign the first candidates out to devices, in turns or in ranges, no row twice."""
+    """Assign the first candidates to devices, in turns or in ranges, no row twice."""
     candidates = space.placeable(candidates)
     if in_turns:
         return [space.first(candidates[device::num_devices]) for device in range(num_devices)]
@@ -442,10 +440,7 @@ def _hottest_of_parts(
 def _beyond_host(
     order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int, row_bytes: np.ndarray | None
 ) -> np.ndarray:
-    """Return (num_nodes,) bool:
-
-    the coldest rows that some group does not hold and that find no space in host memory.
-    """
+    """Return (num_nodes,) bool: the coldest rows that some group lacks and that find no space in host memory."""
     if host_rows < 0:
         raise ValueError(f"host_rows must be at least 0 or None, got {host_rows}")
     needed = np.zeros(len(order), bool)

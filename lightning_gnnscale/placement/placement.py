@@ -1,4 +1,4 @@
-"""What a placement is: which feature rows lie on which device, and where each device finds a row."""
+"""A placement: which feature rows are on which device, and where each device finds a row."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ HOST, DISK = -1, -2
 
 @dataclass(frozen=True)
 class Placement:
-    """Feature rows on devices; rows that are on no device lie in host memory or on disk.
+    """Feature rows on devices; rows that are on no device are in host memory or on disk.
 
     Attributes:
         rows: (num_rows,) int64 node ids for each device, in the order of its buffer.
@@ -87,7 +87,7 @@ def read_shares(
 def read_costs(
     rows: tuple[np.ndarray, ...], groups: tuple[tuple[int, ...], ...], prob: np.ndarray, alphas: np.ndarray
 ) -> tuple[float, ...]:
-    """Return the cost of a batch's reads on each device, in reads from the host: the largest is to be small.
+    """Return the cost of a batch's reads on each device, in reads from the host; the largest should be small.
 
     Args:
         rows, groups: see `Placement`.
@@ -115,9 +115,7 @@ def _reads_by_holder(device: int, rows, groups, on_disk: np.ndarray | None, prob
 
 
 def _from_far_to_near(device: int, groups) -> list[int]:
-    """Return the devices that a device reads: peers from last to first, then itself. Of two that hold a row, the later
-    one serves it.
-    """
+    """Return the devices that a device reads: peers from last to first, then itself; the last with a row serves it."""
     peers = next(group for group in groups if device in group)
     return [*reversed([peer for peer in peers if peer != device]), device]
 

@@ -17,7 +17,7 @@ def first_place(table: int) -> int:
     return pack_places(np.array(table), np.array(0)).item()
 
 
-OUTSIDE = first_place(FIRST_DEVICE)  # places below lie on no device of the group
+OUTSIDE = first_place(FIRST_DEVICE)  # places below are on no device of the group
 
 
 class LaidRows(NamedTuple):
@@ -111,8 +111,8 @@ def check_layout(placement: Placement, features, device: int, fingerprint: str) 
     """Refuse features that the placement was not made for.
 
     Raises:
-        PlacementError: sparse features, another store, another number of rows, rows that are no nodes.
-        ValueError: device is none of the placement's.
+        PlacementError: sparse features, another store, another number of rows, rows that are not nodes.
+        ValueError: device is not one of the placement's.
     """
     if features is None or features.is_sparse:
         kind = "there are none" if features is None else "they are sparse (CSR)"

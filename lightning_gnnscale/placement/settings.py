@@ -1,4 +1,4 @@
-"""What a user says of a placement before there is a store: how much goes on each device, and by which method."""
+"""A user's settings of a placement before there is a store: how much goes on each device, and by which method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ class PlacementSettings:
 
     Args:
         method: Method of `place`; "metis" assigns the parts of the store to the devices in turns, whatever made the
-            parts. Or a `Placement` made before: the arguments up to host_rows then say nothing.
+            parts. Or a `Placement` made before: the arguments up to host_rows are then ignored.
         buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
         buffer_rows: Number of rows in each device's buffer.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
         groups: Groups of devices that read each other's buffers. None: found by what reads cost between each two of a
             machine, so that the slowest device's reads cost least.
         probability: "auto": "vip_sampled" where batches sample fan-outs from the whole graph, else "samples": by
-            batches of the run itself, sampled ahead. Or a method of `access_probability`, which goes by fan-outs, or
+            batches of the run itself, sampled ahead. Or a method of `access_probability`, which uses fan-outs, or
             by all neighbours of a sampler without.
-        host_rows: Number of rows that host memory has space for beside the buffers; the others are read from disk.
+        host_rows: Number of rows that host memory has space for besides the buffers; the others are read from disk.
             None: all.
-        cache_rows: Number of rows in each device's cache of rows that lie on no device; 0: no cache.
+        cache_rows: Number of rows in each device's cache of rows that are on no device; 0: no cache.
         cache_policy: "lru", "sieve" or, if training is on CPUs, "belady"; see `FeatureCache`.
-        lookahead_batches: Number of batches sampled ahead whose reads "belady" goes by, >= 1; other policies ignore it.
+        lookahead_batches: Number of batches sampled ahead for "belady", >= 1; other policies ignore it.
         locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
             raise it. None: no preference. Needs a sampler that takes `locality`.
         neighbor_set_size: See `LocalityBias`.
@@ -109,7 +109,7 @@ class PlacementSettings:
         if isinstance(self.method, Placement):
             return self.method
         if prob is None and self.probability == "samples":
-            raise ValueError("placement.probability='samples' goes by the batches of a run: train, or give prob=")
+            raise ValueError("placement.probability='samples' needs the batches of a run: train, or give prob=")
         if prob is None:
             prob = access_probability(
                 store,
@@ -144,8 +144,7 @@ class PlacementSettings:
     ) -> list[FeatureCache | None]:
         """Return the cache of each node type; together they have the bytes of `cache_rows`.
 
-        Each has space for as many rows as are of its node type among the likeliest ones that no device of the group
-        holds.
+        Each has space for as many rows as its node type has among the likeliest rows that no device of the group holds.
 
         Args:
             features: `TypedFeatures` of the store.

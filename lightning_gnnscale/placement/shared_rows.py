@@ -35,7 +35,7 @@ def gather_objects(own: object) -> list:
 
 
 def digest_of(placement: Placement) -> str:
-    """Return what tells placements of other rows apart."""
+    """Return what distinguishes placements of different rows."""
     digest = hashlib.sha256(repr((placement.num_nodes, placement.groups)).encode())
     for rows in placement.rows:
         digest.update(len(rows).to_bytes(8, "little"))
@@ -114,7 +114,7 @@ class RowHandle(NamedTuple):
 class SharedRows:
     """A (num_rows, dim) array that others of this host can map.
 
-    It lies in a file without a name (in memory, or in a folder that was given): it is gone with the last process that
+    It is a file without a name (in memory, or in a given folder): it is freed with the last process that
     maps it, however that ends.
 
     Attributes:
@@ -153,8 +153,7 @@ class SharedRows:
             os.close(fd)
             raise PlacementError(
                 f"no space for {num_rows} rows of {dim * dtype.itemsize} bytes in {folder or 'shared memory'}: "
-                f"{error}: "
-                f"place fewer rows (buffer_rows=, host_rows=) or give another folder="
+                f"{error}: place fewer rows (buffer_rows=, host_rows=) or give another folder="
             ) from None
 
     @classmethod
@@ -193,7 +192,7 @@ class SharedRows:
             self._fd = -1
 
     def __del__(self):
-        self.release()  # rows that found no space beside them, or no peers, are not held for good
+        self.release()  # rows that found no space, or no peers, are not held for good
 
 
 def own_rows(num_rows: int, dim: int, dtype: np.dtype) -> np.ndarray:
@@ -206,7 +205,7 @@ def own_rows(num_rows: int, dim: int, dtype: np.dtype) -> np.ndarray:
 
 
 def machine_id() -> str:
-    """Return what tells this running system from others."""
+    """Return what identifies this running system."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else platform.node()}"
 

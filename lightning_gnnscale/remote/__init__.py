@@ -1,4 +1,4 @@
-"""Everything on Ray: workers that make batches, what travels between them and trainers, and rows that workers own."""
+"""Everything on Ray: workers that make batches, messages between them and trainers, and rows that workers own."""
 
 from .batch_group import BatchGroup, pack_group, unpack_group, unpack_one
 from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked

@@ -1,4 +1,4 @@
-"""Which worker makes which batches of a trainer node: parts are assigned out, batches go in groups; no Ray in here."""
+"""Which worker makes which batches of a trainer node: parts are assigned, batches go in groups; without Ray."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
@@ -19,7 +19,7 @@ def assign_parts(
     """Assign parts to machines, to each as many as it has workers.
 
     They are assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
-    that are open at a time lie on as many machines as can be.
+    that are open at a time are on as many machines as possible.
 
     Args:
         parts: Distinct part ids.
@@ -33,16 +33,16 @@ def assign_parts(
     Raises:
         ValueError: no machine is able.
 
-    Source: Armada's coordinator. Differs: it is a function, not a process, so that nothing has to be asked; and parts
+    Source: Armada's coordinator. Differs: it is a function, not a process, so no process has to be asked; and parts
         are assigned to machines, whose workers share them.
     """
     if not set(able) & set(machines):
         raise ValueError(f"able must be machines of workers, at least one, got {sorted(map(str, able))}")
     workers = {machine: list(machines).count(machine) for machine in sorted(set(machines), key=str)}
-    # Each worker stands at an even step of its machine's: machines of equally many workers take turns.
+    # Each worker is at an even step of its machine's: machines with equally many workers take turns.
     turns = [((number + 0.5) / count, machine) for machine, count in workers.items() for number in range(count)]
     turns = [machine for _, machine in sorted(turns, key=lambda turn: (turn[0], str(turn[1])))]
-    first = fold(seed, epoch, _ASSIGN) % len(turns)  # who gets one more is sampled too
+    first = fold(seed, epoch, _ASSIGN) % len(turns)  # who gets one more is random too
     assigned = shuffled_parts(sorted(parts), seed, epoch)
     owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(assigned)}
     takers = [machine for machine in turns if machine in able]
@@ -52,7 +52,7 @@ def assign_parts(
 
 @dataclass(eq=False)
 class Rank(Line):
-    """The line of a rank of the node.
+    """A rank of the node in the queue.
 
     Attributes:
         setup: How its batches are made.
@@ -71,21 +71,21 @@ class Assignment:
     A part belongs to one machine in an epoch, and any worker of it makes its batches. The whole graph is at every
     worker: where machines hold its rows together, the one that holds most of a batch's targets makes it
     (`Setup.homes`). It leaves to the others what is beyond the next two groups of each of its workers, times
-    `Setup.pieces`, and a worker that has no batch of its own takes of that.
+    `Setup.chunks`, and a worker that has no batch of its own takes some of these.
 
     A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes of
-    parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
+    parts, they are of one part, which the worker keeps while no rank waits for another. A smaller one is started
     only where a rank of it has fewer than that many batches under way or ready. A group holds a credit until all its
     batches are taken. A batch that a rank waits for is started whatever the group's size and the credits.
 
     Args:
-        queue: Jobs of all ranks, whose lines are each a `Rank`.
+        queue: Jobs of all ranks, whose entries are each a `Rank`.
         batches_per_group: >= 1.
-        credits: Groups under way or ready at a time, >= 1; None: two for each worker, times `Setup.pieces`.
+        credits: Groups under way or ready at a time, >= 1; None: two for each worker, times `Setup.chunks`.
 
     Attributes:
         machines: Machine of each worker that is known.
-        able: Workers that can take a group. With nobody able on a machine, its parts are assigned to others.
+        able: Workers that can take a group. With none able on a machine, its parts are assigned to others.
         capped: Workers whose machine has a cap on the bytes of parts.
     """
 
@@ -102,7 +102,7 @@ class Assignment:
         return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines)) * setup.chunks
 
     def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
-        """Take in a worker, or one that came back, maybe on another machine."""
+        """Add a worker, or one that came back, maybe on another machine."""
         self.machines[worker] = machine
         (self.capped.add if is_capped else self.capped.discard)(worker)
         self.resume(worker)
@@ -137,7 +137,7 @@ class Assignment:
         return tuple({job.key.part for job in jobs})
 
     def worker_of(self, setup: Setup, key: BatchKey, part: int) -> int | None:
-        """Return a worker of the machine that a part is assigned to; None: it belongs to none, or nobody is able."""
+        """Return a worker of the machine that a part is assigned to; None: it belongs to none, or no worker is able."""
         if setup.is_whole or not self.able:
             return None
         owner = self._assign(setup, key)[part]
@@ -161,7 +161,7 @@ class Assignment:
             one_part = one_part and not setup.is_whole
             mine = [job for job in mine if job.line.setup.name == setup.name and (job.key.part == part or not one_part)]
         jobs = mine[: self.batches_per_group]
-        if not any(job.is_wanted_next for job in jobs):  # nobody waits: there is time, and a cap
+        if not any(job.is_wanted_next for job in jobs):  # no rank waits: there is time, and a cap
             short = len(jobs) < self.batches_per_group
             if short and not any(job.line.num_ahead < self.batches_per_group for job in jobs):
                 return None
@@ -180,7 +180,7 @@ class Assignment:
         return self._assign(setup, job.key)[job.key.part] == mine
 
     def _home(self, job: Job) -> Hashable | None:
-        """Return the machine that is to make a batch of the whole graph; None: any, or nobody is able there."""
+        """Return the machine that is to make a batch of the whole graph; None: any, or no worker is able there."""
         home = (job.line.setup.homes or {}).get(job.key.part)
         return home if any(self.machines[worker] == home for worker in self.able) else None
 

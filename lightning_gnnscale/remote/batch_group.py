@@ -1,6 +1,6 @@
-"""Batches made together for one trainer node: each node of their union travels once, all else as narrow as it fits.
+"""Batches made together for one trainer node: each node of their union is sent once, all else as narrow as it fits.
 
-Rows are no part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
+Rows are not part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
 is labelled is sent once for the union; integers go as narrow as they fit, masks as bits, and the targets of edges not
 at all, since `indptr` says them.
 """
@@ -29,7 +29,7 @@ _AHEAD = 32  # items between a prefetch and its use
 
 
 class Wire(NamedTuple):
-    """An array in the form in which it travels.
+    """An array in the form in which it is sent.
 
     Attributes:
         values: The values. Where all of them fit, int64 is replaced by a type of NARROW; bool is replaced by bits
@@ -49,7 +49,7 @@ def narrowest(low: int, high: int) -> np.dtype:
 
 
 def narrowed(array: np.ndarray) -> Wire:
-    """Return an array as it travels; it may share the array's memory."""
+    """Return an array as it is sent; it may share the array's memory."""
     values = np.ascontiguousarray(array)
     if array.dtype == np.bool_:
         values = np.packbits(values)
@@ -67,7 +67,7 @@ def _in_shape(wire: Wire) -> np.ndarray:
 
 
 def widened(wire: Wire, allocate: Allocate) -> np.ndarray:
-    """Return the array again."""
+    """Return the original array."""
     out = allocate(wire.shape, wire.dtype)
     out[...] = _in_shape(wire)
     return out
@@ -164,7 +164,7 @@ class GroupedBatch(NamedTuple):
         num_nodes: Number of nodes in the batch.
         positions: (num_nodes,) position of each node in the union, in any integer dtype; None: 0, 1, 2, ...
         sources: (num_edges,) positions of the first row of `edge_index`, in any integer dtype. None: `edge_index`
-            travels whole, because its edges are not in the order that `indptr` implies.
+            is sent whole, because its edges are not in the order that `indptr` implies.
         arrays: The batch's other tensors by name.
         plain: Its other values by name.
     """
@@ -193,7 +193,7 @@ class BatchGroup:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of the arrays: what travels beside rows, but for a few hundred bytes of names and numbers a batch."""
+        """Bytes of the arrays: what is sent besides rows, without a few hundred bytes of names and numbers a batch."""
         wires = [*self.node_values.values(), *(wire for batch in self.batches for wire in batch.arrays.values())]
         arrays = [self.union, *(wire.values for wire in wires)]
         arrays += [array for batch in self.batches for array in (batch.positions, batch.sources) if array is not None]
@@ -209,13 +209,13 @@ class BatchGroup:
 
 
 def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
-    """Return batches as they travel together.
+    """Return batches in the form in which they are sent together.
 
     Args:
         batches: on the CPU, without features; ids below 2**63. Their memory may be shared with the group.
 
     Raises:
-        ValueError: there is none, or one has features: they travel as rows of the union.
+        ValueError: there is none, or one has features: they are sent as rows of the union.
 
     Cost: O(nodes + edges of the batches); a table of 4 bytes an id, or of 24 a node where ids are many.
     """
@@ -264,8 +264,8 @@ def unpack_one(
             type as `TypedFeatures.gather` does; None: no features. Where the batch is alone in its group and the dense
             rows are writable, they become the batch's own without a copy.
         allocate: Allocates the arrays, for example `BufferPool.take`.
-        code: Format of dense rows that are stored as codes; the batch gets them decoded. None: the batch gets rows as
-            they are. Of rows by node type one a node type.
+        code: Format of quantised dense rows; the batch gets them decoded. None: the batch gets rows as they are. For
+            rows by node type, one per node type.
 
     Raises:
         ValueError: there are more or fewer rows than the union has nodes.
@@ -312,7 +312,7 @@ def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, alloca
 
 
 def _taken(rows, places: np.ndarray, allocate: Allocate, code: RowCode | None = None):
-    """Return the rows at some places as a batch has them: decoded where they are codes."""
+    """Return the rows at some places as a batch has them: decoded where they are quantised."""
     if isinstance(rows, SparseRows):
         return sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
     shape = (len(places), rows.shape[1] if code is None else code.dim)
@@ -347,7 +347,7 @@ def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, 
 
 
 def _agreed(batches: Sequence[MiniBatch], name: str, positions: list[np.ndarray], num_union: int) -> np.ndarray | None:
-    """Return a field's values for the union, or None where batches lack it or say different things of a node."""
+    """Return a field's values for the union, or None where batches lack it or disagree about a node."""
     values = [getattr(batch, name) for batch in batches]
     if any(value is None for value in values):
         return None

@@ -32,7 +32,7 @@ class RowSlots(Protocol):
             allocate: Allocates the result.
 
         Raises:
-            ValueError: rows are of another node type than those of the slots.
+            ValueError: rows have another form than those of the slots.
         """
 
     def store(self, slots: np.ndarray, positions: np.ndarray, assembled) -> None:
@@ -120,9 +120,7 @@ class SparseSlots:
 
 
 class NodeTypeSlots:
-    """Slots for rows of several node types:
-
-    each node type has cells of its own, as many as slots hold a row of it at a time.
+    """Slots for rows of several node types: each type has its own cells, as many as slots hold a row of it at a time.
 
     Args:
         num_slots: Number of slots.
@@ -132,7 +130,7 @@ class NodeTypeSlots:
     def __init__(self, num_slots: int, cells: "list[RowSlots | None]"):
         self._cells = cells
         self._node_type, self._cell = np.full(num_slots, -1, np.int32), np.empty(num_slots, np.int64)
-        self._free = [np.empty(num_slots, np.int64) for _ in cells]  # cells that were given back, on a stack
+        self._free = [np.empty(num_slots, np.int64) for _ in cells]  # cells that were freed, on a stack
         self._num_free, self._num_used = np.zeros((2, len(cells)), np.int64)
 
     def assemble(self, places: np.ndarray, rows: TypedRows, allocate: Allocate) -> TypedRows:
@@ -172,7 +170,7 @@ class NodeTypeSlots:
         self._num_free[node_type] += len(cells)
 
     def _take(self, node_type: int, num: int) -> np.ndarray:
-        """Return cells that no slot has: first those that were given back, then new ones."""
+        """Return cells that no slot has: first those that were freed, then new ones."""
         again = min(num, self._num_free[node_type])
         last, fresh = self._num_free[node_type], self._num_used[node_type] + np.arange(num - again)
         self._num_free[node_type] -= again
@@ -183,7 +181,7 @@ class NodeTypeSlots:
 def slots_of(
     num_slots: int, dim: int, dtype: np.dtype | type, sparse_width: int | None, node_types: Sequence = ()
 ) -> RowSlots:
-    """Return slots for the rows of a table; arguments as of `TrainerCache`."""
+    """Return slots for the rows of a table; arguments as for `TrainerCache`."""
     if node_types:
         of_node_type = [
             node_type and slots_of(num_slots, node_type.dim, node_type.dtype, node_type.sparse_width)
@@ -246,8 +244,8 @@ POLICIES = {"lru": cache_policies.LRU, "sieve": cache_policies.SIEVE}
 class CacheContents:
     """Rows of the newest version, and rows that older versions still count on; ids alone, not their memory.
 
-    The policy says which rows are wanted. A wanted row comes in once there is space, and a row that is no longer wanted
-    goes out once its place is: not at the cost of more than `spare` rows whose slots cannot be used again yet.
+    The policy says which rows are wanted. A wanted row is taken in once there is space. A row that is no longer wanted
+    is dropped once its place is needed, unless more than `spare` rows would then hold slots that cannot be reused yet.
 
     Args:
         num_nodes: ids are below it.
@@ -270,7 +268,7 @@ class CacheContents:
         self._free = np.arange(num_slots - 1, -1, -1)  # a stack, of which the first `_num_free` are free
         self._num_free = num_slots
         self._hand = 0  # where the search for rows to drop goes on
-        self._dropped: deque[tuple[int, np.ndarray]] = deque()  # versions, and the slots that they did without
+        self._dropped: deque[tuple[int, np.ndarray]] = deque()  # versions, and the slots that they no longer use
         # The policy has slots of its own: slot of each node, node of each slot, rows in place, list, ends of the list.
         self._wanted = np.full(num_nodes, -1, np.int32)
         self._policy_state = (
@@ -310,7 +308,7 @@ class CacheContents:
         """Let the policy read a union, and change the contents to what it wants, as far as there is space.
 
         Args:
-            union: (num,) distinct ids, all of whose rows are at hand.
+            union: (num,) distinct ids, all of whose rows are available.
             version: Version that the contents get if they change.
             oldest: Oldest version that a request may still count on; None: there is none.
             weight: (num,) numbers >= 0. The heaviest row is read last; among equals, the first. None: all are equal.
@@ -336,7 +334,7 @@ class CacheContents:
         return added[:num], removed, slots[:num_new], positions
 
     def release(self, oldest: int | None) -> None:
-        """Make the slots of dropped rows free again, those that versions from `oldest` on do without; None: all."""
+        """Free the slots of dropped rows that versions from `oldest` on do not use; None: all."""
         while self._dropped and (oldest is None or self._dropped[0][0] <= oldest):
             version, slots = self._dropped.popleft()
             state = (self._slot_of, self._node_of, self._live, self._dropped_at, self._free)

@@ -44,23 +44,23 @@ def import_ray():
 
 
 def ask_for_token() -> None:
-    """Have a Ray that is started here ask for its user's token, and this process give it; a setting of the user stays.
+    """Have a Ray started here ask for its user's token, and this process give it; a user's own setting is kept.
 
-    Ray does so itself in the process that starts it; those that join it have to be told.
+    Ray does so itself in the process that starts it; those that join it need the setting.
     """
     if os.environ.get(_AUTH) is not None:
         return
     imported = "ray" in sys.modules
     os.environ[_AUTH] = "token"
     if imported:  # it has read its variables
-        with suppress(ImportError, AttributeError):  # an older one knows no tokens
+        with suppress(ImportError, AttributeError):  # older ones have no tokens
             from ray._raylet import Config
 
             Config.initialize("")
 
 
 def _has_token() -> bool:
-    """Whether this user has a token of Ray's: clusters that were started here ask for it, others pay no heed."""
+    """Whether this user has a token of Ray's: clusters that were started here ask for it, others ignore it."""
     return (Path.home() / ".ray" / "auth_token").is_file()
 
 
@@ -175,7 +175,7 @@ def _environment(**values: str | None) -> Iterator[None]:
 
 @dataclass
 class Meeting:
-    """What the ranks of a run agree about before they use Ray; the sources of one rank share it.
+    """What the ranks of a run agree on before they use Ray; the sources of one rank share it.
 
     Attributes:
         run: names the run.
@@ -191,7 +191,7 @@ class Meeting:
 
 
 class LocalMeeting:
-    """How the ranks of one machine find the Ray that one of them starts, and let it end when all have left.
+    """How the ranks of one machine find the Ray that one of them starts, and end it when all have left.
 
     Args:
         folder: Folder that all ranks can reach; rank 0 makes it, and removes it when it leaves.

@@ -95,7 +95,7 @@ class CoordinatorActor:
 
 
 class Link:
-    """A rank's connection to its coordinator; no part of `RaySource`, so that one that is forgotten is closed.
+    """A rank's connection to its coordinator; separate from `RaySource`, so that a forgotten source is closed.
 
     Args:
         settings, meeting, place: see `RayWorkers.connect`.
@@ -112,7 +112,7 @@ class Link:
         self.num_workers, self.num_machines = 0, 1  # that the coordinator has
 
     def open(self, setup: Callable[[list[str]], Setup]) -> None:
-        """Connect to Ray, start workers and the coordinator where they are not there, and introduce this rank.
+        """Connect to Ray, start workers and the coordinator where they are missing, and introduce this rank.
 
         Raises:
             GNNScaleError: Ray does not answer, or the coordinator does not start.
@@ -151,10 +151,7 @@ class Link:
         return self._coordinator.call(method, self._rank, *arguments)
 
     def ask(self, method: str, *arguments, named: bool = True, limit_s: float | None = _CALL_LIMIT_S) -> Any:
-        """Call a method of the coordinator and return its answer;
-
-        None where the coordinator has ended, unless it has no limit.
-        """
+        """Call the coordinator and return its answer; None where it has ended, unless the call has no limit."""
         ray = import_ray()
         if self._silent:
             return None
@@ -181,21 +178,17 @@ class Link:
             self._silent = True
             raise GNNScaleError(
                 f"the coordinator of node {self._place.node} has not answered for "
-                f"timeout_s={self._settings.timeout_s:g} s: "
-                "was it stopped? Raise source.timeout_s where the machine is slow, or resume from the last checkpoint"
+                f"timeout_s={self._settings.timeout_s:g} s: was it stopped? "
+                "Raise source.timeout_s where the machine is slow, or resume from the last checkpoint"
             ) from None
         except exceptions.RayError as error:
             raise GNNScaleError(
                 f"the coordinator of node {self._place.node} has ended ({one_line(error)}): memory may be short "
-                f"on this "
-                "machine; resume from the last checkpoint"
+                "on this machine; resume from the last checkpoint"
             ) from None
 
     def close(self) -> None:
-        """Leave the coordinator;
-
-        the last rank of a node ends it, and rank 0's machine the workers that were started.
-        """
+        """Leave the coordinator; a node's last rank ends it, and rank 0's machine ends the workers that it started."""
         if not self._open or os.getpid() != self._owner:
             return
         self._open = False
@@ -217,7 +210,7 @@ class Link:
 
 
 def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "RayWorkers") -> Callable[..., Setup]:
-    """Return what makes a rank's `Setup` of the names of the workers, once Ray is there.
+    """Return a function that makes a rank's `Setup` from the names of the workers, once Ray is there.
 
     Raises:
         GNNScaleError: it cannot be sent to a worker.
@@ -250,7 +243,7 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
 
 
 def table_of(features) -> Table | None:
-    """Return what a coordinator has to know of a feature table."""
+    """Return what a coordinator must know of a feature table."""
     if features is None:
         return None
     name = hashlib.blake2b(pack(features).meta, digest_size=12).hexdigest()

@@ -9,7 +9,7 @@ from ..errors import GNNScaleError
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
 
 _RETRY_S = 0.2
-_LAST_TRY_S = 1.0  # for a coordinator that was itself stopped, and finds the time gone
+_LAST_TRY_S = 1.0  # for a coordinator that was itself stopped, and finds that the time has passed
 
 
 class CoordinatorWorkers:
@@ -49,7 +49,7 @@ class CoordinatorWorkers:
         return len(self.names)
 
     async def connect(self) -> bool:
-        """Find the actors, which rank 0 may be about to start; whether that was to be done.
+        """Find the actors, which rank 0 may be about to start; return whether they had to be found.
 
         Raises:
             GNNScaleError: there is none of that name.
@@ -66,7 +66,7 @@ class CoordinatorWorkers:
         return False
 
     def add(self, name: str, actor: Any) -> int:
-        """Take in a worker that is not known, or one that was gone and has been started again; return its number."""
+        """Add a worker that is not known, or one that was gone and has been started again; return its number."""
         known = {known: worker for worker, known in self.names.items()}
         worker = known.get(name, max(self.names, default=-1) + 1)
         self.names[worker], self._actors[worker] = name, actor
@@ -126,12 +126,12 @@ class CoordinatorWorkers:
             except TimeoutError:
                 continue
             except (self._ray.exceptions.RayError, ValueError):
-                return False  # it has ended, which its batches tell
+                return False  # it has ended, as its batches will show
         self._lose(worker, f"no answer for timeout_s={self._timeout_s:g} s", final=False)
         return False
 
     def _lose(self, worker: int, reason: str, final: bool) -> None:
-        """Go on without a worker; with none left, say so to whoever waits."""
+        """Go on without a worker; with none left, report that to all callers that wait."""
         self._silent.add(worker)
         if final:
             self.gone.add(worker)

@@ -2,7 +2,7 @@
 
 A holder is an actor of Ray's, one on a machine for the workers that were started together. It reads a part into memory
 that has no name, which a worker maps for as long as it needs the part. `WorkerParts` is what a worker sees. No worker
-says when it is done with a part: where the cap asks for space, the holder asks those who have mapped one to let go.
+reports when it is done with a part: where the cap asks for space, the holder asks workers that map one to release it.
 """
 
 import math
@@ -100,7 +100,7 @@ def machine_caps(places: Collection[tuple[str, int | None]]) -> dict[str, int | 
 
 
 def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | TypedRows | None:
-    """Return the feature rows of nodes that lie in any of some parts, in order; None without features.
+    """Return the feature rows of nodes that are in any of some parts, in order; None without features.
 
     Args:
         nodes: (num,) store ids.
@@ -146,7 +146,7 @@ class Member(NamedTuple):
     Attributes:
         pid: Its process id.
         memory_bytes: What it adds to the cap of its machine, bytes; None: the machine has no cap.
-        let_go: Maps a part's name to whether the worker has let go of it; or the worker's actor, which has this method.
+        let_go: Maps a part's name to whether the worker has released it; or the worker's actor, which has this method.
     """
 
     pid: int
@@ -158,7 +158,7 @@ class Opened(NamedTuple):
     """A part that a holder has in memory.
 
     Attributes:
-        handle: Maps the part, as long as the worker that asked does not let go of it.
+        handle: Maps the part, as long as the worker that asked does not release it.
         is_new: Whether it was read since another worker asked for it.
     """
 
@@ -167,7 +167,7 @@ class Opened(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Cache:
+class _CachedPart:
     """A part on its way into memory, or there: the `SharedValue` of a `HeldPart`, and the workers that may map it."""
 
     value: Future = field(default_factory=Future)
@@ -190,7 +190,7 @@ class PartHolder:
 
     def __init__(self):
         self._changed = Condition()
-        self._parts: dict[PartName, _Cache] = {}
+        self._parts: dict[PartName, _CachedPart] = {}
         self._setups: dict[str, tuple[PartStager, FeatureTable | None]] = {}
         self._users: dict[str, set[str]] = {}  # coordinators by setup
         self._wanted: dict[tuple[str, str], frozenset[PartName]] = {}  # by coordinator and setup
@@ -204,7 +204,7 @@ class PartHolder:
         """Return a part for a worker, read now unless it is held.
 
         Args:
-            member: The worker. It says that it has not let go of the part from now on.
+            member: The worker. From now on it counts as holding the part.
             part: Part id.
             request: What the worker needs the part for.
 
@@ -220,15 +220,15 @@ class PartHolder:
                 (request.setup.name, one) for one in request.wanted
             )
             self._drop_foreign(request.setup.name, {*request.owned, part})
-            part_cache = self._parts.pop(name, None)
-            reads = part_cache is None
-            part_cache = self._parts[name] = part_cache or _Cache()  # last: the least recently opened one goes first
-            part_cache.members[member.pid] = member
+            cached = self._parts.pop(name, None)
+            reads = cached is None
+            cached = self._parts[name] = cached or _CachedPart()  # last: the least recently opened one goes first
+            cached.members[member.pid] = member
         if reads:
-            self._read(name, part_cache, request.setup)
-        value = part_cache.value.result()
+            self._read(name, cached, request.setup)
+        value = cached.value.result()
         with self._changed:
-            is_new, part_cache.is_new = part_cache.is_new, False
+            is_new, cached.is_new = cached.is_new, False
         return Opened(value.handle, is_new)
 
     def expect(self, part: int, setup: Setup) -> None:
@@ -238,9 +238,9 @@ class PartHolder:
             size, cap = self._sizes.get(name, math.inf), self._cap
             if name in self._parts or setup.name not in self._users or (cap is not None and self._held + size > cap):
                 return
-            part_cache = self._parts[name] = _Cache()
-        with suppress(Exception):  # who needs it reads it again, and hears why it cannot
-            self._read(name, part_cache, setup)
+            cached = self._parts[name] = _CachedPart()
+        with suppress(Exception):  # a worker that needs it reads it again, and gets the error
+            self._read(name, cached, setup)
 
     def leave(self, coordinator: str, setups: Collection[str]) -> None:
         """Forget setups that a coordinator is done with, where no other has them."""
@@ -264,7 +264,7 @@ class PartHolder:
         caps = [member.memory_bytes for member in self._members.values()]
         return None if None in caps or not caps else sum(caps)
 
-    def _read(self, name: PartName, part_cache: _Cache, setup: Setup) -> None:
+    def _read(self, name: PartName, cached: _CachedPart, setup: Setup) -> None:
         reserved = 0
         try:
             with self._changed:
@@ -284,24 +284,24 @@ class PartHolder:
                 self._make_space(name, size)
                 self._hold(size)
                 self._reads[name[1]] += 1
-                part_cache.value.set_result(value)
+                cached.value.set_result(value)
         except BaseException as error:
             with self._changed:
                 self._hold(-reserved)
-                if self._parts.get(name) is part_cache:
+                if self._parts.get(name) is cached:
                     del self._parts[name]
-            part_cache.value.set_exception(error)
-        part_cache.value.result()
+            cached.value.set_exception(error)
+        cached.value.result()
 
     def _hold(self, num_bytes: int) -> None:
         self._held += num_bytes
         self._most_held = max(self._most_held, self._held)
 
     def _make_space(self, name: PartName, num_bytes: int) -> None:
-        """Let parts go until a part fits under the cap; waits for those in use. The lock is held, but while it waits.
+        """Free parts until a part fits under the cap; waits for those in use. Holds the lock except while it waits.
 
         Raises:
-            GNNScaleError: it is larger than the cap, or nothing is let go.
+            GNNScaleError: it is larger than the cap, or nothing is released.
         """
         deadline = time.monotonic() + _SPACE_LIMIT_S
         while (cap := self._cap) is not None and self._held + num_bytes > cap:
@@ -325,22 +325,22 @@ class PartHolder:
             self._changed.wait(_RETRY_S)
 
     def _drop_foreign(self, setup: str, owned: Collection[int]) -> None:
-        """Let go of the parts of a setup that belong to other machines now, where they can be spared."""
+        """Free the parts of a setup that belong to other machines now, where they can be spared."""
         wanted = frozenset().union(*self._wanted.values())
         for name in [name for name in self._parts if name[0] == setup and name[1] not in owned and name not in wanted]:
             self._let_go(name)
 
     def _let_go(self, name: PartName) -> bool:
         """Free a part unless a worker uses it; return whether it is gone."""
-        part_cache = self._parts[name]
-        if not part_cache.value.done():
+        cached = self._parts[name]
+        if not cached.value.done():
             return False
-        for pid, member in list(part_cache.members.items()):
+        for pid, member in list(cached.members.items()):
             if not self._asks_to_let_go(member, name):
                 return False
-            del part_cache.members[pid]
+            del cached.members[pid]
         del self._parts[name]
-        value = part_cache.value.result()
+        value = cached.value.result()
         self._hold(-value.handle.num_bytes)
         value.close()
         return True
@@ -354,7 +354,7 @@ class PartHolder:
             return ray.get(asked, timeout=_LET_GO_S)
         except ray.exceptions.GetTimeoutError:
             return False
-        except ray.exceptions.RayError:  # it has ended; Ray starts another in its place
+        except ray.exceptions.RayError:  # it has ended; Ray starts another instead
             self._members.pop(member.pid, None)
             return True
 
@@ -382,10 +382,10 @@ def holder_of_parts(group: str) -> Any:
 
 
 class WorkerParts:
-    """The parts that a worker has mapped from the holder of its machine; one thread gets them, others may let go.
+    """The parts that a worker has mapped from the holder of its machine; one thread gets them, others may release them.
 
     Args:
-        member: The worker, as the holder is to know it.
+        member: The worker, as the holder knows it.
         group: Name of the workers that share a holder; None: the holder is an object of this process.
 
     Attributes:
@@ -435,7 +435,7 @@ class WorkerParts:
             self._in_use.clear()
 
     def let_go(self, name: PartName) -> bool:
-        """Unmap a part; return whether this worker has let go of it."""
+        """Unmap a part; return whether this worker has released it."""
         with self._lock:
             if name in self._in_use:
                 return False
@@ -491,7 +491,7 @@ class WorkerParts:
                 continue
             with self._lock:
                 if self._holder_pid not in (None, opened.handle.pid):
-                    # What the one before held is in nobody's count.
+                    # What the one before held is in no count.
                     self._mapped = {name: one for name, one in self._mapped.items() if name in self._in_use}
                 self._holder_pid = opened.handle.pid
             self.reads[part] += opened.is_new

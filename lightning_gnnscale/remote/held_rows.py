@@ -1,4 +1,4 @@
-"""Rows of a graph in one owner's memory, and samples from them that do not depend on who holds what."""
+"""Rows of a graph in one owner's memory, and samples from them that do not depend on which owner holds what."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +28,7 @@ class PartOwners:
         owner_of: the owner of each part, by any name that `ask` knows.
 
     Raises:
-        ValueError: they are not as many as parts.
+        ValueError: there are not as many owners as parts.
     """
 
     part_offsets: np.ndarray
@@ -55,7 +55,7 @@ class PartOwners:
 
 
 class AllocateByName(Protocol):
-    """Gives memory for an array that is known by a name."""
+    """Allocates memory for an array with a name."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
 
@@ -71,7 +71,7 @@ class HeldNodes:
     Args:
         part_offsets: (num_parts + 1,) first store id of each part, then num_nodes.
         parts: held ones.
-        replicated: ids held beside them, for example `most_linked`'s.
+        replicated: ids held besides them, for example `most_linked`'s.
 
     Attributes:
         ranges: (first, end) store ids of each held part, ascending.
@@ -122,7 +122,7 @@ def part_of(nodes: np.ndarray, part_offsets: np.ndarray) -> np.ndarray:
 
 
 def most_linked(indptr: np.ndarray, max_bytes: int, id_bytes: int = 4, row_bytes: int = 0) -> np.ndarray:
-    """Return the nodes of highest in-degree whose rows fit a budget: these are worth holding on every worker.
+    """Return the nodes of highest in-degree whose rows fit a budget: they are worth holding on every worker.
 
     Args:
         indptr: (num_nodes + 1,) row offsets of the CSC.
@@ -224,7 +224,7 @@ class HeldFeatures:
         """
         numbers = self.nodes.find(nodes) if numbers is None else numbers
         if len(numbers) and numbers.min() < 0:
-            raise GNNScaleError(f"row {nodes[numbers.argmin()]} is asked of an owner that does not hold it")
+            raise GNNScaleError(f"row {nodes[numbers.argmin()]} was asked of an owner that does not hold it")
         return self._table.gather(numbers)
 
 
@@ -262,8 +262,8 @@ class DistributedFeatures(FeatureTable):
         owners: Which owner has each part.
         ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.gather(nodes)`.
         num_rows, dim, dtype, is_sparse: Those of the whole feature table.
-        code: Form of the rows as they are held and travel; None: plain numbers. Where node types have tables of their
-            own, one a node type.
+        code: Form of the rows as they are held and sent; None: plain numbers. Where node types have tables of their
+            own, one per node type.
         note: Called with the number of rows of each gather.
         by_node_type: Whether rows come as `TypedRows`.
     """
@@ -289,12 +289,12 @@ class DistributedFeatures(FeatureTable):
         return cls(held, owners, ask, *shape, features.storage, by_node_type=by_node_type, **options)
 
     def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | TypedRows:
-        """Return rows, bit for bit what is stored; codes decoded.
+        """Return rows, bit for bit what is stored; quantised ones decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by node type
-                it is what gives memory for codes that are decoded, called with (shape, dtype).
+            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by node type,
+                a function that gives memory for decoded rows, called with (shape, dtype).
 
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
@@ -311,7 +311,7 @@ class DistributedFeatures(FeatureTable):
             then: Called with the rows, in whatever thread has them.
 
         Returns:
-            The future of that call; None: it is done, no row lies elsewhere.
+            The future of that call; None: it is done, all rows are here.
         """
         asked, finish = self._begin(np.asarray(nodes))
         if asked:
@@ -320,7 +320,7 @@ class DistributedFeatures(FeatureTable):
         return None
 
     def _begin(self, nodes: np.ndarray) -> tuple[bool, Callable[[np.ndarray | None], np.ndarray | SparseRows]]:
-        """Ask for rows and gather own ones; return whether any were asked for, and what waits and puts all together."""
+        """Ask for rows and gather own ones; return whether any were asked for, and a function that joins them all."""
         self.note(len(nodes))
         numbers = self.held.nodes.find(nodes)
         foreign, own = np.flatnonzero(numbers < 0), np.flatnonzero(numbers >= 0)
@@ -361,7 +361,7 @@ class DistributedFeatures(FeatureTable):
     def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
         num = rows.num_rows if isinstance(rows, SparseRows | TypedRows) else len(rows)
         if num != len(places):
-            raise GNNScaleError(f"{owner} sent {num} rows, {len(places)} were asked for")
+            raise GNNScaleError(f"{owner} sent {num} rows, but {len(places)} were asked for")
 
 
 def _space(stored: np.ndarray, code: RowCode, take: Callable | None) -> np.ndarray:
@@ -420,7 +420,7 @@ class HeldRows:
 
     @classmethod
     def of_files(cls, csc: CSC) -> "HeldRows":
-        """Return all rows as they lie in their files, copying none: who has lost an owner samples from there."""
+        """Return all rows as they are in their files, copying none: used where an owner is lost."""
         return cls(HeldNodes(np.array([0, csc.num_rows]), [0]), np.asarray(csc.indptr), np.asarray(csc.indices))
 
     def __reduce__(self):
@@ -447,7 +447,7 @@ class HeldRows:
         nodes, num = request.nodes, len(request.nodes)
         rows = self.nodes.find(nodes) if rows is None else rows
         if num and rows.min() < 0:
-            raise GNNScaleError(f"node {nodes[rows.argmin()]} is asked of an owner that does not hold its row")
+            raise GNNScaleError(f"node {nodes[rows.argmin()]} was asked of an owner that does not hold its row")
         try:
             space = self._spaces.get_nowait()
         except Empty:

@@ -56,7 +56,7 @@ def assign_shards(
     with_features: bool,
     targets: Iterable[np.ndarray],
 ) -> ShardMap:
-    """Deal a store's parts to the machines of workers, to each as many targets as it has workers; see `deal_in_order`.
+    """Assign a store's parts to the workers' machines, targets in proportion to workers; see `deal_in_order`.
 
     Args:
         store: The store.
@@ -94,15 +94,15 @@ def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_
 
 
 def homes_of(shard_map: ShardMap, part_offsets: np.ndarray, targets: Mapping[int, np.ndarray]) -> dict[int, str]:
-    """Return the machine that is to make the batches of each part: it owns twice as many of its targets as any other.
+    """Return the machine to make the batches of each part: it owns at least twice as many of its targets as any other.
 
     Args:
-        shares: Which machine holds which part of the store.
+        shard_map: Which machine holds which part of the store.
         part_offsets: The store's.
         targets: Part to store ids of its targets; where batches mix all parts, a part is a rank.
 
     Returns:
-        Part to Ray's id of the machine; parts whose targets lie everywhere are left out: any machine makes theirs.
+        Part to Ray's id of the machine; parts whose targets are everywhere are left out: any machine makes theirs.
     """
     owners, homes = np.asarray(shard_map.owners), {}
     for part, nodes in targets.items():
@@ -127,7 +127,7 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
     """
     if not crosses_parts:
         raise GNNScaleError(
-            "construction=distributed is for batches that cross parts, these stay in theirs: use scope=graph and "
+            "construction=distributed is for batches that cross parts, but these stay in theirs: use scope=graph and "
             "weights=GradientAveraging(), or construction=local"
         )
     if not samples_from_owners(sampler):
@@ -138,13 +138,13 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
 
 
 def samples_from_owners(sampler: Any) -> bool:
-    """Whether a sampler samples from rows of several owners what it samples from the whole graph."""
+    """Whether a sampler samples the same from rows of several owners as from the whole graph."""
     plain = isinstance(sampler, NeighborSampler) and sampler.hop_by_hop
     return plain and sampler.locality is None and sampler.direction == "in"
 
 
 class HeldMemory:
-    """Named arrays that the processes of a machine map; gone with the last of them."""
+    """Named arrays that the processes of a machine map; freed with the last of them."""
 
     def __init__(self):
         self._rows: dict[str, tuple[SharedRows, tuple[int, ...]]] = {}
@@ -157,7 +157,7 @@ class HeldMemory:
 
     @property
     def handles(self) -> dict[str, tuple[RowHandle, tuple[int, ...]]]:
-        """What `attach` of another process of the machine needs; good while this process lives."""
+        """What `attach` of another process of the machine needs; valid while this process lives."""
         return {name: (rows.handle, shape) for name, (rows, shape) in self._rows.items()}
 
     @staticmethod
@@ -187,7 +187,7 @@ class StoreHolder:
     """What a machine holds of a store; an actor of Ray's, or a plain object in tests. Many threads may ask at a time.
 
     Args:
-        shares: Which machine holds what.
+        shard_map: Which machine holds what.
         machine: Number of this machine.
 
     Raises:
@@ -256,7 +256,7 @@ def owned_rows(
 
 
 def stored_table(store: PartitionStore) -> FeatureTable | None:
-    """Return a store's features as they are stored: codes travel and lie as codes."""
+    """Return a store's features as they are stored: quantised rows are held and sent as they are."""
     return None if store.features is None else as_stored(store.features)[0]
 
 
@@ -284,7 +284,7 @@ def holder_handle(shard_map: ShardMap, machine: int) -> Any:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An answer on its way from another machine; where that one has ended, the files give it.
+    """An answer on its way from another machine; where that machine has ended, the files give it.
 
     Args:
         ref: Ray's.
@@ -356,16 +356,16 @@ class OwnerReads:
 
     Args:
         address: "host:port" of the cluster; "auto": the one that runs on this machine (`ray start`).
-        replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes, >= 0.
+        replicate_bytes: Rows of highest in-degree that each machine holds besides its own, bytes, >= 0.
         memory_bytes: Upper bound on what a machine holds, bytes or a text such as "20GiB"; rows beyond it are read from
             the files of their machine. None: no bound.
-        timeout_s: How long Ray may take to answer, and another machine for its rows before files stand in, seconds.
+        timeout_s: How long Ray, or another machine with its rows, may take to answer before files are read, seconds.
 
     Raises:
         ValueError: an argument outside its range.
 
     Source: Zheng et al., DistDGL, sections 5.3 and 5.4. Differs: rows are read ahead of the step that uses them, and a
-        machine that is lost is stood in for.
+        machine that is lost is replaced by files.
     """
 
     address: str = "auto"
@@ -379,7 +379,7 @@ class OwnerReads:
             parse_bytes(getattr(self, name), name)
 
     def check(self, sampler: Any, in_process: bool) -> None:
-        """Refuse what cannot read so; in_process: the training process prepares its batches.
+        """Refuse batches that cannot be read this way; in_process: the training process prepares its batches.
 
         Raises:
             ValueError: the message names the remedy.
@@ -392,8 +392,7 @@ class OwnerReads:
         if not samples_from_owners(sampler):
             raise ValueError(
                 "row_reads=owners asks the owners of rows for what NeighborSampler samples along edges without "
-                "locality, "
-                f"got {sampler}: use row_reads=auto"
+                f"locality, got {sampler}: use row_reads=auto"
             )
 
     def open(self, store: PartitionStore, features: FeatureTable | None, rank_of_part: Sequence[int]) -> "HeldGraph":
@@ -461,10 +460,10 @@ class HeldGraph:
     """A graph that machines hold together, as one process sees it.
 
     Args:
-        shares: Which machine holds what.
-        store: The store as it lies on this machine.
+        shard_map: Which machine holds what.
+        store: The store as it is on this machine.
         features: Table of the whole graph's rows, in the form in which batches take them; None: batches have none.
-        timeout_s: How long another machine may take to answer before the files stand in for it, seconds.
+        timeout_s: How long another machine may take to answer before the files are read instead, seconds.
 
     Attributes:
         counts: What was asked of other machines.
@@ -526,17 +525,17 @@ class HeldGraph:
 
     @cached_property
     def _own(self) -> HeldRows:
-        """The rows of this machine as they lie in its files."""
+        """The rows of this machine as they are in its files."""
         parts = [part for part, owner in enumerate(self._shares.owners) if owner == self._machine]
         return HeldRows.of_files(self._store.csc_of_parts(parts))
 
     @cached_property
     def _files(self) -> HeldRows:
-        """All rows as they lie in files, fetched where they are not here."""
+        """All rows as they are in files, fetched where they are not here."""
         return HeldRows.of_files(self._store.csc)
 
     def close(self, waiting_share: float) -> None:
-        """Leave the cluster, which `OwnerReads.open` joined, and tell what was asked there.
+        """Leave the cluster, which `OwnerReads.open` joined, and record what was asked there.
 
         Args:
             waiting_share: Share of the training time that passed in waiting for batches.
@@ -549,7 +548,7 @@ class HeldGraph:
         if self._machine < 0:
             return None, {}
         ray = import_ray()
-        if self._store.fetched is not None:  # here, where the credentials are: the holder finds them on the disk
+        if self._store.fetched is not None:  # here, where the credentials are: the holder finds the rows on the disk
             owned_rows(self._shares, self._store, self._table and as_stored(self._table)[0], self._machine)
         try:
             nodes, handles = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)

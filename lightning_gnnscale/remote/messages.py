@@ -1,4 +1,4 @@
-"""What trainers, coordinators and workers say to each other: plain values that Ray carries."""
+"""Messages between trainers, coordinators and workers: plain values that Ray carries."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ class Growth(NamedTuple):
     Attributes:
         workers: How they are started.
         least, most: Bounds on their number.
-        share: Trainers of the run over those of this coordinator, which measures its own alone.
+        share: Trainers of the run over those of this coordinator, which measures only its own.
     """
 
     workers: WorkerSettings
@@ -51,7 +51,7 @@ class Growth(NamedTuple):
 
 
 class CoordinatorSettings(NamedTuple):
-    """What a coordinator goes by; see `RayWorkers`.
+    """The settings of a coordinator; see `RayWorkers`.
 
     Attributes:
         shared: It is an actor, whose ranks are other processes.
@@ -74,10 +74,10 @@ class Table(NamedTuple):
     """The feature table that batches take their rows from.
 
     Attributes:
-        name: Digest of where the table lies.
+        name: Digest of where the table is.
         num_rows, dim, dtype: Number of rows, length of a row, and dtype of the table.
         sparse_width: Largest number of stored values in a row; None where rows are dense.
-        node types: By node type its table, None for a node type without features; empty where all nodes have one table.
+        node_types: By node type its table, None for a node type without features; empty where all nodes have one table.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ShardMap(NamedTuple):
         fingerprint: The store's; a machine that finds another store there refuses.
         owners: (num_parts,) number of the machine that holds each part.
         nodes: Ray's id of each machine.
-        replicate_bytes: Bytes of rows of high degree that each machine holds beside its own.
+        replicate_bytes: Bytes of rows of high degree that each machine holds besides its own.
         memory_bytes: Upper bound on the bytes of rows that each machine holds; rows beyond it are read from the files
             of their machine when they are asked for. None: no bound.
         with_features: Whether feature rows are held too.
@@ -113,7 +113,7 @@ class ShardMap(NamedTuple):
     fetching: str | None = None
 
     def open_store(self, machine: int) -> PartitionStore:
-        """Open the store that lies on a machine; to be called there.
+        """Open the store that is on a machine; to be called there.
 
         Raises:
             PartitionStoreError: it is another one, or there is none.
@@ -128,7 +128,7 @@ class ShardMap(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a worker is told about how a rank's batches are made. Ranks that make theirs alike share one setup.
+    """How a rank's batches are made, as sent to workers. Ranks that make theirs alike share one setup.
 
     Attributes:
         name: Digest of the contents.
@@ -138,7 +138,7 @@ class Setup(NamedTuple):
         passes: Key epochs per epoch.
         table: Feature table that the rows come from; None: batches have no features.
         import_paths: Paths on which the trainer finds modules.
-        shares: Which machine holds which rows of the graph; None: each machine reads the parts that it needs.
+        shard_map: Which machine holds which rows of the graph; None: each machine reads the parts that it needs.
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         homes: Of the whole graph, part to Ray's id of the machine that holds most of its targets, see
             `homes_of`; None: any machine makes its batches.
@@ -158,7 +158,7 @@ class Setup(NamedTuple):
     chunks: int = 1
 
     def open(self) -> tuple[Any, Any]:
-        """Return stage and maker, made again; to be called where the batches are made."""
+        """Return stage and maker, unpickled; to be called where the batches are made."""
         sys.path.extend(path for path in self.import_paths if path not in sys.path)
         contents = self.contents[0]
         if not isinstance(contents, tuple):
@@ -179,7 +179,7 @@ class GroupRequest(NamedTuple):
         keys: Keys of the batches.
         owned: Parts of the setup that are assigned to the worker's machine in this epoch.
         wanted: Parts of the setup that batches are wanted of, and assigned to the worker's machine.
-        update: Update of the worker's view of the coordinator's cache; None: all rows travel.
+        update: Update of the worker's view of the coordinator's cache; None: all rows are sent.
     """
 
     coordinator: str
@@ -200,7 +200,7 @@ class GroupHeader:
         num_union: Number of distinct nodes in the group; where node types have features of their own, of those that
         have.
         rows_sent: How many of their rows are in the payload.
-        row_bytes, group_bytes: Bytes of the rows, and of everything else that travels.
+        row_bytes, group_bytes: Bytes of the rows, and of everything else that is sent.
         version: Version of the cache that holds the rows left out of the payload, or None.
         pid: Process id of the worker.
         reads: Parts that were read for it.

@@ -1,7 +1,4 @@
-"""The coordinator of a trainer node:
-
-one request for all its ranks, credits, faults; asynchronous, in a thread or an actor.
-"""
+"""The coordinator of a trainer node, asynchronous, in a thread or an actor: requests of all ranks, credits, faults."""
 
 import asyncio
 import math
@@ -43,7 +40,7 @@ class CoordinatorCaches:
         self._caches: dict[str, TrainerCache] = {}
 
     def begin(self, table: Table | None, worker: int) -> CacheUpdate | None:
-        """Return what goes along with a request to a worker, None where all rows travel."""
+        """Return what goes along with a request to a worker, None where all rows are sent."""
         if not self._num_rows or table is None:
             return None
         cache = self._caches.get(table.name)
@@ -75,7 +72,7 @@ class CoordinatorCaches:
         self._caches[table.name].cancel(update.request)
 
     def forget(self, worker: int) -> None:
-        """Let go of a worker that ended."""
+        """Forget a worker that ended."""
         for cache in self._caches.values():
             cache.forget(worker)
 
@@ -95,9 +92,9 @@ _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it i
 
 
 class Coordinator:
-    """Collect the requests of a node's ranks, have workers make the batches, and tell the ranks where they lie.
+    """Collect the requests of a node's ranks, have workers make the batches, and tell the ranks where they are.
 
-    A `WorkQueue` says what is wanted, an attempt being a group of batches; a `Assignment` says which worker makes it.
+    A `WorkQueue` says what is wanted, an attempt being a group of batches; an `Assignment` says which worker makes it.
     Ray restarts a worker that ended; meanwhile its jobs go to the others. So do those of a worker whose group is late,
     and it gets no further group until it answers.
 
@@ -133,7 +130,7 @@ class Coordinator:
         """Answer."""
 
     async def join(self, rank: str, setup: Setup) -> int:
-        """Take in a rank; return the number of workers."""
+        """Add a rank; return the number of workers."""
         if await self._workers.connect():
             self._gathered_s = time.monotonic() + _GATHER_S
             for worker in self._workers.names:
@@ -143,7 +140,7 @@ class Coordinator:
         return len(self._workers)
 
     async def pace(self, rank: str, num_taken: int, seconds: float) -> None:
-        """Hear how many batches a rank has taken so far, and how long it took for them, waiting left out."""
+        """Note how many batches a rank has taken so far, and how long it took for them, without waiting."""
         self._paces.setdefault(rank, deque(maxlen=2)).append((num_taken, seconds))
 
     async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
@@ -205,7 +202,7 @@ class Coordinator:
         self._hand_out()
 
     async def leave(self, rank: str) -> int:
-        """Let a rank go; return how many are left. Workers that stay forget what the last one had."""
+        """Remove a rank; return how many are left. Workers that stay forget what the last one had."""
         await self.forget(rank)
         left = self._ranks.pop(rank, None)
         self._paces.pop(rank, None)
@@ -216,7 +213,7 @@ class Coordinator:
         return len(self._ranks)
 
     async def counts(self) -> dict[str, float]:
-        """Return seconds that workers took, parts, how often any was read, and how many workers are; asks none.
+        """Return seconds that workers took, parts, reads of parts, and the number of workers; asks no worker.
 
         Where workers ask each other for rows, also how many they gathered, and how many came from other machines.
         """
@@ -328,7 +325,7 @@ class Coordinator:
             answered.cancel()
 
     async def _answered(self, worker: int, request: GroupRequest) -> tuple[GroupHeader, Any]:
-        """Return a worker's header, and its payload with all rows, or where it lies."""
+        """Return a worker's header, and its payload with all rows, or where it is."""
         made, payload = self._workers.ask(worker, "make", request)
         header = await made
         if request.update is None or max(header.numbers) < 0:
@@ -383,7 +380,7 @@ class Coordinator:
         self._hand_out()
 
     def _fail_all(self) -> None:
-        for rank in self._ranks.values():  # each begins its next iteration once it has read of this one's end
+        for rank in self._ranks.values():  # each begins its next iteration once it has read that this one ended
             for job in self._drop(rank):
                 _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
 
@@ -410,7 +407,7 @@ class Coordinator:
                 self._hand_out()
 
     async def _greet(self) -> None:
-        """Take in workers that have come, and forget those that have left for good."""
+        """Add workers that have come, and forget those that have left for good."""
         prefix = self._settings.prefix
         if prefix is None or self._workers.broken is not None:
             return

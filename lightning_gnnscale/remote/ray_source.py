@@ -47,9 +47,7 @@ _READS_TOO_MANY = 1.5  # of each part in an epoch: workers that end have theirs 
 
 
 class RaySource:
-    """A `BatchSource` of Ray actors:
-
-    workers make batches; a trainer node's coordinator requests them for all its ranks.
+    """A `BatchSource` of Ray actors: workers make batches, a trainer node's coordinator requests them for its ranks.
 
     The graph is not in this process. In an epoch each part belongs to one worker, assigned at random, and is read
     once. A batch arrives without its features, together with those rows of its group that are not cached. A thread of
@@ -81,7 +79,7 @@ class RaySource:
         self._settings, self._place = settings, place or RankPlace()
         meeting = meeting or Meeting(f"{os.getpid()}-{next(_sources)}")
         self._stage, self._maker, self._code = stage, maker, None
-        if maker.gathers:  # rows of codes travel as they are stored, and are decoded where the batch is put together
+        if maker.gathers:  # quantised rows are sent as stored, and decoded where the batch is put together
             builder = copy(maker.builder)
             features = builder.features
             builder.features, self._code = (None, None) if features is None else as_stored(features)
@@ -93,7 +91,7 @@ class RaySource:
         self._unpacker: ThreadPoolExecutor | None = None
         self._taken = self._told = self._iteration = 0
         self._last: tuple[Any, Any] = (None, None)
-        self._expected: int | None = None  # part that the coordinator was told of last
+        self._expected: int | None = None  # part that was announced to the coordinator last
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
         self._reads, self._warned = 0, False  # of parts, by the workers of this machine's coordinator
@@ -101,7 +99,7 @@ class RaySource:
         self._ran_s = self._waited_s = self._paced_s = 0.0
 
     def begin(self) -> None:
-        """Connect to the coordinator of this node, and start what is not there.
+        """Connect to the coordinator of this node, and start what is missing.
 
         Raises:
             GNNScaleError: Ray or the workers cannot be started.
@@ -118,7 +116,7 @@ class RaySource:
         self._end = end
 
     def request(self, key: BatchKey) -> None:
-        """Note a batch that is wanted; the coordinator hears of it in `ready`.
+        """Note a batch that is wanted; `ready` sends it to the coordinator.
 
         Raises:
             GNNScaleError: see `begin`.
@@ -243,7 +241,7 @@ class RaySource:
                 ) from None  # fmt: skip
             except ray.exceptions.RayError as error:
                 raise batch_error(
-                    key, f"{one_line(error)}: source.store_bytes={self._settings.store_bytes} caps what lies ready"
+                    key, f"{one_line(error)}: source.store_bytes={self._settings.store_bytes} caps waiting batches"
                 ) from None
             self._count(found.header)
             self._link.num_workers, self._link.num_machines = found.num_workers, found.num_machines
@@ -295,14 +293,14 @@ CACHE_POLICIES = ("lru", "sieve")
 class RayWorkers:
     """Workers that are Ray actors, on this machine or on a cluster; see `RaySource`.
 
-    Workers open the store by its path. On a cluster it must lie at the same path on every machine.
+    Workers open the store by its path. On a cluster it must be at the same path on every machine.
 
     Args:
         address: "host:port" of a Ray cluster, or "auto" for the cluster that this machine belongs to. If
             `gnnscale prepare` has started workers there, they are used. None: Ray is started on this machine and ends
             with the training.
         num_workers: Number of workers to start where none are running, >= 1. "auto": as many as keep the trainers busy,
-            by what batches take to prepare and to train, measured while they train; in `worker_bounds`.
+            measured while training by the time that batches take to prepare and to train; within `worker_bounds`.
         worker_bounds: Fewest and most workers of "auto".
         label: Resource of Ray that a machine must have to prepare batches, for example "prepare" where the machine was
             started with `ray start --resources='{"prepare": 1}'`. None: any machine of the cluster.
@@ -315,8 +313,8 @@ class RayWorkers:
             and reads those of the others from the files each time. None: a machine holds every part that it is
             assigned.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
-        cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever node type
-            and width; 0: none.
+        cache_rows: Feature rows, of any node type and width, that each trainer node keeps, so that they are not sent
+            again; 0: none.
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker, times
             the chunks of a batch where each is made by the machine that holds its seeds.
@@ -371,7 +369,7 @@ class RayWorkers:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.replicate_bytes and self.construction == "local":
             raise ValueError(
-                f'replicate_bytes={self.replicate_bytes} is of construction="distributed": '
+                f'replicate_bytes={self.replicate_bytes} needs construction="distributed": '
                 'under "local" no worker asks another'
             )
         for name in ("timeout_s", "slow_s"):
@@ -389,13 +387,13 @@ class RayWorkers:
         return self.worker_bounds[0] if self.num_workers == "auto" else self.num_workers
 
     def growth(self, workers: WorkerSettings, place: RankPlace) -> Growth | None:
-        """Return how many workers the coordinator of a rank keeps; None: another coordinator sees to it, or nobody."""
+        """Return how many workers a rank's coordinator keeps; None: another coordinator does, or none."""
         if self.num_workers != "auto" or place.node:
             return None
         return Growth(workers, *self.worker_bounds, place.world_size / place.num_local)
 
     def for_coordinator(self, shared: bool, prefix: str, growth: Growth | None) -> CoordinatorSettings:
-        """Return what a coordinator goes by."""
+        """Return the settings of a coordinator."""
         return CoordinatorSettings(
             self.batches_per_group,
             self.credits,
@@ -409,7 +407,7 @@ class RayWorkers:
         )
 
     def connect(self, place) -> Any:
-        """Return what makes this rank's source; every rank calls it.
+        """Return a function that makes this rank's source; every rank calls it.
 
         Args:
             place: a `RankPlace`.
@@ -436,7 +434,7 @@ class RayWorkers:
         if self.address is None:
             if place.world_size > place.num_local:
                 raise GNNScaleError(
-                    "source=ray without an address starts Ray on one machine, the ranks are on several: start a "
+                    "source=ray without an address starts Ray on one machine, but the ranks are on several: start a "
                     "cluster with `ray start`, and give source.address="
                 )
             folder = tempfile.mkdtemp(prefix="gnnscale-ray-") if place.world_size > 1 else None
@@ -460,7 +458,7 @@ class RayWorkers:
 
 @dataclass(frozen=True)
 class RayConnection:
-    """What makes a rank's `RaySource`; attributes are its arguments."""
+    """Makes a rank's `RaySource`; attributes are its arguments."""
 
     settings: RayWorkers
     meeting: Meeting

@@ -106,7 +106,7 @@ class PreparationWorker:
         return self.parts.report() | {"rows_bytes": sum(graphs.values())}
 
     def leave(self, coordinator: str, setups: list[str]) -> None:
-        """Forget a coordinator, and setups that nobody else has."""
+        """Forget a coordinator, and setups that no other coordinator has."""
         self._views = {name: view for name, view in self._views.items() if name[0] != coordinator}
         for name in setups:
             self._forget(name)

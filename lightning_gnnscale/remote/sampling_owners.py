@@ -1,14 +1,12 @@
-"""Sampling across the memories of several workers:
+"""Sampling across the memories of several workers: rows of others are asked for first, own ones sampled meanwhile.
 
-rows of other owners are asked for first, own ones sampled meanwhile.
-
-What is sampled for a node is a hash of (key, hop, node): whoever holds the row samples the same, so that a batch is
+What is sampled for a node is a hash of (key, hop, node): every holder of the row samples the same, so that a batch is
 bit for bit the one that `NeighborSampler` samples from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its
 parts and of replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`,
-which says how many edges a row gives and where they stand, so that answers are neighbours alone; degrees, labels and
+which says how many edges a row gives and where they are, so that answers are neighbours alone; degrees, labels and
 masks, which the `StagedPart` of the `WholeGraph` has. The edges of the store's files are not read.
 
-A sampler made of these stands wherever a `NeighborSampler` does: `BatchBuilder(sampler=...)`, or
+Such a sampler can be used wherever a `NeighborSampler` can: `BatchBuilder(sampler=...)`, or
 `FanoutNeighborhood(...)` for task graphs. `ask` is the transport's: (owner, HopRequest) to something with `result()`;
 an owner answers with `held.sample(request)`.
 """
@@ -50,7 +48,7 @@ class DistributedNeighborSampler(BatchSampler):
         ask: Sends a request to an owner, and returns at once.
 
     Raises:
-        ValueError: the sampler is of another node type.
+        ValueError: the sampler is of another class.
         GNNScaleError: while sampling, an owner answers with more or fewer neighbours than were asked for; and whatever
             `result()` raises.
     """
@@ -63,15 +61,15 @@ class DistributedNeighborSampler(BatchSampler):
 
     def __post_init__(self):
         sampler = self.sampler
-        node_type = type(sampler).__name__
         if not isinstance(sampler, NeighborSampler):
             raise ValueError(
-                f"distributed construction takes a NeighborSampler, got {node_type}: use construction='local'"
+                f"distributed construction takes a NeighborSampler, got {type(sampler).__name__}: "
+                "use construction='local'"
             )
         if sampler.direction != "in":
             raise ValueError(
                 f"distributed construction takes direction='in', got {sampler.direction!r}: "
-                f"write the store with to_undirected=True"
+                "write the store with to_undirected=True"
             )
         if sampler.locality is not None:
             raise ValueError("distributed construction takes no locality: use construction='local', or leave it out")
@@ -119,7 +117,7 @@ class DistributedNeighborSampler(BatchSampler):
 
 
 class DistributedHops(HopSampling):
-    """`HopSampling` whose rows lie with several owners; arguments as for `DistributedNeighborSampler.begin`."""
+    """`HopSampling` whose rows have several owners; arguments as for `DistributedNeighborSampler.begin`."""
 
     def __init__(
         self,
@@ -188,13 +186,13 @@ class DistributedHops(HopSampling):
         return self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
 
     def _sample_own(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Sample the rows that are here, and where all edges stand."""
+        """Sample the rows that are here, and the positions of all edges."""
         space, held, request = self._space, self._sampler.held, self._request(hop_key, begin, end)
         rows, indptr = held.nodes.find(request.nodes), space.indptr[begin : end + 1]
         own = np.flatnonzero(rows >= 0)
         sampled = held.sample(request._replace(nodes=request.nodes[own]), rows[own])
         self._place("this worker", own, sampled, indptr, neighbor)
-        if self._return_e_id:  # where edges stand follows from `indptr` and the key: that needs no owner
+        if self._return_e_id:  # positions of edges follow from `indptr` and the key: that needs no owner
             start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
             cpu.pick_hop(
                 hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
@@ -214,7 +212,7 @@ class DistributedHops(HopSampling):
         expected = int((indptr[places + 1] - indptr[places]).sum())
         if len(sampled) != expected:
             raise GNNScaleError(
-                f"{owner} sampled {len(sampled)} neighbours of {len(places)} nodes, {expected} were asked for: "
+                f"{owner} sampled {len(sampled)} neighbours of {len(places)} nodes, but {expected} were asked for: "
                 f"do all workers read the same store?"
             )
         _place_rows(places, indptr, sampled, neighbor)

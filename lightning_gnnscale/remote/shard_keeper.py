@@ -1,4 +1,4 @@
-"""The process that holds the shards of a table: trainers may be forked, spawned or killed, Ray is none of theirs."""
+"""The process that holds the shards of a table and their Ray: trainers may be forked, spawned or killed."""
 
 import os
 import pickle
@@ -34,13 +34,13 @@ class Initial(NamedTuple):
     node_keys: np.ndarray | None = None
 
     def of(self, ids: slice) -> "Initial":
-        """Return what the rows of some ids go by."""
+        """Return the integers that determine the rows of some ids."""
         keys = np.arange(ids.start, ids.stop) if self.node_keys is None else np.asarray(self.node_keys[ids])
         return self._replace(node_keys=keys)
 
 
 class RowShard:
-    """The rows that one worker owns, with the optimizer's state beside them; an actor, or a plain object in tests.
+    """The rows that one worker owns, with the optimizer's state; an actor, or a plain object in tests.
 
     Calls run one after another; those of one trainer run in the order in which it makes them.
 
@@ -133,7 +133,7 @@ class ShardSpec(NamedTuple):
         return ownership.num_rows(shard), self.columns, self.optimizer, initial
 
 
-STORE_BYTES = 1 << 30  # of rows and gradients that travel, of a Ray that is started
+STORE_BYTES = 1 << 30  # of rows and gradients that are sent, of a Ray that is started
 _END_LIMIT_S = 10.0
 _RUN = "from lightning_gnnscale.remote.shard_keeper import keep; keep()"
 
@@ -226,7 +226,7 @@ def _start(spec: ShardSpec) -> list:
     actors = []
     for shard in range(spec.num_shards):
         options = {"name": spec.name(shard), "namespace": NAMESPACE}
-        if spec.address is not None:  # machines of a cluster are distinguished by what they have left
+        if spec.address is not None:  # on a cluster, machines are chosen by what they have free
             options["memory"] = table_bytes(ownership.num_rows(shard), spec.columns)
         actors.append(actor.options(**options).remote(*spec.arguments(shard)))
     try:
@@ -240,14 +240,14 @@ def _start(spec: ShardSpec) -> list:
 
 
 def note_use(notes: str | None) -> Path | None:
-    """Note that this process uses the Ray of a keeper; the note is removed by whoever made it."""
+    """Note that this process uses the Ray of a keeper; the note is removed by the process that made it."""
     if notes is None:
         return None
     note = Path(notes) / str(os.getpid())
     try:
         note.touch()
     except OSError:
-        return None  # the keeper has ended, which the first call tells
+        return None  # the keeper has ended, as the first call will report
     return note
 
 

@@ -1,4 +1,4 @@
-"""A table whose rows lie in Ray's actors, as a trainer sees it: requests by owner, pushes that nobody waits for."""
+"""A trainer's view of a table whose rows are in Ray's actors: requests by owner, pushes that nobody waits for."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from .shard_keeper import STORE_BYTES, ShardKeeper, ShardSpec, note_use
 
 BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
 BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
-MOST_TOLD = 160  # characters of Ray's own words
+MOST_TOLD = 160  # characters of Ray's own message
 
 _forked_with_ray = False  # this process has its parent's connection, which is dead
 
@@ -138,7 +138,7 @@ class ShardTable:
         return max(self._wait(asked))
 
     def close(self) -> None:
-        """Let go of the rows; in the process that made them, they are gone."""
+        """Release the rows; in the process that made them, they are freed."""
         self._actors = []
         self._under_way.clear()
         self._left()
@@ -162,7 +162,7 @@ class ShardTable:
         if found != address:
             leave_ray()
             raise GNNScaleError(
-                f"the rows are in the Ray at {address}, this process uses the one at {found}: give the source and the "
+                f"the rows are in the Ray at {address}, but this process uses that at {found}: give the source and the "
                 "inputs the same address"
             )
         self._user, note = os.getpid(), note_use(self.handle.spec.notes)

@@ -4,14 +4,14 @@ Contents have a version, one more at each change. A request takes along what cha
 acknowledged; the answer names the version that it was made for and the rows that were missing there. Row memory that
 `versions` no longer hold is kept until every request that may count on it is answered or forgotten:
 
-    update = cache.begin(worker)                                # trainer; travels with the request
-    version, missing = view.missing(update, union)              # worker; rows[missing] travel back with both
+    update = cache.begin(worker)                                # trainer; sent with the request
+    version, missing = view.missing(update, union)              # worker; rows[missing] are sent back with both
     rows = cache.complete(update.request, version, union, missing, rows)   # trainer; None: it was answered already
 
 A request has a number of its own, so that an answer that comes twice, or after its worker was forgotten, is seen as
-one that nobody waits for. Neither order nor delivery is counted on: a view that misses a change, for its worker was
-started again, says that it knows nothing, gets all rows sent, and the whole contents with the next request.
-Rows must not change while they are cached: learnable ones go another way.
+one that nobody waits for. Neither order nor delivery is assumed: a view that misses a change, because its worker was
+started again, reports that it knows nothing. All rows are then sent, and the whole contents with the next request.
+Rows must not change while they are cached: learnable rows are not cached here.
 """
 
 import secrets
@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 class CacheUpdate(NamedTuple):
-    """What a request tells a worker about the cache.
+    """What a request says about the cache.
 
     Attributes:
         cache: Number of the cache; each cache has its own.
@@ -95,12 +95,12 @@ class WorkerView:
         self._lock = threading.Lock()
 
     def apply(self, update: CacheUpdate) -> None:
-        """Take in an update; one that is older than the view, or came before, changes nothing."""
+        """Apply an update; one that is older than the view, or came before, changes nothing."""
         with self._lock:
             self._apply(update)
 
     def missing(self, update: CacheUpdate, union: np.ndarray) -> Missing:
-        """Return which rows must travel in answer to the request of an update, which is applied first.
+        """Return which rows must be sent in answer to the request of an update, which is applied first.
 
         Args:
             update: came with the request.
@@ -136,7 +136,7 @@ class WorkerView:
 
 @dataclass
 class CacheCounts:
-    """Counts of what travelled between the trainer's node and the workers.
+    """Counts of what was sent between the trainer's node and the workers.
 
     Attributes:
         requests: Requests that were answered.
@@ -172,14 +172,14 @@ class TrainerCache:
         spare_rows: Largest number of rows that have left the newest version but that a worker may still count on, >= 1.
             While there are that many, the contents stay as they are. None: a quarter of the capacity.
         sparse_width: Largest number of stored values in a sparse row; None: rows are dense.
-        node types: By node type what has its `dim`, `dtype` and `sparse_width`, or None for a node type without
-            features, of which nothing is kept; empty: all nodes have rows of one table.
+        node_types: By node type an object with its `dim`, `dtype` and `sparse_width`, or None for a node type without
+            features, whose rows are not kept; empty: all nodes have rows of one table.
 
     Raises:
         ValueError: an argument is out of its range.
 
     Cost: memory of capacity_rows + spare_rows rows, touched as it fills, and never more whatever the workers do; where
-        rows differ by node type, of each node type as many as were there at a time. In addition 58 bytes a row and 8 a
+        rows differ by node type, as many of each type as were there at a time. In addition 58 bytes a row and 8 a
         node. Changes are kept back to the version that every worker has acknowledged, but never more than
         capacity_rows ids: a worker that is further behind gets the whole contents.
     Source: Waleffe et al., Armada, 2025, section on the feature cache. Differs: versions and retention are ours.
@@ -282,7 +282,7 @@ class TrainerCache:
 
         Raises:
             GNNScaleError: the answer counts on rows that its version does not have; the request stays open.
-            ValueError: there are more or fewer rows than missing ones, or of another node type; likewise.
+            ValueError: there are more or fewer rows than missing ones, or of another form; likewise.
         """
         if not self._claim(request):
             return None
@@ -328,7 +328,7 @@ class TrainerCache:
             return True
 
     def _places(self, request: int, version: int, union, missing, rows, weight) -> np.ndarray | None:
-        """Return where each row of the union lies, and take the acknowledgement; None where nobody waits any more."""
+        """Return where each row of the union is, and note the acknowledgement; None where nobody waits any more."""
         mask = missing if missing.dtype == np.bool_ else np.unpackbits(missing, count=len(union)).view(np.bool_)
         num_missing, num_rows = int(np.count_nonzero(mask)), getattr(rows, "num_rows", None)
         num_rows = len(rows) if num_rows is None else num_rows
@@ -345,7 +345,7 @@ class TrainerCache:
                 return None
             if version != NOTHING and not opened.version <= version <= self.version:
                 raise GNNScaleError(
-                    f"worker {opened.worker} answered for version {version} of the row cache, it was asked for one in "
+                    f"worker {opened.worker} answered for version {version} of the row cache, but was asked for one in "
                     f"[{opened.version}, {self.version}]"
                 )
             places = np.empty(len(union), np.int64)
@@ -386,7 +386,7 @@ class TrainerCache:
         return min((opened.version for opened in self._requests.values()), default=None)
 
     def _trim(self) -> None:
-        """Drop changes that every worker knows, and the oldest ones where the whole contents are no longer."""
+        """Drop changes that every worker knows, and the oldest ones once the contents take no more ids."""
         known = min(self._acknowledged.values(), default=self.version)
         size = sum(len(change.added) + len(change.removed) for change in self._changes)
         while self._changes and (self._changes[0].version <= known or size > self.capacity_rows):

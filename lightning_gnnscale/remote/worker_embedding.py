@@ -21,7 +21,7 @@ from .shard_table import ShardTable
 
 
 class WorkerEmbedding(DistributedEmbedding):
-    """Learnable node embeddings, a row a node, in the memory of workers, on this machine or on a Ray cluster.
+    """Learnable node embeddings, one row per node, in the memory of workers, on this machine or on a Ray cluster.
 
     A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends them
     the gradients, summed by row, and does not wait. In later pulls a trainer sees all its own pushes, and those of each
@@ -40,7 +40,7 @@ class WorkerEmbedding(DistributedEmbedding):
         num_workers: Number of workers that own rows, >= 1.
         pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1.
         timeout_s: How long an address or a worker may stay silent, seconds, > 0.
-        node types: See `DistributedEmbedding`.
+        node_types: See `DistributedEmbedding`.
 
     Attributes:
         nbytes: Memory of all rows and of their optimizer's state, bytes.
@@ -95,7 +95,7 @@ class WorkerEmbedding(DistributedEmbedding):
         if not dist.is_initialized() or dist.get_world_size() == 1:
             self.open()._table.connect()
             return self
-        hosts = Hosts.join([0] * dist.get_world_size(), self._hosts)  # one table, whoever asks for it
+        hosts = Hosts.join([0] * dist.get_world_size(), self._hosts)  # one table for all ranks
         machines, told = set(gather_objects(machine_id())), None
         if hosts.rank == 0:
             try:
@@ -170,7 +170,7 @@ class WorkerEmbedding(DistributedEmbedding):
     def _check_reachable(self, num_machines: int) -> None:
         if self.address is None and num_machines > 1 and not self.is_open:
             raise GNNScaleError(
-                "WorkerEmbedding without an address starts Ray on one machine, the ranks are on several: start a "
+                "WorkerEmbedding without an address starts Ray on one machine, but the ranks are on several: start a "
                 "cluster with `ray start`, and give its address="
             )
 

@@ -1,4 +1,4 @@
-"""What a partition store is made from: made once, found again by whoever asks for the same."""
+"""What a partition store is made from: it is made once, and found again for the same input."""
 
 from .preparation import partitioning_facts
 from .source import StoreMaking, StoreSource

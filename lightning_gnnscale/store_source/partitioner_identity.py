@@ -1,4 +1,4 @@
-"""What distinguishes one partitioner from another: stores are made again when it changes."""
+"""What identifies a partitioner: stores are made again when it changes."""
 
 import functools
 import json
@@ -22,11 +22,11 @@ _CANNOT = (
 
 
 def describe_partitioner(partitioner: str | Callable) -> Any:
-    """Return plain values that distinguish a partitioner from others by what decides its result.
+    """Return plain values that identify a partitioner by what decides its result.
 
-    A function that holds no variables of another one counts by its name, a partial also by its arguments, one of
-    `gs.partition` by those that decide the result, an object by its type and attributes. A text as attribute
-    `fingerprint` stands for all of this: whoever changes the code of a function changes that text.
+    A function that holds no variables of another one counts by its name, a partial also by its arguments (one of
+    `gs.partition` by those that decide the result), an object by its type and attributes. A text as attribute
+    `fingerprint` replaces all of this: change the text when you change the function's code.
 
     Raises:
         ValueError: something in it cannot be distinguished from another of its kind.
@@ -40,7 +40,7 @@ def describe_partitioner(partitioner: str | Callable) -> Any:
 
 
 def _decisive(partitioner: Callable) -> Callable:
-    """Return a partial of `gs.partition` without what only says where, how fast or how visibly it works."""
+    """Return a partial of `gs.partition` without options that only decide where, how fast or how visibly it works."""
     if not isinstance(partitioner, functools.partial) or partitioner.func is not partition or partitioner.args:
         return partitioner
     given = {key: value for key, value in partitioner.keywords.items() if key not in ("progress", "evaluate")}
@@ -57,7 +57,7 @@ def registered_method(partitioner: str | Callable) -> tuple[str, dict] | None:
 
 
 def method_name(partitioner: str | Callable | None) -> str:
-    """Return a partitioner's name for people: a method's, or that of a callable."""
+    """Return a partitioner's name for messages: a method's, or that of a callable."""
     if partitioner is None or isinstance(partitioner, str):
         return partitioner or ""
     method = getattr(partitioner, "keywords", {}).get("method")
@@ -65,7 +65,7 @@ def method_name(partitioner: str | Callable | None) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return JSON that two values share only where they are alike."""
+    """Return JSON that is equal for two values only where they are alike."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(getattr(value, "fingerprint", None), str):
@@ -89,7 +89,7 @@ def _plain(name: str, value: Any) -> Any:
     named = getattr(value, "__qualname__", None)
     if named is None and type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
         return ["object", _name_of(type(value)), _plain(name, vars(value))]
-    if named is None or "<lambda>" in named or getattr(value, "__closure__", None):  # which holds what no name says
+    if named is None or "<lambda>" in named or getattr(value, "__closure__", None):  # which holds what no name shows
         what = f"{name}: two objects of type {_name_of(type(value))}" if named is None else f"{name}: two {named}"
         raise ValueError(_CANNOT.format(f"{what} cannot be distinguished"))
     return ["name", _name_of(value)]

@@ -1,4 +1,4 @@
-"""From edges to a partition store, skipped where the same store exists already."""
+"""From edges to a partition store; skipped where the same store exists already."""
 
 import functools
 import hashlib
@@ -44,7 +44,7 @@ def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
 def expected_store_fingerprint(
     dataset, partitioner: str | Callable, num_parts: int, seed: int, pack_halo: bool
 ) -> str | None:
-    """Return the fingerprint that the store of this input will have, whoever writes it.
+    """Return the fingerprint that the store of this input will have, whatever writes it.
 
     None where only the finished partitioning could say: it is known for a method's name and a partial of
     `gs.partition`; a store does not say what `balance` it was made with.
@@ -84,7 +84,7 @@ def prepare_store(
         root: folder of the store; `root.source.json` beside it remembers what the store was made from, and
             `root.parts` holds the partitioning until the store exists, so that a killed run goes on there.
         dataset: a `GraphDataset`.
-        partition: computes the partitioning; called only where none is at hand.
+        partition: computes the partitioning; called only where none was saved.
         fingerprint: see `preparation_fingerprint`.
         overwrite: write again whatever store exists at root, but for one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
@@ -105,7 +105,7 @@ def prepare_store(
     source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
-    elif not overwrite and not parts.exists():  # a store that exists may lie on a disk that cannot be written to
+    elif not overwrite and not parts.exists():  # a store that exists may be on a disk that cannot be written to
         return _open(root, verify)
     root.parent.mkdir(parents=True, exist_ok=True)
     return_freed_memory()  # training goes on in this process, in what partitioning leaves
@@ -118,7 +118,7 @@ def prepare_store(
                 shutil.rmtree(parts, ignore_errors=True)  # of a run that ended between its record and this
                 return store
         partitioning = _read_parts(parts)
-        # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.
+        # This input's partitioning is still there: a run was cut off, and the writer knows if the store is its own.
         if not overwrite and partitioning is None and root.exists() and any(root.iterdir()):
             expected = store_fingerprint() if store_fingerprint is not None else None
             if not _is_own(root, expected):
@@ -135,7 +135,7 @@ def prepare_store(
             changed = changed_inputs(files, _input_files(dataset))
             if changed:
                 raise PartitionStoreError(f"{changed} changed while it was partitioned: run the same command again")
-            # The writer counts what the figures need, but for edges in one direction.
+            # The writer counts what the figures need, except for edges in one direction.
             partitioning.save(parts, measure=not dataset.stream.to_undirected)
         store = write_partition_store(
             root,
@@ -149,7 +149,7 @@ def prepare_store(
         )
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning, store, dataset))
         shutil.rmtree(parts)
-        del store  # files that others hold as well get their links while nobody maps them
+        del store  # files that other stores hold too are linked while no process maps them
         shared = share_files(root, sorted(path.parent for path in root.parent.glob(f"*/{MANIFEST}")))
         if shared:
             record("shared_files", root=str(root), bytes=shared)
@@ -159,7 +159,7 @@ def prepare_store(
 
 
 def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) -> bool | None:
-    """Return whether the unfinished store of this input that lies beside root packs halos; None where none lies."""
+    """Return whether this input's unfinished store beside root packs halos; None where there is none."""
     written = journal_head(partial_folder(store_folder(root))).get("fingerprint")
     for pack_halo in (True, False):
         if written == _input_fingerprint(dataset, made.method, made.num_parts, made.seed, made.options, pack_halo):
@@ -181,9 +181,9 @@ def _check_arrays(dataset, finite: bool) -> None:
 
 
 def made_from(root: str | os.PathLike) -> str | None:
-    """Return the preparation fingerprint of the store at root; None without one, or where it is unknown.
+    """Return the preparation fingerprint of the store at root; None without a store, or where it is unknown.
 
-    The record lies beside the store and could be older than it (a kill between the two): it counts only for the
+    The record is beside the store and could be older than it (a kill between the two): it counts only for the
     store that it names. The store itself is not opened.
     """
     record, own = _read_record(root), _own_fingerprint(root)

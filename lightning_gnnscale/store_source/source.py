@@ -1,4 +1,4 @@
-"""`StoreSource`: a graph, a partitioner, a number of parts, and the partition store that comes of them."""
+"""`StoreSource`: a graph, a partitioner, a number of parts, and the partition store made from them."""
 
 import json
 import logging
@@ -83,7 +83,7 @@ class StoreSource:
         planner: Callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
         seed: Seed of the partitioning's random choices.
         overwrite: Whether to replace a damaged store, or a store made from other input.
-        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part:
+        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo with the part:
             batches of a part then read two runs of the disk instead of rows scattered over the whole file. "auto": it
             does if memory does not hold the features, halos are a small part of the graph, and the disk has space. An
             existing store is accepted either way.
@@ -135,7 +135,7 @@ class StoreSource:
 
     @property
     def root(self) -> Path:
-        """Folder of the store; one that was not given has a name as soon as it is asked for."""
+        """Folder of the store; one that was not given gets a name when it is first read."""
         if self._root is None:
             parts = "auto" if self.num_parts == "auto" else self.num_parts
             made_of = self.fingerprint(0 if self.num_parts == "auto" else self.num_parts)[:8]
@@ -164,7 +164,7 @@ class StoreSource:
         Args:
             root: Folder that the store is written to; None: one below `stores`.
             dataset: A `GraphDataset`, a `HeteroGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose edges
-                are kept as they are; in place of the following.
+                are kept as they are; instead of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
                 of .npy, .parquet or .csv, see `GraphDataset`.
             features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
@@ -323,7 +323,7 @@ class StoreSource:
 
         words = next((words for words, name, given in tried if fits(name, given)), None)
         if words is None:
-            return  # what is short is said beside the other stages
+            return  # the shortage is reported with the other stages
         size = f"{math.ceil(peak / 2**20)}MiB"
         memory = f"{size} of memory for the host" if plan.host_memory_found else f"planner.host_memory_bytes={size}"
         raise PlanError(
@@ -426,7 +426,7 @@ class StoreSource:
         return packs
 
     def _standing_edges(self) -> int | None:
-        """Return the edges of the store that is there already and will be taken; None where there is none."""
+        """Return the edges of the store that exists already and will be used; None where there is none."""
         num_parts = self.standing_parts() if self.num_parts == "auto" else self.num_parts
         return None if num_parts is None else standing_edges(self.root, self.fingerprint(num_parts))
 
@@ -439,7 +439,7 @@ class StoreSource:
         return partition_bytes(method, self.dataset.stream.num_nodes, num_edges, num_parts, options)
 
     def _count_edges(self) -> tuple[int, str]:
-        """Return the edges that the store will have, and how they were counted where that is not plain."""
+        """Return the edges that the store will have, and how they were counted where that is not obvious."""
         stream = self.dataset.stream
         if not stream.to_undirected:
             return stream.count()[1], ""
@@ -454,7 +454,7 @@ class StoreSource:
         return 2 * num_edges, "reverses added" if layout == "once" else "at most: reverses added, repeats to be dropped"
 
     def _partition(self, num_parts: int) -> Partitioning:
-        """Partition, and count in the figures the feature rows that a part loads."""
+        """Partition, and include the feature rows that a part loads in the figures."""
         if self._measured is not None and self._measured[0] == self.fingerprint(num_parts):
             return self._measured[1]
         made = self._assign(num_parts)

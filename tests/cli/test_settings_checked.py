@@ -96,7 +96,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["+model.loss=cee"], ["model.loss must be", "'cee'"]),
         (["dataset.reader=3"], ["dataset.reader must hold names with values each", "got 3"]),
         (["dataset.features=x.npz"], ["dataset.features: x.npz is an archive of x"]),
-        (["dataset.labels=several.npy"], ["labels of several a node must be 0, 1 or -1", "got nan in row 3, column 1"]),
+        (["dataset.labels=several.npy"], ["several labels per node must each be 0, 1 or -1", "nan in row 3, column 1"]),
         (["dataset.edge_weight=weight.npy"], ["edge_weight: edge 7 is nan"]),
         (["dataset.edge_weight=below.npy", "model=gcn"], ["edge_weight goes down to -2, and GCN needs weights"]),
         # More of these kinds, in `make test-all`.

@@ -16,6 +16,7 @@ from lightning_gnnscale.errors import EdgeStreamError, PartitionStoreError
 from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.partition_store import features_of_part, halo
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
+from lightning_gnnscale.partition_store.verify import read_later
 from tests.partition_store.small_graphs import rewrite
 from tests.says import said
 
@@ -156,6 +157,12 @@ def test_loaded_features_of_node_types_equal_gathered_ones(tmp_path):
     assert np.array_equal(mine.node_type, theirs.node_type)
     for one, other in zip(mine.tables, theirs.tables, strict=True):
         assert (one is None and other is None) or np.array_equal(one, other)
+
+
+def test_feature_rows_of_node_types_are_compared_when_they_are_first_read(tmp_path):
+    _, store = written(tmp_path, description(to_undirected=False), pack_halo=True)
+    rows = [name for name in store.manifest["files"] if name.startswith("kind") and "features" in name]
+    assert rows and all(read_later(name) for name in rows)
 
 
 def test_codes_of_each_node_type_are_within_half_a_scale(tmp_path):

@@ -1,4 +1,4 @@
-"""Compiled loops over CSC rows, and the threads that share the rows out.
+"""Compiled loops over CSC rows, and the threads among which rows are divided.
 
 Each row is computed by one thread, in the order of its edges: the number of threads changes no bit. The threads are
 Python's (`nogil` kernels), because numba's own parallel loops must not be entered from several Python threads.
@@ -13,7 +13,7 @@ import torch
 from ...jit import kernel
 from ..intrinsics import LINE_BYTES, prefetch
 
-AHEAD = 8  # edges whose source rows are asked for early; 4 to 16 measured alike, none costs 25% to 50%
+AHEAD = 8  # edges whose source rows are prefetched; 4 to 16 measured alike, none costs 25% to 50%
 MIN_WORK = 1 << 17  # values a thread must have to be worth waking (about 50 microseconds)
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}

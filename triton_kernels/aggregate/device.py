@@ -98,7 +98,7 @@ def by_source(
 
 @cache
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported at the first need of it."""
+    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
     try:
         from . import kernel
     except ImportError:

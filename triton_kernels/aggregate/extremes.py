@@ -55,9 +55,7 @@ def extreme(x: Tensor, indptr: Tensor, indices: Tensor, largest: bool) -> Tensor
 
 
 def plain_edges(messages: Tensor, indptr: Tensor, largest: bool) -> Tensor:
-    """Return (num_rows, width) int64:
-
-    the first edge of each row with the extreme message; num_edges where there is none.
+    """Return (num_rows, width) int64: the first edge of each row with the extreme message, or num_edges for none.
 
     Args:
         messages: (num_edges, width) floating, grouped by row; a NaN is beaten by every number.

@@ -75,7 +75,7 @@ def aggregate(
         (num_dst, heads, channels) or (num_dst, channels), the dtype of x.
 
     Raises:
-        ValueError: shapes, dtypes or ids that do not fit (ids are looked at on the CPU only).
+        ValueError: shapes, dtypes or ids that do not fit (ids are checked on the CPU only).
 
     Cost: reads num_edges * heads * channels values. The gradient of x regroups the edges by source (one int and one
     weight an edge) and reads as much again, without races and in a fixed order; on the CPU the number of threads
@@ -105,10 +105,10 @@ def aggregate(
 def add_edges(
     out: Tensor, x: Tensor, first: int, indptr: Tensor, indices: Tensor, cursor: Tensor, weight: Tensor | None = None
 ) -> None:
-    """Add to the sums of `aggregate` the edges from some sources, which come in ascending chunks; on the CPU.
+    """Add the edges from some sources, which come in ascending chunks, to the sums of `aggregate`; on the CPU.
 
-    Once every source has come, out is what `aggregate` gives of all of them, to the bit: a row's edges are added in
-    their order.
+    Once every source has come, out equals the result of `aggregate` over all of them bit for bit: a row's edges are
+    added in their order.
 
     Args:
         out: (num_dst, channels) float32 or float64, added to in place.
@@ -348,7 +348,7 @@ def _numpy_weight(weight: Tensor | None, like: Tensor):
 
 
 def _check_rows(indptr: Tensor, edges: Tensor, num_src: int | None) -> None:
-    """Refuse pointers or ids that would read outside their arrays; on the CPU only, elsewhere it would wait."""
+    """Refuse pointers or ids that would read outside their arrays; on the CPU only, as a device would have to wait."""
     if indptr.dim() != 1 or len(indptr) == 0 or indptr.dtype != torch.int64:
         raise ValueError(f"indptr must be 1-D int64 with at least one entry, got {tuple(indptr.shape)} {indptr.dtype}")
     if indptr.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""The operations in plain torch: the oracle of the compiled forms, and the path of devices that have none yet."""
+"""The operations in plain torch: the oracle of the compiled forms, and the path of devices without one."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Row gather from a dense table, and from rows that lie in several tables; rows of codes are decoded on the way."""
+"""Row gather from a dense table, and from several tables; quantised rows are decoded on the way."""
 
 from .op import encode_codes, gather_rows, gather_tiers
 from .tiers import RowCode, RowTables, pack_places, unpack_places

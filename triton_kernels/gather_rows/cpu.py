@@ -26,8 +26,8 @@ AHEAD_ROWS = 16  # rows between a prefetch and its use
 AHEAD_ITEMS = 64  # the same where a row is one item
 AHEAD_PLACES = 32  # between the prefetch of a place and its use
 LINE_ITEMS = LINE_BYTES // 4  # decoded values of a line
-SCALE_BYTES = 4  # at the head of a row of codes
-LEAST_SCALE = 2.0**-126  # then no row decodes to subnormal values, which some devices take for 0
+SCALE_BYTES = 4  # at the head of a quantised row
+LEAST_SCALE = 2.0**-126  # then no row decodes to subnormal values, which some devices round to 0
 ROW_BITS = 48  # of a place: the row in its table; the number of the table above
 
 
@@ -70,7 +70,7 @@ def stream_rows(table, rows, row_items, line_items, out):
 
 @kernel
 def copy_rows(table, rows, row_items, line_items, out):
-    """Copy rows of any length: whole lines, then the items that are left; arguments as for `stream_rows`."""
+    """Copy rows of any length: whole lines, then the remaining items; arguments as for `stream_rows`."""
     num = len(rows)
     whole = row_items - row_items % line_items
     for i in range(num):
@@ -100,7 +100,7 @@ def copy_items(table, rows, out):
 def find_rows(places, nodes, bases, row_bytes, addresses, reads):
     """Write the address of the row of each node, and count the rows of each table.
 
-    Apart from the copy, the look-up costs half of what it costs inside of it: two random reads do not wait in turns.
+    Separate from the copy, the look-up costs half as much as inside it: two random reads do not wait in turns.
 
     Args:
         places: (num_places,) int64, table << ROW_BITS | row.
@@ -198,7 +198,7 @@ def row_addresses(rows, base, row_bytes, addresses):
 
 @kernel
 def decode_found(addresses, row_bytes, dim, bits, streams, out):
-    """Decode rows of codes from their addresses.
+    """Decode quantised rows from their addresses.
 
     Args:
         addresses: (num,) int64; a row at 0 is left as it is in out.
@@ -243,13 +243,13 @@ def decode_found(addresses, row_bytes, dim, bits, streams, out):
 
 @kernel(error_model="numpy")
 def encode_all(rows, levels, bits, value, codes, scales, out):
-    """Encode row after row; the loops are apart so that each becomes vector instructions.
+    """Encode row after row; the loops are separate so that each becomes vector instructions.
 
     Args:
         rows: (num, dim) floats, C-contiguous.
         levels: the largest code.
         value: (dim,) float32 scratch.
-        codes: (dim + dim % 2,) int8 scratch; what lies past dim stays 0.
+        codes: (dim + dim % 2,) int8 scratch; items past dim stay 0.
         scales: (num,) float32, filled.
         out: (num, dim) int8, or with 4 bits (num, ceil(dim / 2)), filled.
     """

@@ -17,7 +17,7 @@ def gather_tiers_kernel(
     """Copy rows to out, ROWS at a time, COLUMNS items at a time; each program takes every num_programs-th block.
 
     Rows of a table with base 0 are left as they are and not counted. ROWS, COLUMNS and TABLES (>= NUM_TABLES) are
-    powers of two; ALIGNMENT is what divides every address of a row, in bytes.
+    powers of two; ALIGNMENT divides every address of a row, in bytes.
     """
     item = out_ptr.dtype.element_ty
     item_bytes: tl.constexpr = item.primitive_bitwidth // 8
@@ -56,7 +56,7 @@ def decode_tiers_kernel(
     DIM: tl.constexpr, BITS: tl.constexpr, ROW_BYTES: tl.constexpr, HAS_NODES: tl.constexpr, COUNT: tl.constexpr,
     NUM_TABLES: tl.constexpr, TABLES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Decode rows of codes to out (num, DIM), ROWS at a time; the rest as in `gather_tiers_kernel`."""
+    """Decode quantised rows to out (num, DIM), ROWS at a time; the rest as in `gather_tiers_kernel`."""
     table_ids = tl.arange(0, TABLES)
     counts = tl.zeros((TABLES,), tl.int64)
     first = tl.program_id(0).to(tl.int64) * ROWS

@@ -47,7 +47,7 @@ def gather_rows(
         rows = rows.astype(np.int64)
     if code is not None and (table.dtype != np.uint8 or table.shape[1:] != (code.row_bytes,)):
         raise ValueError(
-            f"a table of codes must be uint8 of shape (num_rows, {code.row_bytes}) for {code.dim} values of "
+            f"a quantised table must be uint8 of shape (num_rows, {code.row_bytes}) for {code.dim} values of "
             f"{code.bits} bits, got {table.dtype} of shape {table.shape}"
         )
     shape = (len(rows), *(table.shape[1:] if code is None else (code.dim,)))
@@ -76,7 +76,7 @@ def gather_rows(
 
 
 def encode_codes(rows: np.ndarray, code: RowCode) -> np.ndarray:
-    """Return rows as codes, rounded to nearest: a value is at most half a scale from what it decodes to.
+    """Return quantised rows, rounded to nearest: a value is at most half a scale from what it decodes to.
 
     The scale of a row is its largest magnitude / code.levels, at least 2**-126; a row of zeros has the scale 0 and
     decodes to zeros. A row with NaN, infinity or a value beyond float32 decodes to NaN.
@@ -112,20 +112,20 @@ def gather_tiers(
     reads: np.ndarray | Tensor | None = None,
     code: RowCode | None = None,
 ) -> np.ndarray | Tensor:
-    """Copy rows that lie in several tables, bit for bit, in the requested order.
+    """Copy rows of several tables, bit for bit, in the requested order.
 
     Args:
         places: (num_nodes,) int64 table and row of each node, as from `pack_places`; not checked.
         nodes: (num,) integers in [0, num_nodes); None: places are those of the requested rows, (num,).
         tables: Tables that rows are copied from. If a table is None, its rows in `out` are left as they are. For a CUDA
-            device, tables may lie in its own memory, in that of peers whose access is enabled, and in pinned host
+            device, tables may be in its own memory, in that of peers whose access is enabled, and in pinned host
             memory.
         out: (num, ...) array, or tensor on the device that does the work, filled in place. It is C-contiguous and has
             rows of as many bytes as the tables. If a row is a multiple of 64 bytes and `out` is in host memory and
             64-byte aligned, it is written past the cache.
         reads: (num_tables,) int64 counters on the device of `out`; the number of rows copied from each table is added
             in place.
-        code: Format of rows stored as codes, which are decoded on the way; `out` is then (num, code.dim) float32 or
+        code: Format of quantised rows, which are decoded on the way; `out` is then (num, code.dim) float32 or
             float16.
 
     Returns:
@@ -142,7 +142,7 @@ def gather_tiers(
     wanted_bytes = tables.row_bytes
     if code is not None:
         if tables.row_bytes != code.row_bytes:
-            raise ValueError(f"tables must have rows of {code.row_bytes} bytes of codes, got {tables.row_bytes}")
+            raise ValueError(f"tables must have quantised rows of {code.row_bytes} bytes, got {tables.row_bytes}")
         wanted_bytes = code.dim * np.dtype(_decoded_dtype(out)).itemsize
     if len(out) != num or not contiguous or row_bytes != wanted_bytes:
         raise ValueError(f"out must be C-contiguous, {num} rows of {wanted_bytes} bytes, got {len(out)} of {row_bytes}")
@@ -250,7 +250,7 @@ def _num_programs(num_blocks: int, out: Tensor, max_programs: int | None) -> int
 
 @cache
 def _triton_kernels() -> ModuleType:
-    """Return the module of kernels, imported at the first need of it."""
+    """Return the module of kernels, imported when first needed."""
     from . import kernel
 
     return kernel
@@ -280,10 +280,10 @@ def _as_bytes(out: np.ndarray | Tensor) -> np.ndarray:
 
 
 def _decoded_dtype(out: np.ndarray | Tensor | None) -> np.dtype:
-    """Return the dtype that rows of codes are decoded to: float16 where `out` has it, else float32."""
+    """Return the dtype that quantised rows are decoded to: float16 where `out` has it, else float32."""
     half = out is not None and out.dtype in (np.float16, torch.float16)
     if out is not None and not half and out.dtype not in (np.float32, torch.float32):
-        raise ValueError(f"rows of codes are decoded to float32 or float16, got out of {out.dtype}")
+        raise ValueError(f"quantised rows are decoded to float32 or float16, got out of {out.dtype}")
     return np.dtype(np.float16 if half else np.float32)
 
 

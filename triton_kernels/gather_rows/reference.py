@@ -1,4 +1,4 @@
-"""Row gathers as plain indexing, and rows of codes as plain arithmetic."""
+"""Row gathers as plain indexing, and quantised rows as plain arithmetic."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def gather_tiers_reference(places, nodes, tables, out, reads=None):
 
 
 def encode_codes_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
-    """Return (num, code.row_bytes) uint8 rows of codes; arguments as for `encode_codes`."""
+    """Return (num, code.row_bytes) uint8 quantised rows; arguments as for `encode_codes`."""
     with np.errstate(over="ignore"):
         rows = rows.astype(np.float32)
     largest = np.abs(rows).max(1, initial=0)
@@ -47,7 +47,7 @@ def encode_codes_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
 
 
 def decode_codes_reference(raw: np.ndarray, code: RowCode) -> np.ndarray:
-    """Return the (num, code.dim) float32 values of rows of codes."""
+    """Return the (num, code.dim) float32 values of quantised rows."""
     scale = np.ascontiguousarray(raw[:, :SCALE_BYTES]).view("<f4")
     codes = raw[:, SCALE_BYTES:].view(np.int8)
     if code.bits == 4:

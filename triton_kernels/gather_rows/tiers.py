@@ -1,4 +1,4 @@
-"""Rows that lie in several tables: which table and row a node's is, and where the tables stand in memory."""
+"""Rows in several tables: the table and row of each node, and where the tables are in memory."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _ROW_MASK = (1 << ROW_BITS) - 1
 
 
 class RowCode(NamedTuple):
-    """The form of rows that are stored as codes of a few bits, each row with a scale of its own.
+    """The form of rows quantised to a few bits, each row with a scale of its own.
 
     A row is one run of bytes: the scale as little-endian float32; then the codes in two's complement, two a byte with
     4 bits, the first one in the low half; then zeros up to a multiple of 4 bytes. A value is code * scale in float32.
@@ -56,12 +56,12 @@ def unpack_places(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class RowTables:
-    """Tables of equal rows, kept alive, as the gather sees them: addresses.
+    """Tables of equal rows, kept alive, as addresses for the gather.
 
     Args:
         tables: (num_rows, ...) arrays or tensors, C-contiguous, of one number of bytes a row; tensors of any device
             that the reading device can address; None for a table that cannot be read, whose rows a gather leaves out.
-        row_bytes: where no table is given to tell.
+        row_bytes: bytes of a row where no table is given.
 
     Raises:
         ValueError: a table is not contiguous, or its rows have another length.

@@ -1,4 +1,4 @@
-"""Rows of floats as codes of 16, 8, 4 or 2 bits under one scale a row, rounded at random without bias."""
+"""Rows of floats quantised to 16, 8, 4 or 2 bits with one scale per row, rounded at random without bias."""
 
 from .op import decode_rows, encode_rows, row_bytes
 

@@ -1,6 +1,6 @@
 """Row quantisation on the CPU: a row at a time, each stage a plain loop over a row of scratch that stays in the cache.
 
-The loops are apart so that the compiler turns each into vector instructions; one loop for all would stay scalar.
+The loops are separate so that the compiler turns each into vector instructions; one loop for all would stay scalar.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from ...jit import kernel
 from ...rng import GOLDEN, combine, mix64
 
 SCALE_INF, SCALE_NAN = 0x7F80, 0x7FC0  # bits of bfloat16
-# Where the bits of a float stand: the shift to those of bfloat16, what to take off first, and the bits of 2**-100.
+# The bits of a float: the shift to those of bfloat16, what to take off first, and the bits of 2**-100.
 FLOAT_BITS = {
     np.dtype(np.float32): (16, 0, (127 - 100) << 23),
     np.dtype(np.float64): (45, (1023 - 127) << 52, (1023 - 100) << 52),
@@ -89,7 +89,7 @@ def decode_all(packed_rows, levels, bits, codes, packed, out, add):
 
 @kernel
 def largest(value_bits):
-    """Return the bits, less the sign, of the largest magnitude: infinity, then NaN, stand above all numbers."""
+    """Return the bits, less the sign, of the largest magnitude: infinity, then NaN, are above all numbers."""
     integer = value_bits.dtype.type
     magnitude = integer(np.iinfo(value_bits.dtype).max)
     top = integer(0)
@@ -143,7 +143,7 @@ def add_row(codes, offset, step, row):
 
 @kernel
 def pack(packed, bits, row):
-    """Write the bytes of a row of codes, the first code of a byte in its lowest bits."""
+    """Write the bytes of a quantised row, the first code of a byte in its lowest bits."""
     if bits == 4:
         for j in range(len(row)):
             row[j] = packed[j] | packed[j] >> 4

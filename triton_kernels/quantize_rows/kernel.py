@@ -1,6 +1,6 @@
 """Row quantisation in Triton: one program a row, one hash for four neighbouring values.
 
-Launch with `enable_fp_fusion=False`: a multiplication and an addition made one would change the bits.
+Launch with `enable_fp_fusion=False`: a fused multiplication and addition would change the bits.
 """
 
 import triton

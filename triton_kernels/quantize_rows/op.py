@@ -41,7 +41,7 @@ def encode_rows(
     Args:
         x: (num_rows, width) float32 or float64, width >= 1.
         bits: 16, 8, 4 or 2 (2 gives -s, 0 and s).
-        key: in [0, 2**64); the random bits hang on (key, row id, column), never on the position of a row.
+        key: in [0, 2**64); the random bits depend on (key, row id, column), never on the position of a row.
         row_ids: (num_rows,) int64.
         held: (num_rows, width), dtype and device of x, contiguous: what the receiver holds. The codes are then those
             of x - held, and held is changed in place to held + decoded, the bits of `decode_rows(..., add_to=held)`.
@@ -137,7 +137,7 @@ def encode_with_triton(x: Tensor, held: Tensor | None, key: int, row_ids: Tensor
     """Launch the Triton form on the current device; arguments as for `encode_rows`, contiguous, num_rows >= 1."""
     width = x.shape[1]
     groups = _power_of_two(-(-width // 4), 32, 1024)
-    signed = key - (1 << 64) if key >> 63 else key  # a Python int above 2**63 would be a type, and a compilation, more
+    signed = key - (1 << 64) if key >> 63 else key  # a Python int above 2**63 would be another type, and compile again
     _triton_kernels().encode_kernel[(len(x),)](
         x, x if held is None else held, row_ids, out, signed, width, out.shape[1],
         BITS=bits, HAS_HELD=held is not None, GROUPS=groups, num_warps=min(8, groups // 32), enable_fp_fusion=False,
@@ -155,7 +155,7 @@ def decode_with_triton(codes: Tensor, bits: int, out: Tensor, add: bool) -> None
 
 @cache
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported at the first need of it."""
+    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
     try:
         from . import kernel
     except ImportError:

@@ -84,9 +84,7 @@ def prefer(candidate, count, preferred, scale, importance):
 
 @kernel
 def include(importance, count, num_samples, probability):
-    """Write min(1, c * importance) with c such that the sum is num_samples;
-
-    1 for all where there are no more than that.
+    """Write min(1, c * importance) with c such that the sum is num_samples; 1 for all if there are no more than that.
 
     Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
     as importance has powers of two at most.
@@ -133,7 +131,7 @@ def sample(probability, count, key, position):
 
 @kernel
 def share_nodes(node, num_placed, base, label, position):
-    """Let candidates that were taken stand for nodes that the batch holds already (the last copy): the last hop's."""
+    """Map taken candidates of the last hop to nodes that the batch holds already (the last copy)."""
     for i in range(num_placed):
         c = np.int64(label[node[i]]) - base
         if c >= 0 and position[c] != -1:

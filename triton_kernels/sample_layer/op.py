@@ -17,7 +17,7 @@ class SampledLayers(NamedTuple):
 
     Attributes:
         n_id: (num_nodes,) int64, the graph's ids; seeds first, then the nodes of each hop. A node that several hops
-            sample stands there once for each, see `sample_layers`.
+            sample is there once for each, see `sample_layers`.
         edge_index: (2, num_edges) int64, source and target as positions in n_id, grouped by target.
         indptr: (num_targets + 1,) int64, the edges of each target; targets are the nodes of all hops but the last.
         e_id: (num_edges,) int64 positions in `csc.indices`, or None.
@@ -93,7 +93,7 @@ def sample_layers(
     sample has an entry for each, so that layers that multiply use samples of their own: a path of edges seed, j, k then
     crosses one sample a hop, and a stack of linear layers is unbiased as a whole. (With one entry it would be biased
     where seeds are neighbours.) The last hop's nodes have no rows: there a node takes the entry it has, if any. One CSC
-    thus holds all layers, and PyG's trimming by hops applies as it stands.
+    thus holds all layers, and PyG's trimming by hops applies unchanged.
 
     Args:
         csc: the graph; arrays or memory maps, indices int32 or int64.
@@ -102,7 +102,7 @@ def sample_layers(
         key: uint64, the batch's key.
         preferred: for each hop (num_rows,) bool, or None: no node is.
         scale: how much more important preferred nodes are, finite and >= 1.
-        return_e_id: also return where each edge stands in the CSC.
+        return_e_id: also return the position of each edge in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
 

@@ -68,7 +68,7 @@ def inclusion_probabilities(importance: dict[int, float], size: int) -> dict[int
 
 
 def systematic_sample(probability: dict[int, float], uniform: float) -> list[int]:
-    """Return the candidates that are certain, and those on whose stretch of the line uniform, uniform + 1, ... lie."""
+    """Return the candidates that are certain, and those whose stretch of the line holds uniform, uniform + 1, ..."""
     sampled, line, point = [], 0.0, uniform
     for candidate, p in probability.items():
         if p == 1:

@@ -158,9 +158,7 @@ def _pick_with_filter(row_key, start, degree, take, taken, edge, at):
 
 @kernel
 def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, block_indptr, taken, edge):
-    """Sample positions in the CSC for the targets node[begin:end]:
-
-    edge[block_indptr[i]:block_indptr[i + 1]] for target i.
+    """Sample positions in the CSC for the targets node[begin:end]; edge[block_indptr[i]:block_indptr[i + 1]] for i.
 
     Args:
         hop_key: uint64, combine(key, hop).
@@ -189,7 +187,7 @@ def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, 
 
 @kernel(inline="always")
 def _share_samples(scale, fanout, degree, inside, word):
-    """Share the samples of one row out to its two groups: equation (8) in closed form.
+    """Divide the samples of one row between its two groups: equation (8) in closed form.
 
     Args:
         scale: s, float64. fanout, degree, inside: samples, neighbours, and how many of them are in Q, fanout < degree.
@@ -232,7 +230,7 @@ def pick_split_hop(
     Args:
         scale: s > 1.
         num_inside: (num_rows,) int32, preferred neighbours of each row.
-        weight: as long as edge, float32; filled with 1 / (degree * probability to be sampled).
+        weight: as long as edge, float32; filled with 1 / (degree * probability of being sampled).
     """
     for i in range(begin, end):
         if i + AHEAD < end:

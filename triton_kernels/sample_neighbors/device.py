@@ -21,7 +21,7 @@ class DeviceWorkspace:
 
     Args:
         num_nodes: Number of nodes in the graph.
-        device: Device that the memory lies on.
+        device: Device that the memory is on.
 
     Cost: 8 bytes a node.
     """
@@ -132,7 +132,7 @@ def sample_rows(
 
     Args:
         csc: the graph's tensors. nodes: (num_targets,) int64.
-        offset: (num_targets + 1,) int64, where each row's samples stand.
+        offset: (num_targets + 1,) int64, where each row's samples begin.
         fanout: the most samples of a row, -1 for whole rows. hop_key: combine(key, hop).
         return_e_id: also return positions in `csc.indices`.
         split, scale: as for `sample_neighbors`, of this hop.
@@ -163,7 +163,7 @@ def sample_rows(
 
 
 def _lay_out(indptr: Tensor, nodes: Tensor, fanout: int) -> Tensor:
-    """Return (num_targets + 1,) int64: where the samples of each row stand."""
+    """Return (num_targets + 1,) int64: where the samples of each row begin."""
     degree = indptr[nodes + 1] - indptr[nodes]
     take = degree if fanout < 0 else degree.clamp(max=fanout)
     return torch.cat([take.new_zeros(1), take.cumsum(0)])
@@ -191,7 +191,7 @@ def _checked_seeds(seeds: Tensor, num_rows: int) -> Tensor:
 
 @cache
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported at the first need of it."""
+    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
     try:
         from . import kernel
     except ImportError:

@@ -1,8 +1,7 @@
-"""Fan-out sampling of heterogeneous graphs of nodes and edge types between them, on the CPU: an edge type at a time.
+"""Fan-out sampling of heterogeneous graphs on the CPU, one edge type at a time.
 
-A node type has its own numbers of nodes, an edge type its own CSC, whose rows are targets of one node type and whose
-indices are sources of another. One node type and one edge type are an ordinary graph, with the samples of
-`sample_neighbors`.
+A node type numbers its own nodes. An edge type has its own CSC, whose rows are targets of one node type and whose
+indices are sources of another. With one node type and one edge type the samples are those of `sample_neighbors`.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +29,14 @@ class Relation(NamedTuple):
         indices: (num_edges,) int32 or int64, sources of the edges into each target.
         time: When edges may be sampled, ascending within a row: (num_edges,) by edge where `time_by_edge`, else by
             source, (num_sources,); None: always.
-        weight: (num_edges,) floats >= 0, by which edges are sampled, those of 0 by a fan-out of -1 alone; None:
-        uniformly.
+        weight: (num_edges,) floats >= 0, by which edges are sampled, those of 0 only by a fan-out of -1; None:
+            uniformly.
         time_by_edge: See `time`.
-        edge_type: (num_edges,) integers where the rows hold edges of several edge types, this one's and others': those
-            of `number` are picked out of a row when it is sampled from. None: all are this edge type's.
+        edge_type: (num_edges,) integers where the rows hold edges of several types: those of `number` are picked out
+            of a row when it is sampled from. None: all edges are of this type.
         number: See `edge_type`.
-        rows_of: Kind of the nodes that rows are of where several node types share ids, as `type_of` of
-            `sample_edge_types` tells them; the rows of others are not looked at. -1: every node may have a row.
+        rows_of: Type of the nodes that have rows, where several node types share ids and `type_of` of
+            `sample_edge_types` gives their types; rows of others are not read. -1: every node may have a row.
     """
 
     source: int
@@ -53,7 +52,7 @@ class Relation(NamedTuple):
 
 
 class SampledEdgeTypes(NamedTuple):
-    """A sampled heterogeneous graphs.
+    """A sampled heterogeneous graph.
 
     Attributes:
         n_id: By node type, (num_nodes,) int64 ids: seeds first, then new nodes hop by hop in order of appearance.
@@ -63,8 +62,8 @@ class SampledEdgeTypes(NamedTuple):
         num_sampled_nodes: By node type, seeds, then new nodes of each hop.
         num_sampled_edges: By edge type, edges of each hop.
         scale: By edge type, (num_edges,) float32 edges that could be sampled over edges sampled from the row, or None.
-            Of edges that are sampled by weight: the mean over what was sampled of the row's sum of weights, over the
-                edge's weight.
+            Where edges are sampled by weight: the mean over the samples of the row's sum of weights, over the edge's
+            weight.
     """
 
     n_id: list[np.ndarray]
@@ -82,8 +81,8 @@ class SampleOptions(NamedTuple):
 
     Attributes:
         replace: With replacement.
-        disjoint: Each seed has a tree of its own: a node that two of them find is there twice.
-        latest: Of the edges that may be sampled the last ones, in place of a uniform sample.
+        disjoint: Each seed has a tree of its own: a node that two of them find is in it twice.
+        latest: The last ones of the edges that may be sampled, instead of a uniform sample.
         strict: Edges of a seed's own time may not be sampled.
         with_scale: See `SampledEdgeTypes.scale`.
     """
@@ -113,13 +112,13 @@ def sample_edge_types(
     Args:
         relations: What is sampled, in this order.
         seeds: Node types, each once, with (num_seeds,) ids; distinct unless disjoint, when they are numbered in this
-        order.
+            order.
         fanouts: By edge type, edges a row for each hop, >= 0, or -1 for all.
         key: uint64.
         spaces: By node type, a workspace of at least its nodes and int64 ids.
         times: The time of each seed, all in one; edges that are later are not sampled. Only with `disjoint`.
         type_of: Gives (num,) int64 node types of ids, where `rows_of` of an edge type names one; without it rows of
-            all nodes are looked at, and the result is the same.
+            all nodes are read, and the result is the same.
 
     Raises:
         ValueError: seeds that are repeated, without `disjoint`; a weight below 0 in a row that is sampled from.
@@ -138,10 +137,7 @@ def sample_edge_types(
 
 
 class _Sample:
-    """One call of `sample_edge_types`:
-
-    by node type, nodes so far, where the last hop's begin, which seeds they are of.
-    """
+    """One call of `sample_edge_types`: by node type the nodes so far, where the last hop's begin, and their seeds."""
 
     def __init__(self, relations, seeds, fanouts, key, spaces, options, times, type_of):
         self.relations, self.fanouts, self.key, self.options, self.spaces = relations, fanouts, key, options, spaces
@@ -285,14 +281,14 @@ class _Sample:
 
 
 def _picked_rows(relation: Relation, start: np.ndarray, degree: np.ndarray, timed: bool) -> tuple:
-    """Pick the edges of an edge type out of rows of several.
+    """Pick the edges of one type out of rows of several types.
 
     Args:
         start, degree: (num_rows,) int64 of the rows; replaced by those of what is picked.
         timed: Whether times count: edges of a row are then put in the order of their times.
 
     Returns:
-        The edge type over what was picked, the (num_picked,) int64 positions of its edges, the largest number of a row.
+        The edge type over the picked edges, their (num_picked,) int64 positions, the largest number in a row.
     """
     picked = np.empty(_count_picked(relation.edge_type, relation.number, start, degree), np.int64)
     largest = _pick_rows(relation.edge_type, relation.number, start, degree, picked)
@@ -353,8 +349,7 @@ def group_edge_types(
     time_by_edge: bool = False,
     weight: np.ndarray | None = None,
 ) -> tuple[list[Relation], np.ndarray, np.ndarray]:
-    """Return the edges of a graph in memory edge type by edge type, over its own ids, as `sample_edge_types` takes
-    them.
+    """Return the edges of a graph in memory by edge type, over its own ids, as `sample_edge_types` takes them.
 
     Args:
         csc: The graph.
@@ -424,12 +419,12 @@ def join_edge_types(
     numbers: Sequence[int] | None = None,
     with_e_id: bool = True,
 ) -> tuple:
-    """Return what was sampled of a graph of one node type as one graph, edges by target and then by edge type.
+    """Return a sampled graph of one node type as one graph, edges by target and then by edge type.
 
     Args:
-        sampled: As `sample_edge_types` gives it; e_id are positions that count in all edge types together.
+        sampled: As `sample_edge_types` returns it; e_id are positions that count in all edge types together.
         allocate: Gives memory for the results, called with (shape, dtype).
-        numbers: Numbers of the edge types; None: which edge type an edge is of is not wanted.
+        numbers: Numbers of the edge types; None: the types of edges are not wanted.
         with_e_id: Whether positions are wanted.
 
     Returns:
@@ -478,7 +473,7 @@ def _place_edges(row, col, edge, scale, number, cursor, edge_index, e_id, out_sc
 
 @kernel
 def _until(time, indices, by_edge, seed_time, owner, strict, start, degree):
-    """Shorten rows to the edges that are not later than their seed, which stand first; return the largest degree."""
+    """Shorten rows to the edges that are not later than their seed, which come first; return the largest degree."""
     largest = 0
     for i in range(len(start)):
         limit = seed_time[owner[i]]
@@ -506,7 +501,7 @@ def _lay_out(degree, fanout, replace, indptr):
 
 @kernel
 def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
-    """As `_lay_out`, where edges of weight 0 are not sampled; it ends in -1 where a weight is none."""
+    """As `_lay_out`, where edges of weight 0 are not sampled; it ends in -1 where a weight is invalid."""
     wrong = False
     for i in range(len(degree)):
         positive = 0
@@ -520,7 +515,7 @@ def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
 
 @kernel
 def _scale_by_weight(weight, start, degree, fanout, replace, indptr, edge, scale):
-    """Give edges of rows that were sampled from by weight the sum of the row over samples and the edge's own weight."""
+    """Give edges that were sampled by weight the row's sum of weights over samples and the edge's own weight."""
     for i in range(len(degree)):
         total, taken = 0.0, indptr[i + 1] - indptr[i]
         if not replace and degree[i] <= fanout:

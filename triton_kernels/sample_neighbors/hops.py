@@ -1,4 +1,4 @@
-"""One batch sampled hop by hop: what has to happen between two hops is the caller's."""
+"""One batch sampled hop by hop; the caller does what must happen between two hops."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +14,12 @@ from .cpu import Workspace
 
 
 class SplitRows(NamedTuple):
-    """The rows of a CSC, the neighbours in a set Q before the others; both groups keep their order.
+    """The rows of a CSC, neighbours in a set Q before the others; both groups keep their order.
 
     Attributes:
         indices: (num_edges,) as `csc.indices`, row v at its old place.
         num_inside: (num_rows,) int32, neighbours of each row that are in Q.
-        position: (num_edges,) int32, where in its row each edge stood; None where nobody asks for edge positions.
+        position: (num_edges,) int32, where in its row each edge was; None where edge positions are not needed.
     """
 
     indices: np.ndarray
@@ -33,7 +33,7 @@ def split_rows(csc: CSC, inside: np.ndarray, with_position: bool = False) -> Spl
     Args:
         csc: the graph.
         inside: (num_nodes,) bool, the set Q.
-        with_position: also keep where each edge stood.
+        with_position: also keep where each edge was.
 
     Cost: two passes over the edges, about 5 ns each; 4 bytes an edge and a node, 4 bytes an edge more with positions.
     """
@@ -152,8 +152,7 @@ def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence
         if shapes != (csc.num_edges, csc.num_rows, csc.indices.dtype):
             raise ValueError(
                 f"split rows are of {shapes[1]} rows and {shapes[0]} edges of {shapes[2]}, the graph has "
-                f"{csc.num_rows} "
-                f"and {csc.num_edges} of {csc.indices.dtype}"
+                f"{csc.num_rows} and {csc.num_edges} of {csc.indices.dtype}"
             )
         if return_e_id and rows.position is None:
             raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
@@ -164,7 +163,7 @@ class HopSampling:
     """`sample_neighbors` in steps: `sample` once a hop, then `collect`; arguments and errors are its own.
 
     The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread;
-    one may be sampled by several threads side by side, by `sample_chunk` and `relabel` in place of `sample`. Between
+    one may be sampled by several threads side by side, by `sample_chunk` and `relabel` instead of `sample`. Between
     hops the rows of the next one are looked up already, so that `num_neighbors` costs nothing.
     """
 
@@ -252,10 +251,7 @@ class HopSampling:
             self._look_up()
 
     def _sample_hop(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        """Sample for the targets up to `end`:
-
-        neighbours from the front of `neighbor` on, their edges up to edge[last].
-        """
+        """Sample for the targets up to `end`: neighbours from the front of `neighbor`, their edges up to edge[last]."""
         self._sample_rows(hop_key, self._begin, end, neighbor, self._space.taken)
 
     def _sample_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
@@ -283,7 +279,7 @@ class HopSampling:
         try:
             step()
         except BaseException:
-            self._space.finish(self._space.num_nodes)  # whatever labels it gave are old ones now
+            self._space.finish(self._space.num_nodes)  # all labels that it gave are old now
             raise
 
     def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
@@ -312,7 +308,7 @@ class HopSampling:
         return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._edges, edge_weight)
 
     def abandon(self) -> None:
-        """Let go of the workspace without a result; not while a hop is being sampled."""
+        """Release the workspace without a result; not while a hop is being sampled."""
         self._space.finish(self._count)
 
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """Neighbour sampling in Triton: one program samples one row, the neighbours that the CPU form samples, in its order.
 
-Launch with `enable_fp_fusion=False`: a multiplication and an addition made one would change probabilities and weights.
+Launch with `enable_fp_fusion=False`: a fused multiplication and addition would change probabilities and weights.
 """
 
 import triton
@@ -58,9 +58,7 @@ def sample_by_search(key, degree, take, BLOCK: tl.constexpr):
 @triton.jit
 def pick_group(key, row_start, start, degree, take, out, indices_ptr, position_ptr, neighbor_ptr, edge_ptr,
                WITH_EDGE: tl.constexpr, WITH_POSITION: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Sample `take` of the positions start ..
-
-    start + degree - 1 into the outputs from `out` on; `_pick_group` of cpu.py.
+    """Sample `take` of positions start .. start + degree - 1 into the outputs from `out` on; `_pick_group` of cpu.py.
 
     BLOCK is at least `take` where not all are taken.
     """
@@ -82,7 +80,7 @@ def pick_group(key, row_start, start, degree, take, out, indices_ptr, position_p
 
 @triton.jit
 def share_samples(scale, fanout, degree, inside, word):
-    """Share the samples of one row out to its two groups: `_share_samples` of cpu.py, operation by operation."""
+    """Divide the samples of one row between its two groups: `_share_samples` of cpu.py, operation by operation."""
     preferred, others = inside.to(tl.float64), (degree - inside).to(tl.float64)
     samples, length = fanout.to(tl.float64), degree.to(tl.float64)
     total = scale * preferred + others

@@ -42,9 +42,8 @@ def sample_neighbors(
     With `split` and `scale` s > 1 a row prefers its neighbours in a set Q. Of its d neighbours a are in Q, b are not;
     f are sampled, f < d. With c = f / (s a + b) a neighbour in Q has the probability c s, another one c; where c s >
     1, all of Q are taken and another one has the probability (f - a) / b. The number sampled from Q is its
-    expectation, rounded at
-    random to a neighbouring integer, and samples within a group are uniform: every row gives exactly f edges, with
-    exactly these probabilities. Edges of a row come in the order of the split row.
+    expectation, rounded at random to a neighbouring integer, and samples within a group are uniform: every row gives
+    exactly f edges, with exactly these probabilities. Edges of a row come in the order of the split row.
 
     Args:
         csc: the graph; arrays or memory maps, indices int32 or int64; or tensors on one device, then so are seeds,
@@ -53,12 +52,12 @@ def sample_neighbors(
         fanouts: neighbours a node for each hop, >= 1, or -1 for all.
         key: uint64, the batch's key.
         replace: sample with replacement (a row with neighbours then gives exactly `fanout` edges).
-        return_e_id: also return where each edge stands in the CSC.
+        return_e_id: also return the position of each edge in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
         split: for each hop the graph's rows with the preferred neighbours first, or None; with return_e_id they have
             their `position`.
-        scale: how many times likelier a preferred neighbour is, >= 1; 1 samples what is sampled without `split`.
+        scale: how many times likelier a preferred neighbour is, >= 1; 1 samples the same as without `split`.
 
     Returns:
         SampledNeighbors.

@@ -20,10 +20,10 @@ _BUCKET_SALT, _PERMUTE_SALT = 0x4255434B, 0x5045524D
 
 
 class EdgeFile:
-    """A nameless file of edges, freed by the system when it is closed or the process ends.
+    """A file of edges without a name; the system frees it when it is closed or the process ends.
 
     Args:
-        folder: where it lies.
+        folder: where the file is.
         dtype: int32 or int64, of the ids.
     """
 
@@ -67,7 +67,7 @@ def shuffle_edges(graph: SimpleGraph, folder: Path, seed: int, progress=None) ->
 
     Args:
         graph: the undirected simple graph behind a stream.
-        folder: where the file lies.
+        folder: where the file is.
         seed: decides the order.
         progress: called as progress("shuffle", edges done, edges in all) once a chunk.
 

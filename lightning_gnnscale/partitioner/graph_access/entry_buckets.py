@@ -150,7 +150,7 @@ class EntryBuckets:
         return self.chunk * (self.degree.itemsize + 2)
 
     def _write(self, file, bucket: int, chunk: np.ndarray, written: np.ndarray) -> None:
-        # More than the degrees foretell: another graph than the first pass saw, which the checksum will tell.
+        # More than the degrees predict: the graph has changed since the first pass, as the checksum will show.
         if written[bucket] < self._num_chunks[bucket]:
             write_at(file, chunk, int(self._offset[bucket] + written[bucket] * len(chunk)))
             written[bucket] += 1

@@ -1,4 +1,4 @@
-"""How an edge source lists an undirected graph: once, both ways or as edges; found in one pass and O(1) memory.
+"""How a source lists an undirected graph: once, both ways or as directed edges; found in one pass and O(1) memory.
 
 Two sums of a 64-bit hash, of (u, v) and of (v, u), are equal exactly (but for collisions) when every edge is listed
 with its reverse. Which of the other sources list a pair more than once is estimated from a sample: the pairs whose

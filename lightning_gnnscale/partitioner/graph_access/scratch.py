@@ -34,10 +34,10 @@ def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
 
 
 def reserve(folder: Path, needed: int, what: str) -> None:
-    """Tell how much scratch disk comes into use, and check that it is free before anything is written.
+    """Report how much scratch disk will be used, and check that it is free before anything is written.
 
     Args:
-        folder: where the files will lie.
+        folder: where the files will be.
         needed: bytes.
         what: what they hold, for the message: "dropping the repeats of 5 edges".
 
@@ -93,7 +93,7 @@ def write_at(file, array: np.ndarray, offset: int) -> None:
 
 
 def _folder_of(file) -> str:
-    """Return the folder of a nameless file, as far as the system tells."""
+    """Return the folder of a file without a name, where the system reports it."""
     try:
         return os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}"))
     except OSError:

@@ -1,4 +1,4 @@
-"""The undirected simple graph behind an edge stream, read in blocks: what every partitioner and the quality see."""
+"""The undirected simple graph behind an edge stream, in blocks, as partitioners and quality measures read it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .. import phases
 from .layout import LayoutReport, ScanState, edge_hash, scan
 from .scratch import AUTO, nameless_file, nameless_map, read_at, reserve, scratch_folder, write_at
 
-BLOCK_EDGES = 1 << 16  # edges handed out at a time: their buffers stay in the processor's cache
+BLOCK_EDGES = 1 << 16  # edges returned at a time: their buffers stay in the processor's cache
 BUCKET_BYTES = 1 << 25  # records of one bucket of pairs: what is held in memory at a time while repeats are found
 MAX_BUCKETS = 256  # open files
 
@@ -32,7 +32,7 @@ class SimpleGraph:
         report: what the first pass found.
         num_edges: undirected edges that a pass yields.
         first_copies: bits (ceil(num_listed / 8),) uint8 on scratch disk that mark the edges to keep; None where the
-            layout alone tells.
+            layout alone decides.
     """
 
     stream: object
@@ -114,7 +114,7 @@ def open_simple_graph(
         state: a first pass to go on with (see `layout.scan`).
         deduplicate: drop repeated edges with the help of scratch disk. None: where the layout is "directed", or
             where it was detected and at least 1% of the pairs repeat; without scratch disk repeats stay, and a
-            warning tells.
+            warning says so.
         scratch: folder for the scratch files; "auto": the system's folder for temporary files; None: no scratch disk.
         progress, after_chunk: see `layout.scan`.
 
@@ -122,8 +122,8 @@ def open_simple_graph(
         The graph, and its (num_nodes,) degrees of `id_dtype(num_nodes)`.
 
     Raises:
-        ValueError: the stream's layout is contradicted by its edges; `deduplicate` is no truth value, or True without
-            scratch disk.
+        ValueError: the stream's layout is contradicted by its edges; `deduplicate` is not a bool or None, or it is
+            True without scratch disk.
         GNNScaleError: not enough free space in `scratch`, before anything is written.
 
     Cost: one pass; with repeats to drop, two passes and (8 + 2 ids + 1/8) bytes an edge of scratch disk, which is
@@ -188,7 +188,7 @@ def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=AUTO, prog
 
 
 def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
-    """Note what a graph was found to be, and warn of edges that count several times.
+    """Note what was found out about a graph, and warn of edges that count several times.
 
     Args:
         graph: kept for what comes after partitioning, unless its repeated edges were dropped without marks on it.
@@ -249,7 +249,7 @@ def find_first_copies(stream, report: LayoutReport, folder: Path, degree: np.nda
     Args:
         stream: an EdgeStream of `report.num_listed` edges.
         report: what the first pass found; with layout "both_ways" only copies with src < dst are considered.
-        folder: where the scratch files lie.
+        folder: where the scratch files are.
         degree: (num_nodes,), the edges of each node that are kept; added to in place.
 
     Returns:
@@ -374,7 +374,7 @@ def _fill_rows(src, dst, indptr, cursor, indices):
     for i in range(len(src)):
         u, v = src[i], dst[i]
         if cursor[u] == indptr[u + 1] or cursor[v] == indptr[v + 1]:
-            continue  # other edges than in the first pass: the check at its end tells
+            continue  # the edges changed since the first pass: the check at the end reports it
         indices[cursor[u]], indices[cursor[v]] = v, u
         cursor[u] += 1
         cursor[v] += 1

@@ -52,7 +52,7 @@ def choose_clusters(
     plain = len(edge_weight) == 1 and len(group) == 1
     table_labels, table_ratings = np.empty(4 * sample, label.dtype), np.zeros(4 * sample, np.int64)
     touched, shifts = np.empty(sample + 1, np.int32), _hash_shifts(sample)
-    # Of a group: gathered labels, in whose place a node's clusters are put with their ratings.
+    # Of a group: gathered labels; a node's clusters with their ratings replace them.
     near, ratings = np.empty(_GATHER + _COMPARED, label.dtype), np.empty(_GATHER, np.int64)
     ends, own_ratings = np.zeros(_GROUP + 1, np.int64), np.empty(_GROUP, np.int64)
     found, flat_weight = np.empty(_GROUP, np.int64), weight.reshape(-1)
@@ -177,7 +177,7 @@ def _gather(start, stop, batch, indptr, indices, label, sample, near, ends):
     """
     filled, i, space = np.uint64(0), start, np.uint64(len(near) - _COMPARED)
     most = np.uint64(sample)
-    # Indices without a sign: numba looks at each other one for a negative.
+    # Unsigned indices: numba tests every signed one for a negative.
     while i < min(stop, start + len(ends) - 1):
         if i + _ROWS_AHEAD < stop:
             prefetch(indices, indptr[np.uint64(batch[i + _ROWS_AHEAD])])

@@ -15,13 +15,13 @@ WINDOW = 1 << 14  # rows, a power of two
 # Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
 MAX_BATCH_WORK = 1 << 18
 MIN_BATCH_WORK = 1 << 8
-MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
-# A pass over a small graph, or over a block on disk, is cut into so many.
+MIN_SHARED_WORK = 1 << 14  # a smaller batch is not divided among threads
+# A pass over a small graph, or over a block on disk, is cut into this many batches.
 BATCHES, STREAMED_BATCHES = 128, 32
 # Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
 FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
 
-_SALT = 0x434C5553  # keeps this use of the seed apart from all others
+_SALT = 0x434C5553  # separates this use of the seed from all others
 _MOVES_AHEAD = 16
 
 
@@ -78,9 +78,8 @@ def cluster_nodes(
     Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch
     choose the cluster that they share most edge weight with, of those that have space, from the same state; then they
     move one after the other, where there is still space. Of a long row a sample is read. Up to 64 neighbours at edges
-    of one weight are counted exactly; others are added up in a small table, where of two clusters that meet in a slot
-    one
-    alone counts: the heavier, or at edges of one weight the first. What stays alone at the end joins
+    of one weight are counted exactly; others are added up in a small table. Of two clusters that meet in a slot only
+    one counts: the heavier, or the first where all edges weigh the same. Nodes that are still alone at the end join
     others that would have gone to the same cluster (two-hop clustering).
 
     Args:
@@ -164,7 +163,7 @@ def _join(batch, choice, node_weight, limit, label, weight, favourite, first_nod
             prefetch(label, first_node + np.int64(batch[i + _MOVES_AHEAD]))
             prefetch(favourite, first_node + np.int64(batch[i + _MOVES_AHEAD]))
             prefetch(flat_weight, np.int64(choice[0, i + _MOVES_AHEAD]) * node_weight.shape[1])
-        v = np.uint64(first_node) + np.uint64(batch[i])  # without a sign: numba looks at each other one for a negative
+        v = np.uint64(first_node) + np.uint64(batch[i])  # unsigned: numba tests every signed index for a negative
         own, target = np.uint64(label[v]), np.uint64(choice[0, i])
         favourite[v] = choice[1, i]
         if own == target:

@@ -12,7 +12,7 @@ from .refinement import JetSpace, refine
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
-_SALT = 0x47524F57  # keeps this use of the seed apart from all others
+_SALT = 0x47524F57  # separates this use of the seed from all others
 
 
 class Effort(NamedTuple):

@@ -1,6 +1,6 @@
 """The steps of the multilevel method over edges in the order of their stream, in memory that grows with the nodes.
 
-What stands for a node's row is a few counters (Misra and Gries, Science of Computer Programming 2(2), 1982): of the
+A few counters replace a node's row (Misra and Gries, Science of Computer Programming 2(2), 1982): of the
 clusters that its neighbours are in while clusters grow, of their parts while parts are refined.
 """
 
@@ -17,7 +17,7 @@ from .weighted_graph import PART_DTYPE, EdgeGraph, RowThreads, add_weights, shar
 SLOTS = 8
 STEPS_A_ROUND = 2
 
-_SALT = 0x45434C55  # keeps this use of the seed apart from all others
+_SALT = 0x45434C55  # separates this use of the seed from all others
 _AHEAD = 24  # edges
 
 

@@ -108,7 +108,7 @@ def edge_pairs(src, dst, coarse_of, shift, keys):
 @kernel(inline="always")
 def _belongs(mixed, shard):
     """Whether a key with this product belongs to a shard; -1: all keys do."""
-    return (shard < 0) | (np.int64(mixed >> np.uint64(63)) == shard)  # no branch: it would be guessed wrongly
+    return (shard < 0) | (np.int64(mixed >> np.uint64(63)) == shard)  # no branch: it would be mispredicted
 
 
 @kernel
@@ -125,7 +125,7 @@ def _add_keys(keys, position, stop, shard, space, table_keys, table_weights):
             prefetch(table_keys, early)
             prefetch(table_weights, early)
         if _belongs(mixed, shard):
-            slot = (mixed >> np.uint64(20)) & last  # without a sign: numba looks at each other one for a negative
+            slot = (mixed >> np.uint64(20)) & last  # unsigned: numba tests every signed index for a negative
             while table_keys[slot] != key:
                 if table_keys[slot] == _EMPTY:
                     if added >= space:

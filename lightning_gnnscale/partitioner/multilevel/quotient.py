@@ -14,7 +14,7 @@ from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, ad
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
 STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
 
-_SALT = 0x53485249  # keeps this use of the seed apart from all others
+_SALT = 0x53485249  # separates this use of the seed from all others
 _ENTRIES_AHEAD = 32
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
@@ -76,7 +76,7 @@ def _sort_by_cluster(coarse_of, num_coarse):
 
 @kernel
 def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_indptr, out_indices, out_weight):
-    """Fill the coarse rows one after the other; `place` says where a neighbour stands in the row that is filled."""
+    """Fill the coarse rows one after the other; `place` holds a neighbour's position in the row that is filled."""
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     num_coarse = len(starts) - 1
     place = np.empty(num_coarse, np.int64)
@@ -181,7 +181,7 @@ def quotient_bytes(num_edges: float) -> int:
 
 
 def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, threads: RowThreads):
-    """Yield keys of pairs of clusters, and the ranges in which they stand, every edge once."""
+    """Yield keys of pairs of clusters, and the ranges that hold them, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
         steps = np.searchsorted(block.indptr, np.arange(0, len(block.indices), STEP_ENTRIES), side="left")
@@ -226,7 +226,7 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
     """Write the pairs of clusters of the entries of rows [offset + start, offset + stop), each edge once.
 
     Returns:
-        Where they stand in `keys`: first, and one after the last.
+        Where they are in `keys`: first, and one after the last.
     """
     first = indptr[offset + start] - indptr[offset]
     place, last, ahead = np.uint64(first), np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)

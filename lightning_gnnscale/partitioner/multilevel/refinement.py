@@ -11,7 +11,7 @@ from .edge_form import EdgeSteps
 from .row_form import RowSteps, has_space, is_over, potential, relief_of
 from .weighted_graph import PART_DTYPE, BlockGraph, EdgeGraph, RowThreads, WeightedGraph, total_weight
 
-WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as standing still
+WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as unchanged
 PRICE_STEP = 0.15  # of the mean edge weight a unit of weight, by which an overload of 1 raises a price
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is space, unless nothing moves
 STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
@@ -19,7 +19,7 @@ MAX_ROUNDS = 40
 STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
 INNER = 0.998
 
-_SALT = 0x52454241  # keeps this use of the seed apart from all others
+_SALT = 0x52454241  # separates this use of the seed from all others
 
 
 class JetSpace(NamedTuple):

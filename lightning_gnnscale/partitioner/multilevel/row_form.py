@@ -8,7 +8,7 @@ from ...triton_kernels.intrinsics import prefetch
 from .clustering import cluster_nodes
 from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
-_CLUSTER_SALT = 0x464C4147  # keeps this use of the seed apart from all others
+_CLUSTER_SALT = 0x464C4147  # separates this use of the seed from all others
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
@@ -191,7 +191,7 @@ def _find_candidates(
     num_parts = len(price)
     conn = np.zeros(num_parts, np.int64)
     across, last = np.int64(0), np.uint64(indptr[stop])
-    # Indices without a sign: numba looks at each other one for a negative.
+    # Unsigned indices: numba tests every signed one for a negative.
     for row in range(np.uint64(start), np.uint64(stop)):
         v = np.uint64(first_node) + row
         own = part[v]

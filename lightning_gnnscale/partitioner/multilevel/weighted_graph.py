@@ -17,7 +17,7 @@ ONE = np.ones(1, np.int32)  # every edge weighs one
 MIN_ENTRIES = 1 << 15  # below this many entries a thread costs more than it saves
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
-_ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 nodes that stand together go to one share
+_ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 consecutive nodes go to one share
 
 
 class WeightedRows(NamedTuple):
@@ -26,7 +26,7 @@ class WeightedRows(NamedTuple):
     Attributes:
         first_node: the node of row 0.
         indptr: (num_rows + 1,) int64, from 0.
-        indices: (num_entries,) int32 or int64, neighbours; every edge stands in both rows, self-loops in none.
+        indices: (num_entries,) int32 or int64, neighbours; every edge is in both rows, self-loops in none.
         edge_weight: (num_entries,) int32 or int64; or (1,): every entry weighs that.
     """
 
@@ -160,7 +160,7 @@ def num_cores() -> int:
 
 
 class RowThreads:
-    """Runs kernels over ranges of rows; a kernel must give every row the same result whatever range it stands in.
+    """Runs kernels over ranges of rows; a kernel must give a row the same result whatever range the row is in.
 
     Args:
         num_threads: >= 1; None: `num_cores()`.
