@@ -21,7 +21,11 @@ SHARED, OWN = (SimpleNamespace(equal_batches=equal, passes_per_epoch=1) for equa
 
 def trainer_of(rank: int, world_size: int, **given) -> SimpleNamespace:
     return SimpleNamespace(
-        global_rank=rank, world_size=world_size, accumulate_grad_batches=1, callbacks=[], **{"strategy": None, "lightning_module": None, **given}
+        global_rank=rank,
+        world_size=world_size,
+        accumulate_grad_batches=1,
+        callbacks=[],
+        **{"strategy": None, "lightning_module": None, **given},
     )
 
 
