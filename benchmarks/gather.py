@@ -125,7 +125,7 @@ class GatherBench:
         ids = [torch.from_numpy(nodes) for nodes in batches]
         ways: dict[str, Way] = {
             BOUND: lambda i: np.copyto(out[: len(ids[i])], features.array[: len(ids[i])]),
-            PLAIN: lambda i: features.gather(batches[i], out[: len(ids[i])]),
+            PLAIN: lambda i: features.read(batches[i], out[: len(ids[i])]),
             "torch.index_select": lambda i: torch.index_select(source, 0, ids[i], out=target[: len(ids[i])]),
             "numpy.take": lambda i: np.take(features.array, batches[i], 0, out=out[: len(ids[i])], mode="clip"),
         }
@@ -172,7 +172,7 @@ run = benchmark(GatherBench)
 
 
 def _through(table, ids: Sequence, out) -> Way:
-    return lambda i: table.gather(ids[i], out[: len(ids[i])])
+    return lambda i: table.read(ids[i], out[: len(ids[i])])
 
 
 def _all(way: Way, batches) -> Callable[[], int]:
@@ -226,7 +226,7 @@ def _hits(made: Callable, share: float, policy: str) -> dict:
     out = np.empty((max(map(len, batches)), features.dim), features.dtype)
     start = time.perf_counter()
     for nodes in batches:
-        buffer.gather(nodes, out[: len(nodes)])
+        buffer.read(nodes, out[: len(nodes)])
     seconds, hits = time.perf_counter() - start, buffer.hits
     buffer.close()
     rate = hits["cache"] / max(1, hits["cache"] + hits["host"] + hits["disk"])

@@ -267,7 +267,7 @@ def _rows_of(features) -> Callable:
     if isinstance(features, CSRArrays):
         data = features.data.astype(np.float32)
         table = CSRFeatures(features.indptr, features.indices, data, features.shape[1])
-        return lambda nodes: sparse_rows_to_torch(table.gather(nodes.numpy()))
+        return lambda nodes: sparse_rows_to_torch(table.read(nodes.numpy()))
     x = torch.from_numpy(np.array(np.load(features) if isinstance(features, str) else features, np.float32))
     return lambda nodes: x[nodes]
 

@@ -254,7 +254,7 @@ class _Graph:
         nodes = [sampled.n_id for sampled in self._timed]
         begun = time.perf_counter()
         for own in nodes:
-            rows = buffer.gather(own)
+            rows = buffer.read(own)
         if on != "cpu":
             torch.cuda.synchronize()
         load_s = time.perf_counter() - begun

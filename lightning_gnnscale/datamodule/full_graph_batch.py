@@ -164,7 +164,7 @@ def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
     nodes = blocks.nodes
     data: dict[str, Any] = {}
     if store.features is not None:
-        rows = store.features.gather(nodes)
+        rows = store.features.read(nodes)
         data |= {"x_csr": sparse_rows_to_torch(rows)} if store.features.is_sparse else {"x_dense": _tensor(rows)}
     if store.labels is not None:
         labels = np.array(store.labels[begin:end])

@@ -137,15 +137,15 @@ class StoreLayerSource:
             if self._features is None:
                 return None
             if type(self._features) is not DenseFeatures:
-                rows = self._features.gather(nodes)
+                rows = self._features.read(nodes)
                 if self._features.by_node_type:
                     return rows_by_node_type(rows)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
         rows = np.asarray(dense[nodes]) if file is None else file.read(nodes, nodes + 1)
-        if table is None:  # quantised rows are decoded, others returned as read
-            rows = replace(self._features, array=rows).gather(np.arange(len(rows))) if self._features.storage else rows
+        if table is None:  # codes are decoded, other rows are as they were read
+            rows = replace(self._features, array=rows).read(np.arange(len(rows))) if self._features.storage else rows
         return torch.from_numpy(rows)
 
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:

@@ -412,7 +412,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch from all tiers, where it trains."""
         if self._gathers_on_device and isinstance(batch, MiniBatch) and not batch.has_features:
-            self._placed.gather(batch)
+            self._placed.fill(batch)
         return batch
 
     def set_locality_scale(self, scale: float) -> None:

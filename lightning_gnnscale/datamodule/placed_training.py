@@ -272,10 +272,10 @@ class PlacedTraining:
         reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
         return replace(options, reads=reads, **({} if in_process else {"num_threads": self.settings.gather_threads}))
 
-    def gather(self, batch: Any) -> None:
-        """Give a batch its features from all tiers, where it trains."""
+    def fill(self, batch: Any) -> None:
+        """Give a batch its features out of all tiers, where it trains."""
         with clock.doing("read"), self._clock.measure():
-            rows = self.buffer.gather(batch.n_id)
+            rows = self.buffer.read(batch.n_id)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
             batch.x = rows

@@ -289,7 +289,7 @@ def make_part_loader(
         sampler: Samples the contents of a batch.
         halo_hops: Hops of halo of each part, 0 to 3.
         options: Options of the loader.
-        features: A `FeatureTable` by store id; None: batches have no features.
+        features: A `Column` by store id; None: batches have no features.
         source: Settings of what prepares the batches.
         place: Place of this process.
     """
@@ -412,7 +412,7 @@ def make_evaluation_loader(
 
     Args:
         split: a mask of the store; None takes every node.
-        features: a `FeatureTable` by store id, or None: batches come without.
+        features: a `Column` by store id, or None: batches come without.
         held: The graph as its owners hold it; None: the store is read.
         sampled_by: The sampler of the training; where it looks at times, neighbours that are later than the node are
             left out here too.

@@ -18,7 +18,7 @@ from ..rng import fold
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
 from .row_exchange import Ownership, Requests, push_rows
-from .shared_table import Column, SharedTable, default_scale, fill_initial
+from .shared_table import SharedColumn, SharedTable, default_scale, fill_initial
 
 CHUNK_ROWS = 1 << 16
 
@@ -337,11 +337,11 @@ class DistributedEmbedding(OwnedRows):
             rows, gradients, arrays["rows"], arrays.get("moments"), arrays.get("counts"), self.num_pushes
         )
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, SharedColumn]:
         columns = super()._columns()
         if self.optimizer.num_moments:
-            columns["moments"] = Column(self.optimizer.num_moments * self.dim, self.dtype.str)
-            columns["counts"] = Column(1, "<i4")
+            columns["moments"] = SharedColumn(self.optimizer.num_moments * self.dim, self.dtype.str)
+            columns["counts"] = SharedColumn(1, "<i4")
         return columns
 
     def _fill(self, share: list[tuple[slice, slice]], before: tuple[SharedTable, Ownership] | None = None) -> None:

@@ -14,7 +14,7 @@ from ..placement.shared_rows import gather_objects
 from ..sampler.minibatch import RowsByNodeType
 from ..triton_kernels.gather_rows import gather_rows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
-from .shared_table import Column, SharedTable, table_bytes
+from .shared_table import SharedColumn, SharedTable, table_bytes
 
 
 class OwnedRows:
@@ -180,9 +180,9 @@ class OwnedRows:
         """Whether a row's place is not its id."""
         return self._ownership.num_hosts > 1
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, SharedColumn]:
         """Return the arrays of a host; "rows" are those that are pulled."""
-        return {"rows": Column(self.dim, self.dtype.str)}
+        return {"rows": SharedColumn(self.dim, self.dtype.str)}
 
     def _fill(self, share: list[tuple[slice, slice]], before: tuple[SharedTable, Ownership] | None = None) -> None:
         """Fill (ids, rows) of this host; `before`: rows that this process had before they were shared, and whose."""

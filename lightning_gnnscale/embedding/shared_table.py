@@ -42,7 +42,7 @@ def default_scale(dim: int) -> float:
 _COUNTER = "counter"
 
 
-class Column(NamedTuple):
+class SharedColumn(NamedTuple):
     """One array of a table: its width and dtype."""
 
     width: int
@@ -67,7 +67,7 @@ class SharedTable:
         self.counter = rows[_COUNTER].array[0]
 
     @classmethod
-    def create(cls, num_rows: int, columns: dict[str, Column], what: str, remedy: str) -> "SharedTable":
+    def create(cls, num_rows: int, columns: dict[str, SharedColumn], what: str, remedy: str) -> "SharedTable":
         """Make the arrays.
 
         Args:
@@ -110,6 +110,6 @@ class SharedTable:
         self._rows, self.arrays = {}, {}
 
 
-def table_bytes(num_rows: int, columns: dict[str, Column]) -> int:
+def table_bytes(num_rows: int, columns: dict[str, SharedColumn]) -> int:
     """Return what the arrays of a table take."""
     return num_rows * sum(width * np.dtype(dtype).itemsize for width, dtype in columns.values())

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from ..errors import GNNScaleError
 from ..events import clock
 from ..graph import MASK_NAMES
 from ..jit import kernel
-from ..partition_store.features import LoadedRows
+from ..partition_store.features import LoadedRows, SparseRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import GraphTypes, WholeGraph
+from ..partition_store.typed_features import TypedRows
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import BatchSampler, Subgraph
@@ -29,12 +31,23 @@ from .staged_part import StagedPart
 _AHEAD = 64  # nodes between a prefetch and its use
 
 
+def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
+    """Give a batch its feature rows, as `Column.read` returns them, and return it."""
+    if isinstance(rows, TypedRows):
+        batch.x_by_node_type = rows_by_node_type(rows)
+    elif isinstance(rows, SparseRows):
+        batch.x_csr = sparse_rows_to_torch(rows)
+    else:
+        batch.x_dense = torch.from_numpy(rows)
+    return batch
+
+
 class BatchBuilder:
     """Sample one batch and fill it; may be called from several threads at once.
 
     Args:
         sampler: what to sample.
-        features: a `FeatureTable` by store id, or None.
+        features: a `Column` by store id, or None.
         pool: memory of the batches.
         mask_names: masks that batches carry.
         edge_weight: (num_edges,) stored weights in the store's edge order, or None.
@@ -152,14 +165,7 @@ class BatchBuilder:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
         with clock.doing("read"):
-            if self.features.by_node_type:
-                batch.x_by_node_type = rows_by_node_type(features.gather(n_id, self.pool.take))
-            elif self.features.is_sparse:
-                batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
-            else:
-                out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-                batch.x_dense = torch.from_numpy(features.gather(n_id, out=out))
-        return batch
+            return with_rows(batch, features.read(n_id, self.pool.take))
 
     def lend(self, graph) -> Workspace:
         """Return a workspace that fits a part, a returned one where there is one."""

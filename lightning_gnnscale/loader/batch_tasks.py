@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +12,9 @@ from ..jit import kernel
 from ..partition_store.features import stack_rows
 from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
-from ..sampler.minibatch import MiniBatch, rows_by_node_type, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
+from .batch_builder import with_rows
 from .buffer_pool import BufferPool
 from .operators import FetchOperator
 from .staged_part import StagedPart
@@ -59,34 +59,35 @@ class RowBuffer:
         end = first + len(nodes)
         if first == end or self._fetch.by_node_type:
             return None
-        later = self._fetch.gather_later
         if self._fetch.is_sparse:
-            if later is not None:
-                return later(nodes, None, partial(self._chunks.__setitem__, (first, end)))
-            self._chunks[first, end] = self._fetch.gather(nodes)
-            return None
+            return self._begin(nodes, None, (first, end))
         with self._lock:
             if self._rows is None:
                 self._rows = self._take(max(end, self._size.largest) if total is None else total)
             space = self._rows[first:end] if end <= len(self._rows) else None
         if space is None:
-            space = self._take(len(nodes))
-            self._chunks[first, end] = space
-        if later is not None:
-            return later(nodes, space, lambda rows: None)
-        self._fetch.gather(nodes, out=space)
-        return None
+            return self._begin(nodes, self._take(len(nodes)), (first, end))
+        return self._begin(nodes, space)
+
+    def _begin(self, nodes: np.ndarray, out: np.ndarray | None, place: tuple[int, int] | None = None) -> Future | None:
+        """Read rows, and keep them as a chunk where a place is given; return a future if some are on their way."""
+        rows = (self._fetch.read_async if "async" in self._fetch.supports else self._fetch.read)(nodes, out)
+        if isinstance(rows, Future) and rows.done():
+            rows = rows.result()
+        if place is not None:
+            self._chunks[place] = rows
+        return rows if isinstance(rows, Future) else None
 
     def attach(self, batch: MiniBatch) -> None:
-        """Give the batch its rows after all are gathered."""
-        if self._fetch.by_node_type:  # in one chunk, since node types are gathered separately
-            batch.x_by_node_type = rows_by_node_type(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
+        """Give the batch its rows, all of which are gathered."""
+        if self._fetch.by_node_type:  # in one chunk, since node types are gathered apart from each other
+            with_rows(batch, self._fetch.read(batch.n_id.numpy(), self._pool.take))
             return
         total = batch.num_nodes
         self._size.largest = max(self._size.largest, total)
         if self._fetch.is_sparse:
-            chunks = [self._chunks[place] for place in sorted(self._chunks)]
-            batch.x_csr = sparse_rows_to_torch(stack_rows(chunks or [self._fetch.gather(np.empty(0, np.int64))]))
+            chunks = [_arrived(self._chunks[place]) for place in sorted(self._chunks)]
+            batch.x_csr = sparse_rows_to_torch(stack_rows(chunks or [self._fetch.read(np.empty(0, np.int64))]))
             return
         rows = self._take(0) if self._rows is None else self._rows
         if self._chunks:
@@ -94,11 +95,15 @@ class RowBuffer:
             kept = min(self._chunks)[0]
             rows[:kept] = self._rows[:kept]
             for (first, end), chunk in self._chunks.items():
-                rows[first:end] = chunk
+                rows[first:end] = _arrived(chunk)
         batch.x_dense = torch.from_numpy(rows[:total])
 
     def _take(self, num_rows: int) -> np.ndarray:
         return self._pool.take((num_rows, self._fetch.dim), self._fetch.dtype)
+
+
+def _arrived(rows: Any) -> Any:
+    return rows.result() if isinstance(rows, Future) else rows
 
 
 def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:

@@ -204,7 +204,7 @@ def _make(
         begin = time.perf_counter()
         try:
             if rows is not None:
-                features_of_part(features, batch.part).gather(batch.n_id.numpy(), out=rows.of(memory))
+                features_of_part(features, batch.part).read(batch.n_id.numpy(), rows.of(memory))
         except Exception as error:
             return Failed(str(batch_error(key, f"{type(error).__name__}: {error}")))
         times.append(("read", begin, time.perf_counter()))

@@ -1,8 +1,9 @@
-"""ByteGNN's operators: seeds, positives, negatives, neighbourhoods; a `FeatureTable` fetches rows."""
+"""ByteGNN's operators: seeds, positives, negatives, neighbourhoods; a `Column` fetches rows itself."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,16 +55,19 @@ class NeighborhoodOperator(Protocol):
 
 
 class FetchOperator(Protocol):
-    """Gathers rows; every `FeatureTable` is one, and a user's own derives from it for defaults."""
+    """Gathers rows; every `Column` is one, and an own one derives from it for what it leaves out."""
 
     dim: int
     dtype: np.dtype
     is_sparse: bool
     by_node_type: bool
-    gather_later: Callable | None
+    supports: frozenset[str]
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
-        """Return the rows of (num,) store ids, in `out` where they are dense; called by several threads at once."""
+    def read(self, ids: np.ndarray, out: Any = None) -> Any:
+        """Return the rows of (num,) store ids, see `Column.read`; called by several threads at once."""
+
+    def read_async(self, ids: np.ndarray, out: Any = None) -> Future:
+        """Return a future of the rows, see `Column.read_async`."""
 
 
 class FanoutNeighborhood:

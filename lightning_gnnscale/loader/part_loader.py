@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock
 from ..graph import MASK_NAMES
-from ..partition_store.features import FeatureTable, LoadedRows
+from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
@@ -34,7 +34,7 @@ class PartData:
 
     Args:
         load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
-        features: A `FeatureTable` by store id, or None.
+        features: A `Column` by store id, or None.
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
         masks: Maps a name to a (num_nodes,) bool mask in store order.
         edge_weight: (num_edges,) in the store's edge order, or None.
@@ -44,7 +44,7 @@ class PartData:
     """
 
     load_part: Callable[[int], Any]
-    features: FeatureTable | None = None
+    features: Column | None = None
     labels: np.ndarray | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     edge_weight: np.ndarray | None = None
@@ -228,7 +228,7 @@ class PartLoader:
 
         Args:
             reads: how.
-            features: a `FeatureTable` of the same rows.
+            features: a `Column` of the same rows.
         """
         self._source.close()
         self.reads, self._builder.features = reads, features

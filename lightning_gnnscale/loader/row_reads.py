@@ -114,7 +114,7 @@ def choose_row_reads(
     """Decide how a loader's batches get their rows.
 
     Args:
-        features: A `FeatureTable` with `nbytes`.
+        features: A `Column` with `nbytes`.
         first: Footprint of the loader's first batch.
         free_bytes: Memory that this process may still take, bytes; see `free_memory_bytes`.
         part_rows: Rows of the largest part with its halo; rows of the whole graph where batches cross parts.

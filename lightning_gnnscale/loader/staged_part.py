@@ -12,7 +12,7 @@ import numpy as np
 from ..events import clock
 from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
-from ..partition_store.features import FeatureTable, LoadedRows
+from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.protocol import BatchSampler, num_slices
@@ -96,7 +96,7 @@ class PartStager:
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
         masks: Maps a name to a (num_nodes,) bool mask in store order.
         seed: Seed of the run.
-        features: A `FeatureTable` whose rows are read with each part; None: batches gather them from elsewhere.
+        features: A `Column` whose rows are read with each part; None: batches gather them from elsewhere.
         kept: Rows of that table that stay in memory and are not read with a part.
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
     """
@@ -107,7 +107,7 @@ class PartStager:
     labels: np.ndarray | None
     masks: Mapping[str, np.ndarray]
     seed: int
-    features: FeatureTable | None = None
+    features: Column | None = None
     kept: LoadedRows | None = None
     is_whole: bool = False
 

@@ -142,7 +142,7 @@ class Workflow:
         tasks = []
         for number, logical in enumerate(self.tasks):
             run, cost = batch.actions(logical)
-            away = logical.kind == "ask" or (logical.kind == "fetch" and self.fetch.gather_later is not None)
+            away = logical.kind == "ask" or (logical.kind == "fetch" and "async" in self.fetch.supports)
             tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost, away))
         return BatchGraph(tasks, batch.result)
 

@@ -1,7 +1,7 @@
 """A partitioned graph on disk: written once, memory-mapped by every process."""
 
 from .disk import WriteBudget
-from .features import CSRFeatures, DenseFeatures, FeatureTable, LoadedRows, SparseRows
+from .features import Column, CSRFeatures, DenseFeatures, LoadedRows, SparseRows
 from .inputs import Columns, input_fingerprint
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph, WholeGraph
@@ -12,9 +12,9 @@ from .writer import write_partition_store
 
 __all__ = [
     "CSRFeatures",
+    "Column",
     "Columns",
     "DenseFeatures",
-    "FeatureTable",
     "LoadedRows",
     "PackedFeatures",
     "PartGraph",

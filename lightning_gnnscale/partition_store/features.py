@@ -1,9 +1,10 @@
 """Feature tables: dense rows, also quantised to 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,15 +17,21 @@ FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
 _CODE_BITS = {"int8": 8, "int4": 4}
 
 
-class FeatureTable(Protocol):
-    """The interface of a store's features; rows are store ids. Tables derive from it for the defaults.
+class Column(Protocol):
+    """Values of the nodes of a graph, one row each, wherever they lie. Columns derive from it for what they leave out.
+
+    A column may wrap others: `LoadedRows` has some rows of another in memory, `PackedFeatures` reads halos where they
+    lie packed, `FeatureBuffer` spreads rows over tiers, `DistributedFeatures` asks their owners.
 
     Attributes:
-        by_node_type: Whether rows come as `TypedRows`, of node types with features of their own.
-        is_packed: Whether the rows of halos are packed, part after part.
+        num_rows, dim, dtype: Number of rows, columns of a row as it is read, and the dtype that `read` gives.
+        is_sparse: Whether rows come as `SparseRows`.
+        by_node_type: Whether rows come as `TypedRows`, of node types with columns of their own.
+        is_packed: Whether the rows of halos lie packed, part after part.
         halo_count: (num_rows,) uint8 number of halos that a node is in, where that is known.
-        storage: The form of quantised rows, one per node type where rows come by node type; None for plain numbers.
-        gather_later: As in `DistributedFeatures`: gathers rows of which some are on other workers; None: all are here.
+        storage: How rows are quantised, one a node type where rows come by node type; None: they are plain numbers.
+        supports: What else it can do: "async" where `read_async` returns before the rows are there, "expect" where it
+            prepares what `expect` names.
     """
 
     num_rows: int
@@ -35,26 +42,51 @@ class FeatureTable(Protocol):
     is_packed = False
     halo_count = None
     storage = None
-    gather_later = None
+    supports: frozenset[str] = frozenset()
 
     @property
-    def raw(self) -> "FeatureTable":
-        """The table of the rows as they are stored: this one, where they are plain numbers."""
+    def raw(self) -> "Column":
+        """The column of the rows as they are stored: this one, where they are plain numbers."""
         return self
 
-    def gather(self, nodes: np.ndarray):
-        """Return a copy of the rows of (num,) integers in [0, num_rows): dense, or `SparseRows`."""
+    def read(self, ids: np.ndarray, out: Any = None) -> Any:
+        """Return a copy of rows, bit for bit what is stored, quantised ones decoded.
 
-    def load(self, nodes: np.ndarray) -> "tuple[FeatureTable, np.ndarray | None]":
-        """Read the rows of (num,) ascending ids into a table in memory.
+        Args:
+            ids: (num,) integers in [0, num_rows), in any order.
+            out: Where dense rows go: a (num, dim) array of `dtype`; or a function of (shape, dtype) that gives such
+                memory, called once a node type; None: new memory. Sparse rows take no memory of others.
 
         Returns:
-            The table, and (num,) the row of it that each node has; None where row i is that of nodes[i].
+            (num, dim) rows, `SparseRows` or `TypedRows`.
         """
+
+    def read_async(self, ids: np.ndarray, out: Any = None) -> Future:
+        """Return a future whose result is that of `read`, done already unless `supports` has "async"."""
+        done: Future = Future()
+        done.set_result(self.read(ids, out))
+        return done
+
+    def load(self, ids: np.ndarray) -> "tuple[Column, np.ndarray | None]":
+        """Read the rows of (num,) ascending ids into a column in memory.
+
+        Returns:
+            The column, and (num,) the row of it that each id has; None where row i is that of ids[i].
+        """
+
+    def expect(self, batches: Iterable[np.ndarray]) -> None:
+        """Be told the ids of the batches to come, in order, so that rows can be prepared; a no-op by default."""
+
+
+def memory_of(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return the memory that rows go to; out: as of `Column.read`."""
+    if out is None:
+        return np.empty(shape, dtype)
+    return out(shape, dtype) if callable(out) else out
 
 
 @dataclass(frozen=True)
-class DenseFeatures(FeatureTable):
+class DenseFeatures(Column):
     """Dense rows over a memory map. `dataclasses.replace(features, array=...)` is the same table over a copy of rows.
 
     Attributes:
@@ -95,7 +127,7 @@ class DenseFeatures(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype that `gather` returns: float32 for quantised rows."""
+        """What `read` gives: float32 for codes."""
         return self.array.dtype if self.storage is None else np.dtype(np.float32)
 
     @property
@@ -112,17 +144,10 @@ class DenseFeatures(FeatureTable):
         """Return what gives `array` while some rows of it are read; rows: gives their (num,) ids, asked if need be."""
         return nullcontext(self.array)
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Copy rows.
-
-        Args:
-            nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, for quantised rows also float16; filled in place where given.
-
-        Returns:
-            (num, dim), bit for bit what is stored; quantised rows decoded, value * scale in float32.
-        """
-        return gather_rows(self.array, checked_rows(nodes, self.num_rows), out, self.storage)
+    def read(self, ids: np.ndarray, out: Any = None) -> np.ndarray:
+        """Return (num, dim) rows, see `Column.read`; quantised ones, code * scale in float32, also fill float16."""
+        out = out((len(ids), self.dim), self.dtype) if callable(out) else out
+        return gather_rows(self.array, checked_rows(ids, self.num_rows), out, self.storage)
 
     def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple["DenseFeatures", None]:
         """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`.
@@ -175,7 +200,7 @@ class SparseRows:
 
 
 @dataclass(frozen=True)
-class CSRFeatures(FeatureTable):
+class CSRFeatures(Column):
     """Sparse rows over memory maps.
 
     Attributes:
@@ -198,7 +223,7 @@ class CSRFeatures(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the stored values, which `gather` gives."""
+        """The dtype of the stored values, which `read` gives."""
         return self.data.dtype
 
     @property
@@ -211,13 +236,13 @@ class CSRFeatures(FeatureTable):
         """Bytes of one row in a batch, see `sparse_batch_row_bytes`."""
         return sparse_batch_row_bytes(len(self.indices), self.num_rows)
 
-    def gather(self, nodes: np.ndarray) -> SparseRows:
-        """Copy rows; nodes: (num,) integers in [0, num_rows). The values come as stored, bit for bit.
+    def read(self, ids: np.ndarray, out: Any = None) -> SparseRows:
+        """Return sparse rows, see `Column.read`.
 
         Raises:
             PartitionStoreError: a column is outside [0, dim).
         """
-        nodes = checked_rows(nodes, self.num_rows)
+        nodes = checked_rows(ids, self.num_rows)
         indptr = np.zeros(len(nodes) + 1, np.int64)
         row_lengths(self.indptr, nodes, indptr)
         indices = np.empty(indptr[-1], np.int32)
@@ -243,8 +268,8 @@ class CSRFeatures(FeatureTable):
 
 
 @dataclass(frozen=True)
-class LoadedRows(FeatureTable):
-    """The rows of some nodes of a `FeatureTable`, in memory.
+class LoadedRows(Column):
+    """The rows of some nodes of a `Column`, in memory.
 
     Attributes:
         held: The nodes.
@@ -262,7 +287,7 @@ class LoadedRows(FeatureTable):
 
     @classmethod
     def of(cls, features, held: RankedNodes, beside: "LoadedRows | None" = None) -> "LoadedRows":
-        """Read the rows of a set of nodes of a `FeatureTable`, none of which are beside."""
+        """Read the rows of a set of nodes of a `Column`, none of which are beside."""
         table, order = features.load(held.count().nodes)
         return cls(held, table, features.num_rows, order, beside)
 
@@ -273,7 +298,7 @@ class LoadedRows(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """What `gather` gives, as of the table."""
+        """What `read` gives, as of the table."""
         return self.table.dtype
 
     @property
@@ -292,23 +317,22 @@ class LoadedRows(FeatureTable):
         order = 0 if self.order is None else self.order.nbytes
         return self.table.nbytes + self.held.words.nbytes + self.held.before.nbytes + order
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
-        """Copy rows of nodes that are held, here or beside; arguments as of the table."""
+    def read(self, ids: np.ndarray, out: Any = None) -> Any:
+        """Return rows of ids that are held, here or beside; see `Column.read`."""
         if self.beside is None:
-            rows = self.held.ranks(nodes, self.order)
-            return self.table.gather(rows) if self.is_sparse else self.table.gather(rows, out)
-        places = self.held.ranks(nodes, self.order, self.beside.held)
+            return self.table.read(self.held.ranks(ids, self.order), out)
+        places = self.held.ranks(ids, self.order, self.beside.held)
         tables = self.table, self.beside.table
         if self.is_sparse:
             table, rows = unpack_places(places)
             at = np.flatnonzero(table == 0), np.flatnonzero(table)
-            return merge_rows([one.gather(rows[where]) for one, where in zip(tables, at, strict=True)], at)
-        out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
+            return merge_rows([one.read(rows[where]) for one, where in zip(tables, at, strict=True)], at)
+        out = memory_of(out, (len(ids), self.dim), self.dtype)
         return gather_tiers(places, None, RowTables([one.array for one in tables]), out, code=self.table.storage)
 
 
-def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | tuple[RowCode | None, ...] | None]:
-    """Return the table of rows as they are stored, and their code; of plain numbers the table itself and None.
+def as_stored(features: Column) -> tuple[Column, RowCode | tuple[RowCode | None, ...] | None]:
+    """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None.
 
     Where node types have tables of their own, there is one code per node type.
     """
@@ -367,7 +391,7 @@ def merge_rows(blocks: Sequence[SparseRows], places: Sequence[np.ndarray]) -> Sp
         places: for each block (num_rows,) integers; together they are 0, 1, ... in any order.
     """
     rows = stack_rows(blocks)
-    return CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(np.argsort(np.concatenate(places)))
+    return CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).read(np.argsort(np.concatenate(places)))
 
 
 def checked_rows(nodes: np.ndarray, num_rows: int) -> np.ndarray:

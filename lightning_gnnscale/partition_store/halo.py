@@ -241,7 +241,7 @@ class _PackedRows:
         held, place = np.unique(nodes, return_inverse=True)
         loaded, _ = self.features.load(held)
         for begin in range(0, len(place), _BLOCK_ROWS):
-            rows = loaded.gather(place[begin : begin + _BLOCK_ROWS])
+            rows = loaded.read(place[begin : begin + _BLOCK_ROWS])
             if self.pointers is None:
                 self.rows[0].append(rows)
                 continue

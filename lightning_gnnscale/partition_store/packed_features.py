@@ -5,13 +5,14 @@ Within a part, rows of nodes in many halos come first. A process that keeps thos
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode, RowTables, gather_tiers, pack_places, unpack_places
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows, stack_rows
+from .features import Column, CSRFeatures, DenseFeatures, SparseRows, checked_rows, memory_of, merge_rows, stack_rows
 from .planned_reads import read_slice
 
 _PACKED = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first packed row
@@ -19,8 +20,8 @@ _IN_ORDER = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class PackedFeatures(FeatureTable):
-    """A `FeatureTable` that knows where the halo rows of each part are packed.
+class PackedFeatures(Column):
+    """A `Column` that knows where the halo rows of each part are packed.
 
     Attributes:
         owned: The row of every node, by store id.
@@ -57,7 +58,7 @@ class PackedFeatures(FeatureTable):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype that `gather` returns: float32 for quantised rows."""
+        """What `read` gives: float32 for codes."""
         return self.owned.dtype
 
     @property
@@ -90,21 +91,17 @@ class PackedFeatures(FeatureTable):
         """(num_rows + 1,) int64 of sparse rows."""
         return self.owned.indptr
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | SparseRows:
-        """Copy rows, bit for bit what is stored; quantised rows are decoded.
-
-        Args:
-            nodes: (num,) integers in [0, num_rows); those outside of core and halo are read from their owners.
-            out: (num, dim) of `dtype`, for quantised rows also float16; filled in place if given; not for sparse rows.
+    def read(self, ids: np.ndarray, out: Any = None) -> np.ndarray | SparseRows:
+        """Return rows, see `Column.read`; those outside of core and halo come from where their owners' lie.
 
         Cost: beyond the copies a binary search in the halo list for each node that the part does not own.
         """
         if self.part is None:
-            return self.owned.gather(nodes) if self.is_sparse else self.owned.gather(nodes, out)
-        places = self._places(checked_rows(nodes, self.num_rows))
+            return self.owned.read(ids, out)
+        places = self._places(checked_rows(ids, self.num_rows))
         if self.is_sparse:
-            return self._gather_sparse(places)
-        out = np.empty((len(places), self.dim), self.dtype) if out is None else out
+            return self._read_sparse(places)
+        out = memory_of(out, (len(places), self.dim), self.dtype)
         with (
             self.owned.reading(lambda: places[places < _PACKED]) as owned,
             self.packed.reading(lambda: places[places >= _PACKED] - _PACKED) as packed,
@@ -155,10 +152,10 @@ class PackedFeatures(FeatureTable):
             "again with overwrite=True"
         )
 
-    def _gather_sparse(self, places: np.ndarray) -> SparseRows:
+    def _read_sparse(self, places: np.ndarray) -> SparseRows:
         table, rows = unpack_places(places)
         owned, packed = np.flatnonzero(table == 0), np.flatnonzero(table)
-        return merge_rows([self.owned.gather(rows[owned]), self.packed.gather(rows[packed])], [owned, packed])
+        return merge_rows([self.owned.read(rows[owned]), self.packed.read(rows[packed])], [owned, packed])
 
 
 @kernel
@@ -216,6 +213,6 @@ def _in_order(places, first_packed, rank, order, read):
     return num_owned
 
 
-def features_of_part(features: FeatureTable, part: int) -> FeatureTable:
+def features_of_part(features: Column, part: int) -> Column:
     """Return the table that batches of a part are gathered from: with packed halo rows where there are some."""
     return features.of_part(part) if features.is_packed else features

@@ -29,7 +29,7 @@ from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder, is_url
 from ..system import sync_data
 from ..triton_kernels.gather_rows import RowCode
 from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header
-from .features import DenseFeatures, checked_rows
+from .features import DenseFeatures, checked_rows, memory_of
 from .manifest import MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sealed, unsealed, write_json
 from .planned_reads import read_rows
 
@@ -611,16 +611,16 @@ class FetchedRows(DenseFeatures):
         with self.files.held(self.files.blocks_of_rows(self.name, rows())):
             yield self.mapped
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        nodes = checked_rows(nodes, self.num_rows)
+    def read(self, ids: np.ndarray, out: Any = None) -> np.ndarray:
+        nodes = checked_rows(ids, self.num_rows)
         chunks = self.files.chunks(self.name, nodes)
         if chunks is None:
             with self.reading(lambda: nodes) as array:
-                return DenseFeatures(array, self.storage).gather(nodes, out)
-        out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
+                return DenseFeatures(array, self.storage).read(nodes, out)
+        out = memory_of(out, (len(nodes), self.dim), self.dtype)
         for positions in chunks:
             with self.reading(lambda positions=positions: nodes[positions]) as array:
-                out[positions] = DenseFeatures(array, self.storage).gather(nodes[positions])
+                out[positions] = DenseFeatures(array, self.storage).read(nodes[positions])
         return out
 
     def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple[DenseFeatures, None]:

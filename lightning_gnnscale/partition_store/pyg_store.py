@@ -88,7 +88,7 @@ class PyGStore(FeatureStore, GraphStore):
         if attr.attr_name != "x" or self.store.features is None:
             return None
         nodes = np.arange(self.num_nodes)[index] if isinstance(index, slice) else np.asarray(index, np.int64)
-        rows = self.store.features.gather(nodes)
+        rows = self.store.features.read(nodes)
         rows = rows.dense() if isinstance(rows, SparseRows) else rows
         return torch.from_numpy(np.asarray(rows, np.promote_types(rows.dtype, np.float32)))
 

@@ -13,7 +13,7 @@ from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_code
+from .features import Column, CSRFeatures, DenseFeatures, SparseRows, row_code
 from .halo import degree_dtype
 from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
@@ -272,8 +272,11 @@ class PartitionStore:
         return None if self.node_types is None else self.node_types.type_of(np.asarray(nodes, np.int64))
 
     @cached_property
-    def features(self) -> FeatureTable | None:
-        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None; sparse: see `csc`."""
+    def features(self) -> Column | None:
+        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None;
+
+        see `csc` for sparse ones.
+        """
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
             return self._features("features", self.manifest["feature_dim"])
@@ -281,7 +284,7 @@ class PartitionStore:
         return TypedFeatures(tuple(tables), self.node_types)
 
     @cached_property
-    def part_features(self) -> FeatureTable | None:
+    def part_features(self) -> Column | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
         if not self.manifest["pack_halo"]:
             return self.features
@@ -437,7 +440,7 @@ class PartitionStore:
         """
         rows = (name for name in self.manifest["files"] if read_later(name) and "features" in name)
         self._compare(*(name for name in rows if name != "edge_features"))
-        return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
+        return None if self.features is None else features_of_part(self.part_features, graph.part).read(graph.nodes)
 
     def verify(self) -> None:
         """Read everything and compare checksums, id maps, order of rows, and halos.

@@ -9,7 +9,7 @@ import numpy as np
 from ..graph import GraphSchema
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows
+from .features import Column, CSRFeatures, DenseFeatures, SparseRows, checked_rows, merge_rows
 from .packed_features import PackedFeatures
 
 
@@ -206,8 +206,8 @@ def said_node_types(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class TypedFeatures(FeatureTable):
-    """The features of all node types, gathered by node; a `FeatureTable` except that its rows are `TypedRows`.
+class TypedFeatures(Column):
+    """The features of all node types, gathered by node; a `Column` but for the rows, which are `TypedRows`.
 
     Attributes:
         tables: By node type, its rows in the order of its nodes' ids; None for a node type without features.
@@ -274,23 +274,11 @@ class TypedFeatures(FeatureTable):
         total = sum(table.batch_row_bytes * table.num_rows for table in self.tables if table is not None)
         return total / max(1, self.num_rows)
 
-    def gather(self, nodes: np.ndarray, take: Any = None) -> TypedRows:
-        """Copy rows.
-
-        Args:
-            nodes: (num,) integers in [0, num_rows).
-            take: Gives memory for dense rows, called with (shape, dtype); None: new memory.
-        """
-        node_type, row = self.node_types.locate(checked_rows(nodes, self.num_rows))
-        rows: list = []
-        for number, table in enumerate(self.tables):
-            chosen = row[node_type == number]
-            if table is None:
-                rows.append(None)
-            elif table.is_sparse or take is None:
-                rows.append(table.gather(chosen))
-            else:
-                rows.append(table.gather(chosen, out=take((len(chosen), table.dim), table.dtype)))
+    def read(self, ids: np.ndarray, out: Any = None) -> TypedRows:
+        """Return rows, see `Column.read`; `out` is a function."""
+        node_type, row = self.node_types.locate(checked_rows(ids, self.num_rows))
+        tables = enumerate(self.tables)
+        rows = [None if table is None else table.read(row[node_type == number], out) for number, table in tables]
         return TypedRows(node_type, rows)
 
     @property

@@ -13,7 +13,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC
 from ..jit import kernel
 from .array_file import map_rows
-from .features import FeatureTable
+from .features import Column
 from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
 from .packed_features import PackedFeatures
@@ -62,7 +62,7 @@ def verify_content(store) -> None:
     for table in [*_tables(store.features).values(), *(one.packed for one in packed.values())]:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
-                table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
+                table.read(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
     for part in range(store.num_parts):
         _check_halo(store, part, packed)
     for node_type, table in packed.items():
@@ -81,7 +81,7 @@ def _packed_tables(store) -> dict[int | None, PackedFeatures]:
     }
 
 
-def _tables(features) -> dict[int | None, FeatureTable | None]:
+def _tables(features) -> dict[int | None, Column | None]:
     return dict(enumerate(features.tables)) if features is not None and features.by_node_type else {None: features}
 
 

@@ -65,14 +65,14 @@ def lay_jointly(
 def private_copy(layout: RowLayout, ids: np.ndarray) -> np.ndarray:
     """Return a copy of rows in memory of this process."""
     features = layout.features
-    return features.gather(ids, out=own_rows(len(ids), features.dim, features.dtype))
+    return features.read(ids, out=own_rows(len(ids), features.dim, features.dtype))
 
 
 def shared_copy(layout: RowLayout, ids: np.ndarray, folder: str | Path | None = None) -> SharedRows:
     """Return a copy of rows that the processes of this host can map."""
     features = layout.features
     rows = SharedRows.create(len(ids), features.dim, features.dtype, folder)
-    features.gather(ids, out=rows.array)
+    features.read(ids, out=rows.array)
     return rows
 
 

@@ -99,7 +99,7 @@ def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
     rows = torch.empty((len(ids), layout.row_bytes), dtype=torch.uint8, device=device)
     step = max(1, _BLOCK_BYTES // max(1, layout.row_bytes))
     for first in range(0, len(ids), step):
-        block = layout.features.gather(ids[first : first + step])
+        block = layout.features.read(ids[first : first + step])
         rows[first : first + step].copy_(as_bytes(block))
     return rows
 
@@ -329,7 +329,7 @@ class _Block:
         """Read rows into the block, once the device is done with what it held; return them."""
         if self._used is not None:
             self._used.synchronize()
-        features.gather(as_ids(ids), out=self._typed[: len(ids)])
+        features.read(as_ids(ids), out=self._typed[: len(ids)])
         return self.rows[: len(ids)]
 
     def mark_used(self) -> None:

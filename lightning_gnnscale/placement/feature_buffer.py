@@ -13,7 +13,7 @@ import torch
 from ..errors import PlacementError
 from ..foreign import is_csr
 from ..memory import parse_bytes
-from ..partition_store.features import FeatureTable, as_stored, checked_rows
+from ..partition_store.features import Column, as_stored, checked_rows
 from ..partition_store.typed_features import NodeTypes, TypedFeatures, TypedRows
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
@@ -25,11 +25,11 @@ from .shared_rows import devices_here, digest_of, gather_objects, machine_id
 TIERS = ("local", "peer", "host", "disk", "cache")
 
 
-class FeatureBuffer(FeatureTable):
-    """Feature rows at the places a placement chose, gathered as if they were in one table.
+class FeatureBuffer(Column):
+    """Feature rows at the places a placement chose, gathered as if they lay in one table.
 
     A row is read from the device itself, from a peer of its group, from host memory or from disk, or from a cache of
-    rows that are on no device. The class satisfies `FeatureTable`, so it can be used wherever a store's features can.
+    rows that lie on no device. The class satisfies `Column`, so it can be used wherever a store's features can.
 
     On a CUDA device one kernel reads the device's own memory, that of peers, and pinned host memory in place; rows on
     disk pass through a ring of pinned blocks. On the CPU, devices are simulated: their rows are copies in memory.
@@ -64,11 +64,12 @@ class FeatureBuffer(FeatureTable):
         ValueError: another argument outside its range.
 
     Cost: 8 bytes a node for the places. On the CPU a gather of 512-byte rows takes about 1.1 of the time of
-        `DenseFeatures.gather` (one more random read a row), 1.2 where joined rows find no huge pages in shared memory.
+        `DenseFeatures.read` (one more random read a row), 1.2 where joined rows find no huge pages in shared memory.
     Source: Song and Jiang, ICS 2022, section 4.
     """
 
     is_sparse = False
+    supports = frozenset({"expect"})
 
     def __init__(
         self,
@@ -159,12 +160,12 @@ class FeatureBuffer(FeatureTable):
         laid = _row_module(on).lay_jointly(layout, device, here, exchange, folder, **_where(on))
         return cls(placement, features, device, on=on, host=host, cache=cache, fingerprint=fingerprint, laid=laid)
 
-    def gather(self, nodes, out=None):
-        """Copy rows; may be called from several threads at once.
+    def read(self, ids, out=None):
+        """Return a copy of rows, see `Column.read`; may be called from several threads at once.
 
         Args:
-            nodes: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
-            out: (num, dim) of `dtype`, for quantised rows also float16; C-contiguous, filled where given: an array, on
+            ids: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
+            out: (num, dim) of `dtype`, for codes also float16; C-contiguous, filled in place where given: an array, on
                 CUDA a tensor of the device.
 
         Returns:
@@ -178,7 +179,9 @@ class FeatureBuffer(FeatureTable):
             read on the host. With a cache, the rows found in it are copied by one thread at a time.
         """
         begun = time.perf_counter()
-        rows = self._open().gather(nodes, out)
+        if callable(out):
+            out = out((len(ids), self.dim), self.dtype) if self.on == "cpu" else None
+        rows = self._open().gather(ids, out)
         with self._lock:
             self.gather_s += time.perf_counter() - begun
         return rows
@@ -225,8 +228,8 @@ class FeatureBuffer(FeatureTable):
         return self._tiers
 
 
-class TypedBuffers(FeatureTable):
-    """Placed features of a graph whose node types have tables of their own: one `FeatureBuffer` per node type.
+class TypedBuffers(Column):
+    """Placed features of a graph whose node types have tables of their own:
 
     The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows are on no device:
     they are read from the store, and count as read from the host. A placement of nodes without dense features is
@@ -255,6 +258,7 @@ class TypedBuffers(FeatureTable):
     """
 
     is_sparse, by_node_type = False, True
+    supports = frozenset({"expect"})
 
     def __init__(
         self,
@@ -294,19 +298,19 @@ class TypedBuffers(FeatureTable):
         self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, features.dtype
         self._sparse_reads, self.gather_s, self._lock = 0, 0.0, threading.Lock()
 
-    def gather(self, nodes, take=None) -> TypedRows:
-        """Copy rows; may be called from several threads at once.
+    def read(self, ids, out=None) -> TypedRows:
+        """Return a copy of rows, see `Column.read`; may be called from several threads at once.
 
         Args:
-            nodes: (num,) integers in [0, num_rows): an array or a tensor.
-            take: Gives memory for dense rows, see `TypedFeatures.gather`; on CUDA it is not asked.
+            ids: (num,) integers in [0, num_rows): an array or a tensor.
+            out: A function that gives memory for dense rows; on CUDA it is not asked.
 
         Returns:
             The rows, bit for bit what the store's own tables give; on CUDA dense rows are tensors of the device.
         """
         begun = time.perf_counter()
-        nodes = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else nodes
-        rows = self._rows.gather(nodes, take if self.on == "cpu" else None)
+        ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids
+        rows = self._rows.read(ids, out)
         sparse = sum(table.num_rows for table in rows.tables if is_csr(table))
         with self._lock:
             self._sparse_reads += sparse

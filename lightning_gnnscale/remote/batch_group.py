@@ -314,7 +314,7 @@ def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, alloca
 def _taken(rows, places: np.ndarray, allocate: Allocate, code: RowCode | None = None):
     """Return the rows at some places as a batch has them: decoded where they are quantised."""
     if isinstance(rows, SparseRows):
-        return sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
+        return sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).read(places))
     shape = (len(places), rows.shape[1] if code is None else code.dim)
     out = allocate(shape, rows.dtype if code is None else np.float32)
     return torch.from_numpy(gather_rows(rows, places, out, code))

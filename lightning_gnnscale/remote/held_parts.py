@@ -24,7 +24,7 @@ from ..loader.staged_part import PartStager, StagedPart
 from ..loader.work_queue import START_LIMIT_S
 from ..memory import return_freed_memory
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
-from ..partition_store.features import FeatureTable, as_stored, merge_rows
+from ..partition_store.features import Column, as_stored, merge_rows
 from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
 from .messages import GroupRequest, Setup
@@ -66,12 +66,12 @@ class HeldPart:
         return places
 
 
-def hold_part(staged: StagedPart, features: FeatureTable | None) -> HeldPart:
+def hold_part(staged: StagedPart, features: Column | None) -> HeldPart:
     """Return a part with the feature rows of its nodes in memory, core and halo, in the stored dtype."""
     if features is None or isinstance(staged.graph, WholeGraph):
         return HeldPart(staged, features)
     graph = staged.graph
-    rows = features_of_part(features, graph.part).gather(graph.nodes)
+    rows = features_of_part(features, graph.part).read(graph.nodes)
     if isinstance(features, TypedFeatures):
         core = np.arange(graph.core_start, graph.core_start + graph.num_core)
         return HeldPart(staged, features.holding(rows, features.node_types.among(core, graph.halo_nodes)))
@@ -80,7 +80,7 @@ def hold_part(staged: StagedPart, features: FeatureTable | None) -> HeldPart:
     return HeldPart(staged, DenseFeatures(rows))
 
 
-def part_bytes(stage: PartStager, parts: Collection[int], features: FeatureTable | None) -> int:
+def part_bytes(stage: PartStager, parts: Collection[int], features: Column | None) -> int:
     """Return the bytes that a machine holds of the largest of some parts. Cost: reads them, one after the other."""
     table = None if features is None else as_stored(features)[0]
     return max(pack(hold_part(stage(part), table)).num_bytes for part in parts)
@@ -113,7 +113,7 @@ def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | Spars
     if table is None:
         return None
     if len(parts) == 1 or isinstance(parts[0].staged.graph, WholeGraph):
-        return table.gather(parts[0].locate(nodes))
+        return table.read(parts[0].locate(nodes))
     if isinstance(table, TypedFeatures):
         return merge_node_types(*_gather_blocks(nodes, parts))
     if table.is_sparse:
@@ -123,7 +123,7 @@ def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | Spars
     for part in parts:
         places = part.locate(nodes[left])
         found = places >= 0
-        out[left[found]] = part.rows.gather(places[found])
+        out[left[found]] = part.rows.read(places[found])
         left = left[~found]
     return out
 
@@ -134,7 +134,7 @@ def _gather_blocks(nodes: np.ndarray, parts: list[HeldPart]) -> tuple[list, list
     for part in parts:
         places = part.locate(nodes[left])
         found = places >= 0
-        blocks.append(part.rows.gather(places[found]))
+        blocks.append(part.rows.read(places[found]))
         order.append(left[found])
         left = left[~found]
     return blocks, order
@@ -191,7 +191,7 @@ class PartHolder:
     def __init__(self):
         self._changed = Condition()
         self._parts: dict[PartName, _CachedPart] = {}
-        self._setups: dict[str, tuple[PartStager, FeatureTable | None]] = {}
+        self._setups: dict[str, tuple[PartStager, Column | None]] = {}
         self._users: dict[str, set[str]] = {}  # coordinators by setup
         self._wanted: dict[tuple[str, str], frozenset[PartName]] = {}  # by coordinator and setup
         self._members: dict[int, Member] = {}
@@ -358,14 +358,14 @@ class PartHolder:
             self._members.pop(member.pid, None)
             return True
 
-    def _opened(self, setup: Setup) -> tuple[PartStager, FeatureTable | None]:
+    def _opened(self, setup: Setup) -> tuple[PartStager, Column | None]:
         if setup.name not in self._setups:
             stage, maker = setup.open()
             self._setups[setup.name] = stage, features_of(maker)
         return self._setups[setup.name]
 
 
-def features_of(maker) -> FeatureTable | None:
+def features_of(maker) -> Column | None:
     """Return the table that a maker gathers from; None: batches have no features of its own."""
     return maker.builder.features if maker.gathers else None
 
@@ -401,7 +401,7 @@ class WorkerParts:
         self._lock = Lock()
         self.reads: Counter[int] = Counter()
 
-    def get(self, part: int, request: GroupRequest, stage: PartStager, features: FeatureTable | None) -> HeldPart:
+    def get(self, part: int, request: GroupRequest, stage: PartStager, features: Column | None) -> HeldPart:
         """Return a part; it stays until `release`.
 
         Args:

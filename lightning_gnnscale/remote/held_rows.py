@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
-from ..partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
+from ..partition_store.features import Column, CSRFeatures, DenseFeatures, SparseRows, memory_of, merge_rows
 from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.sample_neighbors import Workspace, cpu
@@ -189,13 +190,13 @@ class HeldFeatures:
         features: The table that they were copied out of.
     """
 
-    def __init__(self, nodes: HeldNodes, arrays: Mapping[str, np.ndarray], features: FeatureTable):
+    def __init__(self, nodes: HeldNodes, arrays: Mapping[str, np.ndarray], features: Column):
         self.nodes = nodes
         self._table = _held_table(arrays, features, nodes)
         self._num_bytes = sum(array.nbytes for name, array in arrays.items() if name.startswith("x"))
 
     @classmethod
-    def read(cls, features: FeatureTable, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldFeatures":
+    def read(cls, features: Column, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldFeatures":
         """Copy the rows of held nodes out of a table by store id; no other row is read."""
         arrays: dict[str, np.ndarray] = {}
         if isinstance(features, TypedFeatures):
@@ -212,7 +213,7 @@ class HeldFeatures:
         """Memory that the rows take, bytes."""
         return self.nodes.num_bytes + self._num_bytes
 
-    def gather(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows | TypedRows:
+    def answer(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows | TypedRows:
         """Return the rows of nodes, bit for bit: what an owner answers with.
 
         Args:
@@ -224,15 +225,15 @@ class HeldFeatures:
         """
         numbers = self.nodes.find(nodes) if numbers is None else numbers
         if len(numbers) and numbers.min() < 0:
-            raise GNNScaleError(f"row {nodes[numbers.argmin()]} was asked of an owner that does not hold it")
-        return self._table.gather(numbers)
+            raise GNNScaleError(f"row {nodes[numbers.argmin()]} is asked of an owner that does not hold it")
+        return self._table.read(numbers)
 
 
-def _copied(table: FeatureTable, rows: np.ndarray, allocate: AllocateByName, name: str) -> dict[str, np.ndarray]:
+def _copied(table: Column, rows: np.ndarray, allocate: AllocateByName, name: str) -> dict[str, np.ndarray]:
     """Return copies of rows as the arrays of `HeldFeatures`."""
     if not table.is_sparse:
-        return {name: table.gather(rows, out=allocate(name, (len(rows), table.dim), table.dtype))}
-    found, arrays = table.gather(rows), {}
+        return {name: table.read(rows, partial(allocate, name))}
+    found, arrays = table.read(rows), {}
     for part in ("indptr", "indices", "data"):
         values = getattr(found, part)
         arrays[f"{name}_{part}"] = allocate(f"{name}_{part}", values.shape, values.dtype)
@@ -240,7 +241,7 @@ def _copied(table: FeatureTable, rows: np.ndarray, allocate: AllocateByName, nam
     return arrays
 
 
-def _held_table(arrays: Mapping[str, np.ndarray], features: FeatureTable, nodes: HeldNodes, name: str = "x") -> Any:
+def _held_table(arrays: Mapping[str, np.ndarray], features: Column, nodes: HeldNodes, name: str = "x") -> Any:
     if isinstance(features, TypedFeatures):
         tables = [
             None if table is None else _held_table(arrays, table, nodes, f"{name}{number}")
@@ -254,13 +255,13 @@ def _held_table(arrays: Mapping[str, np.ndarray], features: FeatureTable, nodes:
 
 
 @dataclass(frozen=True)
-class DistributedFeatures(FeatureTable):
-    """The features of the whole graph, held by several owners: a `FeatureTable`.
+class DistributedFeatures(Column):
+    """The features of the whole graph, held by several owners: a `Column`.
 
     Args:
         held: The rows that are held here, as they are stored.
         owners: Which owner has each part.
-        ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.gather(nodes)`.
+        ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.answer(nodes)`.
         num_rows, dim, dtype, is_sparse: Those of the whole feature table.
         code: Form of the rows as they are held and sent; None: plain numbers. Where node types have tables of their
             own, one per node type.
@@ -278,46 +279,31 @@ class DistributedFeatures(FeatureTable):
     code: RowCode | Sequence[RowCode | None] | None = None
     note: Callable[[int], None] = lambda num_rows: None
     by_node_type: bool = False
+    supports = frozenset({"async"})
 
     @classmethod
-    def of(
-        cls, features: FeatureTable, held: HeldFeatures, owners: PartOwners, ask: Any, **options
-    ) -> "DistributedFeatures":
+    def of(cls, features: Column, held: HeldFeatures, owners: PartOwners, ask: Any, **options) -> "DistributedFeatures":
         """Return the view of a table whose rows the owners hold."""
         shape = (features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
         by_node_type = isinstance(features, TypedFeatures)
         return cls(held, owners, ask, *shape, features.storage, by_node_type=by_node_type, **options)
 
-    def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | TypedRows:
-        """Return rows, bit for bit what is stored; quantised ones decoded.
-
-        Args:
-            nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by node type,
-                a function that gives memory for decoded rows, called with (shape, dtype).
+    def read(self, ids: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | TypedRows:
+        """Return rows, see `Column.read`; by node type `out` gives memory for those that are decoded alone.
 
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
         """
-        return self._begin(np.asarray(nodes))[1](out)
+        return self._begin(np.asarray(ids))[1](out)
 
-    def gather_later(
-        self, nodes: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray | SparseRows], None]
-    ) -> Future | None:
-        """Ask for rows of other owners, and gather those that are here; the rest is done when they have come.
-
-        Args:
-            nodes, out: See `gather`.
-            then: Called with the rows, in whatever thread has them.
-
-        Returns:
-            The future of that call; None: it is done, all rows are here.
-        """
-        asked, finish = self._begin(np.asarray(nodes))
+    def read_async(self, ids: np.ndarray, out: Any = None) -> Future:
+        """Ask other owners for rows, and copy those that are here; the future is done when the others have come."""
+        asked, finish = self._begin(np.asarray(ids))
         if asked:
-            return ANSWERS.submit(lambda: then(finish(out)))
-        then(finish(out))
-        return None
+            return ANSWERS.submit(finish, out)
+        done: Future = Future()
+        done.set_result(finish(out))
+        return done
 
     def _begin(self, nodes: np.ndarray) -> tuple[bool, Callable[[np.ndarray | None], np.ndarray | SparseRows]]:
         """Ask for rows and gather own ones; return whether any were asked for, and a function that joins them all."""
@@ -328,7 +314,7 @@ class DistributedFeatures(FeatureTable):
             (owner, foreign[chosen], self.ask(owner, nodes[foreign[chosen]]))
             for owner, chosen in self.owners.group(nodes[foreign])
         ]
-        chunks = [(own, self.held.gather(nodes[own], numbers[own]))]
+        chunks = [(own, self.held.answer(nodes[own], numbers[own]))]
 
         def finish(out: np.ndarray | None) -> np.ndarray | SparseRows:
             for owner, places, rows in asked:
@@ -348,7 +334,7 @@ class DistributedFeatures(FeatureTable):
             return TypedRows(rows.node_type, tables)
         if self.is_sparse:
             return merge_rows([rows for _, rows in chunks], [places for places, _ in chunks])
-        out = np.empty((num_rows, self.dim), self.dtype) if out is None else out
+        out = memory_of(out, (num_rows, self.dim), self.dtype)
         if self.code is None:
             for places, rows in chunks:
                 out[places] = rows

@@ -26,7 +26,7 @@ from ..loader.part_walk import rank_of_parts
 from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
-from ..partition_store.features import FeatureTable, SparseRows, as_stored
+from ..partition_store.features import Column, SparseRows, as_stored
 from ..placement.shared_rows import RowHandle, SharedRows, gather_objects
 from ..sampler import NeighborSampler
 from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
@@ -223,7 +223,7 @@ class StoreHolder:
         """Return feature rows of nodes that this machine owns, for another one."""
         nodes = np.array(nodes)
         numbers = self._numbers(nodes)
-        return self._table.gather(nodes) if numbers is None else self._features.gather(nodes, numbers)
+        return self._table.read(nodes) if numbers is None else self._features.answer(nodes, numbers)
 
     def report(self) -> dict[str, int]:
         """Return held bytes, and requests and rows that were answered."""
@@ -238,9 +238,7 @@ class StoreHolder:
         return None if len(numbers) and numbers.min() < 0 else numbers
 
 
-def owned_rows(
-    shard_map: ShardMap, store: PartitionStore, table: FeatureTable | None, machine: int
-) -> tuple[CSC, HeldNodes]:
+def owned_rows(shard_map: ShardMap, store: PartitionStore, table: Column | None, machine: int) -> tuple[CSC, HeldNodes]:
     """Return a CSC that has the rows of a machine's parts, fetched if need be, and the nodes that its memory holds.
 
     Args:
@@ -255,12 +253,12 @@ def owned_rows(
     return csc, HeldNodes(store.part_offsets, fitting, replicated)
 
 
-def stored_table(store: PartitionStore) -> FeatureTable | None:
-    """Return a store's features as they are stored: quantised rows are held and sent as they are."""
+def stored_table(store: PartitionStore) -> Column | None:
+    """Return a store's features as they are stored: codes travel and lie as codes."""
     return None if store.features is None else as_stored(store.features)[0]
 
 
-def row_bytes_of(table: FeatureTable | None) -> int:
+def row_bytes_of(table: Column | None) -> int:
     """Return the bytes of a feature row; of sparse ones, and of those of several node types, their mean."""
     if table is None:
         return 0
@@ -395,7 +393,7 @@ class OwnerReads:
                 f"locality, got {sampler}: use row_reads=auto"
             )
 
-    def open(self, store: PartitionStore, features: FeatureTable | None, rank_of_part: Sequence[int]) -> "HeldGraph":
+    def open(self, store: PartitionStore, features: Column | None, rank_of_part: Sequence[int]) -> "HeldGraph":
         """Return the graph as this rank sees it; every rank of the run calls this at once.
 
         Args:
@@ -476,7 +474,7 @@ class HeldGraph:
         self,
         shard_map: ShardMap,
         store: PartitionStore,
-        features: FeatureTable | None,
+        features: Column | None,
         timeout_s: float = ANSWER_LIMIT_S,
     ):
         ray, self._timeout_s = import_ray(), timeout_s
@@ -575,8 +573,8 @@ class HeldGraph:
     def _ask_features(self, owner: int, nodes: np.ndarray) -> Any:
         table = as_stored(self._table)[0]
         if owner == self._machine:
-            return Answered(table.gather(nodes))
-        return self._ask(owner, "gather_rows", nodes, lambda: table.gather(nodes), len(nodes))
+            return Answered(table.read(nodes))
+        return self._ask(owner, "gather_rows", nodes, lambda: table.read(nodes), len(nodes))
 
     def _ask(self, owner: int, method: str, request: Any, files: Callable[[], Any], num_rows: int) -> Any:
         self.counts.add(asked=1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Ownership
-from ..embedding.shared_table import Column, fill_initial, table_bytes
+from ..embedding.shared_table import SharedColumn, fill_initial, table_bytes
 from ..errors import GNNScaleError
 from ..triton_kernels.gather_rows import gather_rows
 from .cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
@@ -54,7 +54,7 @@ class RowShard:
     def __init__(
         self,
         num_rows: int,
-        columns: dict[str, Column],
+        columns: dict[str, SharedColumn],
         optimizer: SparseAdam | SparseSGD,
         initial: list[tuple[int, Initial]],
     ):
@@ -112,7 +112,7 @@ class ShardSpec(NamedTuple):
     part_offsets: np.ndarray
     owner_of_part: list[int]
     num_shards: int
-    columns: dict[str, Column]
+    columns: dict[str, SharedColumn]
     optimizer: SparseAdam | SparseSGD
     initial: Initial
     notes: str | None

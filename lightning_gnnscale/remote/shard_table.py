@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..embedding.shared_table import Column
+from ..embedding.shared_table import SharedColumn
 from ..errors import GNNScaleError
 from .cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
 from .shard_keeper import STORE_BYTES, ShardKeeper, ShardSpec, note_use
@@ -220,7 +220,7 @@ class RemoteColumn:
         shape, dtype: Shape and dtype of the whole array.
     """
 
-    def __init__(self, table: ShardTable, name: str, column: Column):
+    def __init__(self, table: ShardTable, name: str, column: SharedColumn):
         self._table, self._name = weakref.proxy(table), name
         self.shape, self.dtype = (table._ownership.num_nodes, column.width), np.dtype(column.dtype)
 

@@ -53,7 +53,7 @@ def test_counts_are_the_bytes_that_holders_answer_with(store, replicate_share):
 
         def ask(owner, request, to=machine):
             rows, features = held[owner]
-            answer = rows.sample(request) if hasattr(request, "hop_key") else features.gather(request)
+            answer = rows.sample(request) if hasattr(request, "hop_key") else features.answer(request)
             answered[owner, to] += num_bytes(answer)
             return Answered(answer)
 

@@ -209,14 +209,14 @@ def test_loading_is_gathering_alone(store_root):
     dm.setup("fit")
     assert dm.loading_share() == 0
     placed = dm._placed
-    dm.buffer.gather(np.arange(400))
+    dm.buffer.read(np.arange(400))
     dm.buffer.gather_s = 4.0
     assert placed.loading_share(10.0, 0.5, 2) == pytest.approx(0.5 * 4 / 20)
     assert placed.loading_share(10.0, 0.5, 2) == 0, "nothing was read since"
-    dm.buffer.gather(np.arange(400))
+    dm.buffer.read(np.arange(400))
     dm.buffer.gather_s = 24.0
     assert placed.loading_share(10.0, 0.5, 2) == pytest.approx(0.5)
-    dm.buffer.gather(np.arange(400))
+    dm.buffer.read(np.arange(400))
     dm.buffer.gather_s = 25.0
     assert placed.loading_share(10.0, 0.1, 0) == pytest.approx(0.1), "no thread: the one that trains gathers"
 

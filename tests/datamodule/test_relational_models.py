@@ -65,7 +65,7 @@ def build(kind, **options):
 def whole(model, store):
     """The model's outputs from all edges of the store at once."""
     nodes = np.arange(store.num_nodes)
-    rows = store.features.gather(nodes)
+    rows = store.features.read(nodes)
     x = gs.sampler.minibatch.rows_by_node_type(rows)
     target = np.repeat(nodes, np.diff(store.csc.indptr))
     edge_index = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))

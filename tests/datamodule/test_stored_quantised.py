@@ -21,7 +21,7 @@ def roots(dataset, tmp_path_factory):
     arrays = {"labels": dataset.labels, "masks": dataset.masks}
     options = {"features": dataset.features, "feature_storage": "int8", "pack_halo": True}
     quantised = gs.write_partition_store(folder / "int8", dataset.stream, parts, **arrays, **options)
-    decoded = quantised.features.gather(quantised.store_nid)
+    decoded = quantised.features.read(quantised.store_nid)
     assert not np.array_equal(decoded, dataset.features)
     gs.write_partition_store(folder / "plain", dataset.stream, parts, **arrays, features=decoded, pack_halo=True)
     return folder / "int8", folder / "plain"

@@ -156,7 +156,7 @@ def test_parts_ranks_and_reverses_in_the_store_change_nothing(root, tmp_path):
         assert logged == pytest.approx(expected, abs=1e-5)
     dm, module = data(root), model()
     dm.setup("test")
-    rows = dm.store.features.gather(np.arange(NODES))
+    rows = dm.store.features.read(np.arange(NODES))
     output, found = type("Rows", (), {"read": staticmethod(lambda nodes: rows[nodes])}), []
     for rank in range(3):
         share = evaluation_links(dm.store, dm.links, "test", "auto", 0, rank, 3)

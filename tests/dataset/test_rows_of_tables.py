@@ -83,7 +83,7 @@ def test_sparse_features(tmp_path, form):
         partitioner="random", num_parts=2,
     )  # fmt: skip
     dm.prepare_data()
-    rows = dm.store.features.gather(np.arange(NUM_NODES))
+    rows = dm.store.features.read(np.arange(NUM_NODES))
     back = scipy.sparse.csr_matrix((rows.data, rows.indices, rows.indptr), shape=dense.shape).toarray()
     np.testing.assert_array_equal(back, dense[dm.store.original_nid])
 
@@ -100,7 +100,7 @@ def test_string_ids_from_tables_on_the_way_to_predictions(tmp_path):
     names = dm.store.user_ids(np.arange(NUM_NODES))
     number = {name: i for i, name in enumerate(NAMES)}
     rows = np.array([number[str(name)] for name in names])
-    np.testing.assert_array_equal(dm.store.features.gather(np.arange(NUM_NODES)), FEATURES[rows])
+    np.testing.assert_array_equal(dm.store.features.read(np.arange(NUM_NODES)), FEATURES[rows])
     np.testing.assert_array_equal(dm.store.labels, LABELS[rows])
     np.testing.assert_array_equal(dm.store.masks["train"], TRAIN[rows])
 
@@ -139,7 +139,7 @@ def test_pygs_data_makes_a_store_in_a_folder_of_its_own(tmp_path, monkeypatch):
     assert dm.store.num_edges == EDGES.shape[1]  # as they are: none is added
     assert (dm.num_features, dm.num_classes) == (4, 3)
     rows = dm.store.original_nid
-    np.testing.assert_array_equal(dm.store.features.gather(np.arange(NUM_NODES)), FEATURES[rows])
+    np.testing.assert_array_equal(dm.store.features.read(np.arange(NUM_NODES)), FEATURES[rows])
     whole = gs.FullGraphDataModule(data(), num_parts=2, partitioner="random", root="mine")
     whole.prepare_data()
     assert whole.store.num_nodes == NUM_NODES and (tmp_path / "mine").is_dir()

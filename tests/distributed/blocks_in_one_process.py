@@ -61,7 +61,7 @@ def read_graph(root, world_size):
     edges.index_put_((target, torch.from_numpy(rows.csc.indices).long()), torch.ones(()).double(), accumulate=True)
     return Graph(
         edges,
-        torch.from_numpy(store.features.gather(rows.nodes)).double(),
+        torch.from_numpy(store.features.read(rows.nodes)).double(),
         torch.from_numpy(store.labels[:].astype("int64")),
         torch.from_numpy(store.masks["train"][:].copy()),
         load_block_rows(store, 0, world_size).offsets.tolist(),

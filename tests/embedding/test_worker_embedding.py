@@ -14,7 +14,7 @@ import torch
 from embedding_runs import NUM, embedding, fit, write_store
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.embedding.shared_table import Column
+from lightning_gnnscale.embedding.shared_table import SharedColumn
 from lightning_gnnscale.errors import GNNScaleError, PlacementError
 from lightning_gnnscale.remote import shard_table
 from lightning_gnnscale.remote.shard_keeper import Initial, RowShard
@@ -176,9 +176,9 @@ def test_workers_own_the_rows_of_some_node_types(tmp_path):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_shard_fills_and_steps_its_rows(optimizer):
     local = gs.DistributedEmbedding(NUM, DIM, optimizer=optimizer, dtype="float64", seed=3).open()
-    columns = {"rows": Column(DIM, "<f8")}
+    columns = {"rows": SharedColumn(DIM, "<f8")}
     if optimizer == "adam":
-        columns |= {"moments": Column(2 * DIM, "<f8"), "counts": Column(1, "<i4")}
+        columns |= {"moments": SharedColumn(2 * DIM, "<f8"), "counts": SharedColumn(1, "<i4")}
     made = gs.WorkerEmbedding(NUM, DIM, OFFSETS, optimizer=optimizer, dtype="float64", seed=3)
     assert made._columns() == columns
     assert made.nbytes == local.nbytes

@@ -11,7 +11,7 @@ from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.staged_part import StagedPart
-from lightning_gnnscale.partition_store.features import FeatureTable
+from lightning_gnnscale.partition_store.features import Column
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 from tests.tiers import each_value
@@ -43,15 +43,15 @@ def load(request):
     assert loader_threads() == []
 
 
-class Broken(FeatureTable):
+class Broken(Column):
     """Features whose disk goes at part 2."""
 
     is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
 
-    def gather(self, nodes, out=None):
+    def read(self, nodes, out=None):
         if WORLD.part_offsets[2] <= nodes[0] < WORLD.part_offsets[3]:
             raise OSError("disk gone")
-        return WORLD.features.gather(nodes, out)
+        return WORLD.features.read(nodes, out)
 
 
 def test_an_error_names_part_batch_and_epoch(load):

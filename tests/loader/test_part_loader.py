@@ -13,7 +13,7 @@ from oracles.parts import part_loader, small_world
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import PartLoader, RowReads, longest_rank, parts_of_rank, split_targets
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.features import CSRFeatures, FeatureTable
+from lightning_gnnscale.partition_store.features import Column, CSRFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
 from tests.says import said
@@ -420,16 +420,16 @@ def test_the_share_of_waiting(threads):
     assert 0 < loader.waiting_share < idle <= 1
 
 
-class ToldFeatures(FeatureTable):
+class ToldFeatures(Column):
     """Features that note what was told and what was gathered, in the order of both."""
 
     def __init__(self, table):
         self.table, self.notes = table, []
         self.is_sparse, self.dim, self.dtype = False, table.dim, table.dtype
 
-    def gather(self, nodes, out=None):
+    def read(self, nodes, out=None):
         self.notes.append(("gather", nodes.tobytes()))
-        return self.table.gather(nodes, out)
+        return self.table.read(nodes, out)
 
     def expect(self, batches):
         self.notes += [("expect", nodes.tobytes()) for nodes in batches]

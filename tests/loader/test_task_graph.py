@@ -17,7 +17,7 @@ from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegative
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.features import CSRFeatures, FeatureTable
+from lightning_gnnscale.partition_store.features import Column, CSRFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler, Subgraph
 from tests.says import said
@@ -263,12 +263,12 @@ class EveryOther:
         return items[::2]
 
 
-class Doubled(FeatureTable):
+class Doubled(Column):
     """A user's own rows: twice the stored ones."""
 
     is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
 
-    def gather(self, nodes, out=None):
+    def read(self, nodes, out=None):
         out[:] = 2 * WORLD.features.array[nodes]
         return out
 

@@ -251,7 +251,7 @@ def test_mixed_batches_keep_node_types_relations_and_seeds(graph):
     sampled = told(nodes[source], nodes[target], mixed.edge_type, mixed.edge_time)
     assert sampled <= edges
     assert torch.equal(mixed.seed_of[: mixed.batch_size], torch.arange(mixed.batch_size))
-    rows = store.features.gather(nodes)
+    rows = store.features.read(nodes)
     for mine, theirs in zip(mixed.x.tables, rows.tables, strict=True):
         assert (mine is None and theirs is None) or np.array_equal(mine.numpy(), theirs)
     assert torch.all(mixed.edge_time <= mixed.seed_time[mixed.seed_of[mixed.edge_index[1]]])

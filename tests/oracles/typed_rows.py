@@ -46,7 +46,7 @@ def indexed(store, nodes) -> list[list[bytes]]:
         node_type = int(all_node_types[node])
         table, row = store.features.tables[node_type], np.array([np.count_nonzero(all_node_types[:node] == node_type)])
         if table is not None:
-            rows = table.gather(row)
+            rows = table.read(row)
             found[node_type].append((rows.dense() if table.is_sparse else rows).tobytes())
     return found
 

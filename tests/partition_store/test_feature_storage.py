@@ -62,20 +62,20 @@ def test_rows_come_out_of_every_storage(no_disk_wait, tmp_path, storage, dim, pa
     nodes = np.random.default_rng(0).integers(0, 90, 200)
     table = store.features
     assert (table.num_rows, table.dim, table.dtype) == (90, dim, wanted.dtype)
-    assert table.gather(nodes).tobytes() == wanted[nodes].tobytes()
+    assert table.read(nodes).tobytes() == wanted[nodes].tobytes()
     assert table.nbytes == table.array.nbytes == feature_bytes(given, storage)
     assert (tmp_path / "store" / "features.npy").stat().st_size == 128 + table.nbytes
     copied = replace(table, array=np.array(table.array))
-    assert copied.gather(nodes).tobytes() == wanted[nodes].tobytes() and copied.dim == dim
-    assert pickle.loads(pickle.dumps(copied)).gather(nodes).tobytes() == wanted[nodes].tobytes()
+    assert copied.read(nodes).tobytes() == wanted[nodes].tobytes() and copied.dim == dim
+    assert pickle.loads(pickle.dumps(copied)).read(nodes).tobytes() == wanted[nodes].tobytes()
     for part in range(4):
         loaded = store.load_part(part)
         assert store.load_features(loaded).tobytes() == wanted[loaded.nodes].tobytes()
         of_part = features_of_part(store.part_features, part)
-        assert of_part.gather(nodes).tobytes() == wanted[nodes].tobytes()
+        assert of_part.read(nodes).tobytes() == wanted[nodes].tobytes()
         if storage in BITS:
             half = np.empty((200, dim), np.float16)
-            assert of_part.gather(nodes, half).tobytes() == wanted[nodes].astype(np.float16).tobytes()
+            assert of_part.read(nodes, half).tobytes() == wanted[nodes].astype(np.float16).tobytes()
     assert ("halo_features" in store.manifest["files"]) == pack_halo
     assert store.feature_storage == storage
 
@@ -135,7 +135,7 @@ def test_sparse_values_are_stored_as_told(no_disk_wait, tmp_path, storage, dtype
     store = write(tmp_path / "store", matrix, feature_storage=storage, pack_halo=True)
     assert store.features.data.dtype == storage
     loaded = store.load_part(1)
-    rows = features_of_part(store.part_features, 1).gather(loaded.nodes)
+    rows = features_of_part(store.part_features, 1).read(loaded.nodes)
     wanted = dense.astype(dtype).astype(storage)[store.original_nid[loaded.nodes]]
     np.testing.assert_array_equal(rows.dense(), wanted)
 
@@ -182,7 +182,7 @@ def test_values_that_are_no_numbers_are_refused_as_ever(no_disk_wait, tmp_path, 
     with pytest.raises(ValueError, match=said(f"features 7 2 {bad}")):
         write(tmp_path / "store", rows, feature_storage=storage)
     store = write(tmp_path / "store", rows, feature_storage=storage, check_finite=False)
-    found = store.features.gather(store.store_nid[[6, 7]])
+    found = store.features.read(store.store_nid[[6, 7]])
     assert np.isfinite(found[0]).all() and np.isnan(found[1]).all() == (storage in BITS)
 
 
@@ -222,6 +222,6 @@ def test_rows_of_many_halos_are_packed_first(no_disk_wait, tmp_path, sparse):
         first, last = table.halo_offsets[part : part + 2]
         packed = halo[np.argsort(table.halo_places[first:last])]
         np.testing.assert_array_equal(packed, sorted(halo, key=lambda node: (-count[node], node)))
-        rows = table.packed.gather(np.arange(first, last))
+        rows = table.packed.read(np.arange(first, last))
         rows = rows.dense() if sparse else rows
         np.testing.assert_array_equal(rows, features[store.original_nid[packed]])

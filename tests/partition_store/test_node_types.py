@@ -87,7 +87,7 @@ def test_edges_and_rows_are_those_of_the_description(tmp_path, separate_reverses
     original = np.asarray(store.original_nid)
     node_type = store.node_type(np.arange(store.num_nodes))
     assert np.array_equal(node_type, dataset.stream.type_of(original))
-    rows = store.features.gather(np.arange(store.num_nodes))
+    rows = store.features.read(np.arange(store.num_nodes))
     for number, name in enumerate(COUNTS):
         if name == "inst":
             assert rows.tables[number] is None
@@ -153,7 +153,7 @@ def test_loaded_features_of_node_types_equal_gathered_ones(tmp_path):
     loaded, order = store.features.load(some)
     assert order is None and loaded.num_rows == 50
     places = np.array([7, 0, 49, 7])
-    mine, theirs = loaded.gather(places), store.features.gather(some[places])
+    mine, theirs = loaded.read(places), store.features.read(some[places])
     assert np.array_equal(mine.node_type, theirs.node_type)
     for one, other in zip(mine.tables, theirs.tables, strict=True):
         assert (one is None and other is None) or np.array_equal(one, other)
@@ -169,7 +169,7 @@ def test_codes_of_each_node_type_are_within_half_a_scale(tmp_path):
     dataset, store = written(tmp_path, description(to_undirected=False), feature_storage="int8")
     node_type = store.node_type(np.arange(store.num_nodes))
     own = store.original_nid[node_type == 1] - COUNTS["author"]
-    rows = store.features.gather(np.flatnonzero(node_type == 1)).tables[1]
+    rows = store.features.read(np.flatnonzero(node_type == 1)).tables[1]
     given = dataset.features["paper"][own]
     assert np.all(np.abs(rows - given) <= np.abs(given).max(axis=1, keepdims=True) / 127 / 2 * 1.001)
 
@@ -308,11 +308,11 @@ def test_halo_rows_are_packed_node_type_by_node_type(tmp_path, graph, storage):
         picked = rng.integers(0, store.num_nodes, 200)  # core, halo and beyond
         nodes = np.unique(np.concatenate([graph.nodes[:50], picked[:40]]))
         for asked in (np.asarray(graph.nodes), picked):
-            for one, other in zip(rows_told(own.gather(asked)), rows_told(plain.features.gather(asked)), strict=True):
+            for one, other in zip(rows_told(own.read(asked)), rows_told(plain.features.read(asked)), strict=True):
                 assert np.array_equal(one, other) if one is not None else other is None
         loaded, order = own.load(nodes)
         places = np.arange(len(nodes)) if order is None else order
-        for one, other in zip(rows_told(loaded.gather(places)), rows_told(plain.features.gather(nodes)), strict=True):
+        for one, other in zip(rows_told(loaded.read(places)), rows_told(plain.features.read(nodes)), strict=True):
             assert np.array_equal(one, other) if one is not None else other is None
         assert order is not None or storage is None  # rows that stand in many halos come first
     assert before == sum(len(own.tables[node_type].halo_nodes) for node_type in (0, 1)) > 0

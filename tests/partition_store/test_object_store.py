@@ -94,7 +94,7 @@ def test_rows_of_anywhere_are_fetched_as_they_are_gathered(tmp_path, url):
     store = store_of(tmp_path / "store", "loose")
     publish(store.root, url)
     fetched, few = PartitionStore.open(url), np.array([299, 3, 150, 3])
-    assert np.array_equal(fetched.features.gather(few), store.features.gather(few))
+    assert np.array_equal(fetched.features.read(few), store.features.read(few))
     assert not fetched.features.mapped[60:80].any()
     assert np.array_equal(fetched.features.array, store.features.array)
     assert np.array_equal(fetched.csc.indices, store.csc.indices)
@@ -208,7 +208,7 @@ class TestCap:
         slack = (2 * 4096 + 4096) * len(store.manifest["files"])  # pages at the ends of what is there
         assert max(taken) <= cap + slack
         ids = np.random.default_rng(0).integers(0, NODES, 500)
-        assert np.array_equal(fetched.features.gather(ids), store.features.gather(ids))
+        assert np.array_equal(fetched.features.read(ids), store.features.read(ids))
         table, order = fetched.part_features.of_part(1).load(np.sort(fetched.load_part(1).nodes))
         rows = store.features.array[np.sort(store.load_part(1).nodes)]
         assert np.array_equal(table.array[order], rows)
@@ -499,7 +499,7 @@ def test_another_machine_fetches_what_it_is_sent(tmp_path, url, monkeypatch):
     (tmp_path / "fetched").rename(tmp_path / "moved")
     there, rows = pickle.loads(sent)
     assert same(store, there, 2)
-    assert np.array_equal(rows.gather(np.arange(20)), store.features.gather(np.arange(20)))
+    assert np.array_equal(rows.read(np.arange(20)), store.features.read(np.arange(20)))
 
 
 class TestLocalCopy:

@@ -40,11 +40,11 @@ def test_a_part_reads_packed_rows_of_its_halo(part):
     for num in (0, 1, 7, 60):
         nodes = rng.integers(0, 20, num)
         expected, table = rows_by_hand(part, nodes), features_of_part(dense(), part)
-        np.testing.assert_array_equal(table.gather(nodes), np.stack([expected, expected], axis=1))
+        np.testing.assert_array_equal(table.read(nodes), np.stack([expected, expected], axis=1))
         space = np.full((num, 2), -1, np.int16)
-        assert table.gather(nodes, space) is space
+        assert table.read(nodes, space) is space
         np.testing.assert_array_equal(space[:, 1], expected)
-        found = features_of_part(sparse(), part).gather(nodes)
+        found = features_of_part(sparse(), part).read(nodes)
         there = sparse_rows(expected[:, None])
         for name in ("indptr", "indices", "data"):
             np.testing.assert_array_equal(getattr(found, name), getattr(there, name))
@@ -52,14 +52,14 @@ def test_a_part_reads_packed_rows_of_its_halo(part):
 
 def test_without_a_part_rows_come_from_their_owners():
     table, nodes = dense(), np.array([15, 0, 9, 15])
-    np.testing.assert_array_equal(table.gather(nodes), OWNED[nodes])
+    np.testing.assert_array_equal(table.read(nodes), OWNED[nodes])
     assert (table.num_rows, table.dim, table.dtype, table.is_sparse) == (20, 2, np.int16, False)
     np.testing.assert_array_equal(sparse().indptr, sparse_rows(OWNED).indptr)
 
 
 def test_ids_outside_of_the_graph_are_refused():
     with pytest.raises(ValueError, match=said("ids [0, 20) 3 20")):
-        features_of_part(dense(), 0).gather(np.array([3, 20]))
+        features_of_part(dense(), 0).read(np.array([3, 20]))
 
 
 def test_other_tables_serve_every_part():

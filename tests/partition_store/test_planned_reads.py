@@ -102,13 +102,13 @@ def test_dense_and_sparse_rows_gathered_from_memory(tmp_path):
         nodes = rng.integers(0, 500, 200)
         loaded = held_rows(features, nodes)
         asked = rng.choice(nodes, 300)
-        same(loaded.gather(asked), features.gather(asked))
+        same(loaded.read(asked), features.read(asked))
         assert (loaded.num_rows, loaded.dim, loaded.dtype) == (features.num_rows, features.dim, features.dtype)
         assert loaded.is_sparse == features.is_sparse
         assert loaded.nbytes > 0
     space = np.zeros((3, 7), np.int16)
     dense_rows = held_rows(DenseFeatures(values), np.arange(500))
-    assert dense_rows.gather(np.array([4, 2, 4]), space) is space
+    assert dense_rows.read(np.array([4, 2, 4]), space) is space
     np.testing.assert_array_equal(space, values[[4, 2, 4]])
 
 
@@ -120,11 +120,11 @@ def test_packed_rows_are_read_where_they_are_packed(packed, part):
     nodes = np.array([0, 5, 7, 9, 12, 15, 19])
     loaded = held_rows(table, nodes)
     asked = np.array([15, 15, 0, 9, 7])
-    same(loaded.gather(asked), table.gather(asked))
+    same(loaded.read(asked), table.read(asked))
     if packed is dense:
-        np.testing.assert_array_equal(loaded.gather(asked)[:, 0], rows_by_hand(part, asked))
+        np.testing.assert_array_equal(loaded.read(asked)[:, 0], rows_by_hand(part, asked))
     whole = held_rows(packed(), nodes)
-    same(whole.gather(asked), packed().owned.gather(asked))
+    same(whole.read(asked), packed().owned.read(asked))
 
 
 def test_reads_of_forked_processes_do_not_meet(tmp_path):

@@ -81,7 +81,7 @@ def test_the_width_of_csr_pointers_does_not_matter(no_disk_wait, tmp_path, dtype
     store = write_partition_store(
         tmp_path / "store", graph.stream(), graph.given, features=features, budget=WriteBudget(block_bytes=1 << 20)
     )
-    assert np.array_equal(store.features.gather(store.store_nid[:]).dense(), matrix.toarray())
+    assert np.array_equal(store.features.read(store.store_nid[:]).dense(), matrix.toarray())
 
 
 def test_edge_features_that_lie_in_fortran_order_are_read_a_block_at_a_time(no_disk_wait, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_sparse_features_of_any_format_mean_the_same(no_disk_wait, tmp_path, for
     graph = random_graph(20, 50, 2)
     features = np.where(np.random.default_rng(0).random((20, 20)) < 0.2, np.arange(400).reshape(20, 20), 0)
     store = write_partition_store(tmp_path / "store", graph.stream(), graph.given, features=form(features))
-    assert np.array_equal(store.features.gather(store.store_nid).dense(), features)
+    assert np.array_equal(store.features.read(store.store_nid).dense(), features)
 
 
 def test_the_disk_check_counts_packed_halos(no_disk_wait, tmp_path):

@@ -285,7 +285,7 @@ def test_another_store_is_never_replaced_in_silence(store):
         write(store.root, p=other, labels=np.arange(60), masks={"train": np.ones(60, bool)})
     assert all_bytes(store.root) == before
     new = write(store.root, FEATURES + 1, overwrite=True)
-    assert np.array_equal(new.features.gather(new.store_nid), FEATURES + 1)
+    assert np.array_equal(new.features.read(new.store_nid), FEATURES + 1)
     assert sorted(path.name for path in store.root.parent.iterdir()) == ["store", "store.lock", "store.verified.json"]
 
 
@@ -427,7 +427,7 @@ def test_a_store_behind_a_link_is_replaced_where_it_lies(no_disk_wait, tmp_path)
     other = write(tmp_path / "link", features=FEATURES + 1, overwrite=True)
     assert (tmp_path / "link").is_symlink()
     assert set(os.listdir(tmp_path / "disk")) == {"store", "store.lock", "store.verified.json"}
-    assert np.array_equal(other.features.gather(other.store_nid), FEATURES + 1)
+    assert np.array_equal(other.features.read(other.store_nid), FEATURES + 1)
 
 
 def test_an_edited_map_of_a_file_is_not_the_file(no_disk_wait, tmp_path):

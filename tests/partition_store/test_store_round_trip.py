@@ -141,13 +141,13 @@ def test_dense_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_hal
     nodes = rng.integers(0, 300, 77)
     expected = features.astype(np.dtype(dtype).newbyteorder("<"))[store.original_nid[nodes]]
     assert store.features.dtype == expected.dtype and store.features.dim == 6 and not store.features.is_sparse
-    assert store.features.gather(nodes).tobytes() == expected.tobytes()
+    assert store.features.read(nodes).tobytes() == expected.tobytes()
     out = np.empty((77, 6), expected.dtype)
-    assert store.features.gather(nodes, out=out) is out
+    assert store.features.read(nodes, out=out) is out
     assert out.tobytes() == expected.tobytes()
     for part, hops in [(0, 1), (4, 1), (2, 0), (3, 2)]:
         loaded = store.load_part(part, hops)
-        assert store.load_features(loaded).tobytes() == store.features.gather(loaded.nodes).tobytes()
+        assert store.load_features(loaded).tobytes() == store.features.read(loaded.nodes).tobytes()
 
 
 @pytest.mark.parametrize("pack_halo", [False, True])
@@ -161,7 +161,7 @@ def test_sparse_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_ha
     store.verify()
     assert store.features.is_sparse and store.features.dim == 50 and store.features.dtype == dtype
     nodes = np.random.default_rng(0).integers(0, 200, 63)
-    rows = store.features.gather(nodes)
+    rows = store.features.read(nodes)
     expected = scipy.csr_matrix((matrix.data.astype(float), matrix.indices, matrix.indptr), (200, 50))[
         store.original_nid[nodes]
     ]  # scipy has no float16
@@ -171,8 +171,8 @@ def test_sparse_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_ha
     out = np.full((63, 50), 1, dtype)
     assert np.array_equal(rows.dense(out), expected.toarray())
     loaded = store.load_part(1)
-    assert store.load_features(loaded).data.tobytes() == store.features.gather(loaded.nodes).data.tobytes()
-    assert np.array_equal(store.load_features(loaded).dense(), store.features.gather(loaded.nodes).dense())
+    assert store.load_features(loaded).data.tobytes() == store.features.read(loaded.nodes).data.tobytes()
+    assert np.array_equal(store.load_features(loaded).dense(), store.features.read(loaded.nodes).dense())
 
 
 def test_labels_masks_and_edge_features_follow_their_nodes_and_edges(no_disk_wait, tmp_path):
@@ -247,7 +247,7 @@ def test_ids_outside_the_store_are_refused(no_disk_wait, tmp_path):
     store = write(random_graph(50, 100, 2), tmp_path, features=np.ones((50, 3), np.float16))
     for nodes in ([-1], [50], [0.5]):
         with pytest.raises(ValueError, match="node ids must be"):
-            store.features.gather(np.array(nodes))
+            store.features.read(np.array(nodes))
     with pytest.raises(ValueError, match=said("part [0, 2) 2")):
         store.load_part(2)
     with pytest.raises(ValueError, match="hops must be"):

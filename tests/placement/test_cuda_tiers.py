@@ -108,7 +108,7 @@ def test_the_cache_hits_as_it_does_on_the_cpu(policy):
     buffer.expect(batches)
     for nodes in batches:
         assert same_bytes(tiers.gather(nodes, None), features, nodes)
-        buffer.gather(nodes)
+        buffer.read(nodes)
     assert hits_of(tiers, placement, 0) == buffer.hits and buffer.hits["cache"] > 0
 
 
@@ -160,7 +160,7 @@ def test_a_gpu_reads_every_tier(policy):
     for device, buffer in enumerate(buffers):
         nodes = np.random.default_rng(device).integers(0, 20000, 9000)
         for asked in (nodes, torch.from_numpy(nodes), torch.from_numpy(nodes).cuda()):
-            assert same_bytes(buffer.gather(asked), features, nodes)
+            assert same_bytes(buffer.read(asked), features, nodes)
         expected, hits = counted(placement, device, np.tile(nodes, 3)), buffer.hits
         assert (hits["local"], hits["peer"]) == (expected["local"], expected["peer"])
         assert hits["host"] + hits["disk"] + hits["cache"] == expected["host"] + expected["disk"]
@@ -175,7 +175,7 @@ def test_threads_on_a_gpu_gather_on_streams_of_their_own():
 
     def work(nodes):
         with torch.cuda.stream(torch.cuda.Stream()):
-            return same_bytes(buffer.gather(nodes), features, nodes)
+            return same_bytes(buffer.read(nodes), features, nodes)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, batches))

@@ -46,7 +46,7 @@ def test_every_placement_equals_indexing(
         for nodes in batches:
             nodes = nodes.astype(random.choice([np.int64, np.int32, np.uint16]))
             out = pool.take((len(nodes), dim), dtype) if out_kind else None
-            got = buffer.gather(nodes, out)
+            got = buffer.read(nodes, out)
             assert out is None or got is out
             assert got.dtype == features.dtype and got.tobytes() == features.array[nodes].tobytes()
         expected, hits = counted(placement, device, np.concatenate(batches)), buffer.hits
@@ -77,20 +77,20 @@ def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, host):
         for nodes in batches:
             for dtype in (None, np.float32, np.float16):
                 out = None if dtype is None else np.empty((len(nodes), dim), dtype)
-                assert buffer.gather(nodes, out).tobytes() == plain[nodes].astype(dtype or np.float32).tobytes()
+                assert buffer.read(nodes, out).tobytes() == plain[nodes].astype(dtype or np.float32).tobytes()
         row_bytes = features.array.shape[1]
         cached = 8 * row_bytes if policy else 0
         assert buffer.nbytes == len(placement.rows[device]) * row_bytes + 8 * 60 + cached
         assert buffer.hits["cache"] > 0 or policy is None
         with pytest.raises(ValueError, match=said("out float32 (2,")):
-            buffer.gather(np.arange(2), np.empty((2, dim)))
+            buffer.read(np.arange(2), np.empty((2, dim)))
 
 
 def test_a_lone_buffer_has_the_rows_of_its_group():
     features, placement = table(50, 8, "f4"), placed(50, 4, [[0, 1], [2, 3]])
     buffer = gs.FeatureBuffer(placement, features, device=2)
     nodes = np.arange(50)
-    assert buffer.gather(nodes).tobytes() == features.array.tobytes()
+    assert buffer.read(nodes).tobytes() == features.array.tobytes()
     assert buffer.hits == {**counted(placement, 2, nodes), "cache": 0} and buffer.hits["peer"] > 0
 
 
@@ -98,11 +98,11 @@ def test_rows_that_were_read_are_found_in_the_cache():
     features, placement = table(40, 5, "f4"), placed(40, 1, None, share=0.25, on_disk=0.5)
     far = np.flatnonzero(placement.dev_num[0] < 0)
     buffer = gs.FeatureBuffer(placement, features, cache=gs.FeatureCache(len(far)))
-    buffer.gather(np.arange(40))
+    buffer.read(np.arange(40))
     assert buffer.hits["cache"] == 0
     buffer.reset_hits()
     buffer.features.array[far] = 0  # what the cache holds is read from the cache, in truth
-    kept = buffer.gather(far)
+    kept = buffer.read(far)
     assert buffer.hits == {"local": 0, "peer": 0, "host": 0, "disk": 0, "cache": len(far)}
     assert kept.tobytes() == table(40, 5, "f4").array[far].tobytes()
 
@@ -113,7 +113,7 @@ def test_peers_are_read_from_their_own_memory():
     buffers = gs.FeatureBuffer.in_one_process(placement, features, host="copy")
     features.array[:] = 0
     for buffer in buffers:
-        assert buffer.gather(np.arange(40)).tobytes() == expected.tobytes()
+        assert buffer.read(np.arange(40)).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("policy", [None, "lru", "sieve", "belady"])
@@ -127,7 +127,7 @@ def test_threads_gather_side_by_side(policy):
 
     def work(worker):
         start.wait()
-        return all(buffer.gather(b).tobytes() == features.array[b].tobytes() for b in batches[worker::4])
+        return all(buffer.read(b).tobytes() == features.array[b].tobytes() for b in batches[worker::4])
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
@@ -144,7 +144,7 @@ def test_a_loader_gathers_through_it():
     buffer = gs.FeatureBuffer(placement, features)
     assert not buffer.is_sparse
     out = np.empty((3, 4), np.float32)
-    assert buffer.gather(np.array([5, 5, 29]), out=out) is out
+    assert buffer.read(np.array([5, 5, 29]), out=out) is out
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_nodes_out_of_range_are_named(nodes, message, cached):
     cache = gs.FeatureCache(2) if cached else None
     buffer = gs.FeatureBuffer(placed(30, 1, None), table(30, 4, "f4"), cache=cache)
     with pytest.raises(ValueError, match=said(message)):
-        buffer.gather(np.array(nodes))
+        buffer.read(np.array(nodes))
     assert not any(buffer.hits.values())
 
 
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_in_one_line():
     buffer = gs.FeatureBuffer(placement, features, fingerprint="aaaaaaaaaaaaaaaa")
     for out in (np.empty((1, 4)), np.empty((2, 4), np.float32), np.empty((4, 1), np.float32).T[:, ::1][:, ::-1]):
         with pytest.raises(ValueError, match=said("out float32 (1, 4)")):
-            buffer.gather(np.array([1]), out)
+            buffer.read(np.array([1]), out)
     sparse = CSRFeatures(np.zeros(31, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 4)
     cases = [
         (placement, features, {"fingerprint": "bbbb"}, PlacementError, "made for another store.*this store has bbbb"),
@@ -193,13 +193,13 @@ def test_what_does_not_fit_is_refused_in_one_line():
 
 def test_a_closed_buffer_keeps_its_counts_and_gathers_no_more():
     buffer = gs.FeatureBuffer(placed(30, 1, None), table(30, 4, "f4"))
-    buffer.gather(np.arange(30))
+    buffer.read(np.arange(30))
     hits = buffer.hits
     buffer.close()
     buffer.close()
     assert buffer.hits == hits and sum(hits.values()) == 30
     with pytest.raises(PlacementError, match="closed"):
-        buffer.gather(np.array([0]))
+        buffer.read(np.array([0]))
 
 
 def test_belady_through_a_buffer_has_the_most_hits():
@@ -210,6 +210,6 @@ def test_belady_through_a_buffer_has_the_most_hits():
         buffer = gs.FeatureBuffer(placement, features, cache=gs.FeatureCache(40, policy))
         buffer.expect(batches)
         for batch in batches:
-            buffer.gather(batch)
+            buffer.read(batch)
         hits[policy] = buffer.hits["cache"]
     assert hits["belady"] >= max(hits["lru"], hits["sieve"]) and hits["belady"] > 1.2 * hits["lru"]

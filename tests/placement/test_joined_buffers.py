@@ -56,14 +56,14 @@ def run_rank(rank, case, folder, exchange):
     expected = features.array.copy()
     features.array[:] = 0  # nothing is read from the store any more
     for nodes in (np.arange(300), np.random.default_rng(rank).integers(0, 300, 1000)):
-        assert buffer.gather(nodes).tobytes() == expected[nodes].tobytes()
+        assert buffer.read(nodes).tobytes() == expected[nodes].tobytes()
         assert buffer.hits == {**counted(placement, rank, nodes), "cache": 0}
         buffer.reset_hits()
     exchange(None)
     if case == "late" and rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.2)
-    assert buffer.gather(np.arange(300)).tobytes() == expected.tobytes(), "what a peer that died had made stays"
+    assert buffer.read(np.arange(300)).tobytes() == expected.tobytes(), "what a peer that died had made stays"
     buffer.close()
 
 
@@ -184,7 +184,7 @@ def test_rows_that_nobody_holds_leave_no_file_open():
 def test_a_lone_process_joins_itself():
     features, placement = table(30, 4, "f4"), placed(30, 1, None)
     buffer = gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own], cache=gs.FeatureCache(3))
-    assert buffer.gather(np.arange(30)).tobytes() == features.array.tobytes()
+    assert buffer.read(np.arange(30)).tobytes() == features.array.tobytes()
     with pytest.raises(ValueError, match="read-only|not writeable"):
         SharedRows.attach((rows := SharedRows.create(2, 2, "f4")).handle).array[:] = 1
     rows.release()

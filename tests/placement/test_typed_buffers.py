@@ -52,7 +52,7 @@ def test_every_node_type_is_gathered_as_indexed(store, host, policy):
     batches = [random.integers(0, store.num_nodes, number) for number in (0, 1, 60, 200, 90)]
     buffer.expect(batches)
     for nodes in batches:
-        rows = buffer.gather(nodes, pool.take)
+        rows = buffer.read(nodes, pool.take)
         assert np.array_equal(rows.node_type, store.node_type(nodes))
         assert as_rows(rows) == indexed(store, nodes)
     reads, hits = np.concatenate(batches), buffer.hits
@@ -67,11 +67,11 @@ def test_every_node_type_is_gathered_as_indexed(store, host, policy):
     assert sum(hits.values()) == np.count_nonzero(node_type != INST)
     buffer.reset_hits()
     assert not any(buffer.hits.values())
-    buffer.gather(np.flatnonzero(store.node_type(np.arange(store.num_nodes)) == TOPIC))
+    buffer.read(np.flatnonzero(store.node_type(np.arange(store.num_nodes)) == TOPIC))
     assert sum(buffer.hits.values()) == 30 and buffer.hits["host"] == (30 if sparse(store) else buffer.hits["host"])
     buffer.close()
     with pytest.raises(PlacementError, match="is closed"):
-        buffer.gather(np.arange(3))
+        buffer.read(np.arange(3))
 
 
 def test_cached_and_placed_rows_are_not_read_from_the_store(store):
@@ -82,12 +82,12 @@ def test_cached_and_placed_rows_are_not_read_from_the_store(store):
     buffer = gs.TypedBuffers(placement, features, caches=settings.caches_by_node_type(features, placement, 0, prob))
     nodes = np.arange(store.num_nodes)
     expected = indexed(store, nodes)
-    assert as_rows(buffer.gather(nodes)) == expected
+    assert as_rows(buffer.read(nodes)) == expected
     for table in tables:
         if table is not None and not table.is_sparse:
             table.array[:] = 0
     buffer.reset_hits()
-    assert as_rows(buffer.gather(nodes)) == expected
+    assert as_rows(buffer.read(nodes)) == expected
     assert buffer.hits["host"] == (30 if sparse(store) else 0) and buffer.hits["local"] == len(placement.rows[0])
 
 
@@ -112,9 +112,9 @@ def test_threads_gather_side_by_side(store):
         for _ in range(8):
             nodes = random.integers(0, store.num_nodes, 100)
             node_type = store.node_type(nodes)
-            rows = buffer.gather(nodes)
+            rows = buffer.read(nodes)
             for number in (AUTHOR, PAPER):
-                own = store.features.gather(nodes[node_type == number]).tables[number]
+                own = store.features.read(nodes[node_type == number]).tables[number]
                 assert rows.tables[number].tobytes() == own.tobytes()
         return 800
 
@@ -134,7 +134,7 @@ def test_kernels_of_a_gpu_gather_every_node_type(store, monkeypatch, on, policy)
     )
     buffer = gs.TypedBuffers(placement, store.features, on="cuda", caches=caches if policy else ())
     for nodes in (np.arange(store.num_nodes), np.random.default_rng(0).integers(0, store.num_nodes, 40)):
-        rows = buffer.gather(torch.from_numpy(nodes).to(on), None)
+        rows = buffer.read(torch.from_numpy(nodes).to(on), None)
         assert all(table.device.type == on for table in rows.tables if isinstance(table, torch.Tensor))
         moved = rows_by_node_type(rows).apply(lambda tensor: tensor.cpu())
         assert as_rows(moved) == indexed(store, nodes) and isinstance(rows.tables[PAPER], torch.Tensor)
@@ -157,7 +157,7 @@ def test_a_process_a_device_reads_its_peers(store, tmp_path):
         options = {"make": gs.FeatureBuffer.join, "exchange": exchange, "folder": tmp_path, "host": "copy"}
         buffer = gs.TypedBuffers(placement, store.features, rank, **options)
         nodes = np.arange(store.num_nodes)
-        return as_rows(buffer.gather(nodes)) == indexed(store, nodes) and buffer.hits["peer"] > 0
+        return as_rows(buffer.read(nodes)) == indexed(store, nodes) and buffer.hits["peer"] > 0
 
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(run, range(2))) == [True, True]
@@ -222,7 +222,7 @@ def test_stores_are_placed_by_every_method(store):
         for device, own in enumerate(placement.rows):
             assert len(own) and not set(np.unique(store.node_type(own))) & {INST, TOPIC if sparse(store) else INST}
             assert store.features.row_bytes[own].sum() <= 0.2 * size + 1
-            rows = gs.TypedBuffers(placement, store.features, device).gather(np.arange(store.num_nodes))
+            rows = gs.TypedBuffers(placement, store.features, device).read(np.arange(store.num_nodes))
             assert as_rows(rows) == indexed(store, np.arange(store.num_nodes))
 
 
@@ -252,4 +252,4 @@ def test_what_no_buffer_has_is_refused(store):
     with pytest.raises(ValueError, match=said("row_bytes (4,) 0")):
         gs.place(np.ones(4), 1, 2, row_bytes=np.array([1, 2, 3]))
     with pytest.raises(ValueError, match="node ids must be in"):
-        gs.TypedBuffers(placement, store.features).gather(np.array([store.num_nodes]))
+        gs.TypedBuffers(placement, store.features).read(np.array([store.num_nodes]))

@@ -55,7 +55,7 @@ def test_a_held_part_reads_packed_rows_of_its_halo():
     held = hold_part(make_loader()._stager(part), WORLD.packed_features())
     nodes = held.staged.graph.nodes
     assert held.staged.graph.num_halo
-    np.testing.assert_array_equal(held.rows.gather(held.locate(nodes)), WORLD.rows_read(part, nodes))
+    np.testing.assert_array_equal(held.rows.read(held.locate(nodes)), WORLD.rows_read(part, nodes))
 
 
 def test_workers_share_a_part_that_is_read_once():
@@ -66,7 +66,7 @@ def test_workers_share_a_part_that_is_read_once():
     assert [worker.reads.total() for worker in machine.workers] == [1, 0, 0]
     nodes = parts[0].staged.graph.nodes
     for held in parts:
-        np.testing.assert_array_equal(gather_union(nodes, [held]), WORLD.features.gather(nodes))
+        np.testing.assert_array_equal(gather_union(nodes, [held]), WORLD.features.read(nodes))
         held.staged.masks[:] = 7  # what a worker writes, no other sees
     assert not np.array_equal(machine.stage(2).masks, parts[0].staged.masks)
     assert machine.holder.report()["held_bytes"] == size_of(2)

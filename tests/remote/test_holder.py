@@ -64,7 +64,7 @@ def test_a_machine_gives_its_rows_whether_memory_holds_them_or_not(store, memory
         holder = StoreHolder(shard_map_of(store, memory_bytes=memory_bytes), machine)
         nodes = np.flatnonzero(store.part_of(np.arange(NUM_NODES)) % 2 == machine)[::3]
         assert np.array_equal(holder.sample_rows(request_for(nodes)), files.sample(request_for(nodes)))
-        assert same_rows(holder.gather_rows(nodes), store.features.gather(nodes))
+        assert same_rows(holder.gather_rows(nodes), store.features.read(nodes))
         held = holder.report()["held_bytes"]
         assert (held > 0) and (memory_bytes is None or held < 60_000)
     assert holder.report()["requests"] == 2

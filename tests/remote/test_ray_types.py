@@ -107,9 +107,9 @@ def test_cached_rows_of_node_types_are_those_of_the_store(store, capacity, spare
             update, nodes = open_requests.pop(0)
             version, missing = view.missing(update, nodes)
             weight = random.integers(0, 9, len(nodes)) if weighted else None
-            sent = features.gather(nodes[missing])
+            sent = features.read(nodes[missing])
             rows = cache.complete(update.request, version, nodes, missing, sent, weight=weight)
-            whole = features.gather(nodes)
+            whole = features.read(nodes)
             assert np.array_equal(rows.node_type, whole.node_type) and same_tables(rows.tables, whole.tables)
             counts["asked"] += whole.num_featured
             counts["sent"] += sent.num_featured
@@ -139,21 +139,21 @@ def test_rows_of_node_types_come_from_all_owners_in_order(store):
     def ask(owner, nodes):
         told.append(len(nodes))
         answer = Future()
-        answer.set_result(held[owner].gather(nodes))
+        answer.set_result(held[owner].answer(nodes))
         return answer
 
     table = DistributedFeatures.of(store.features, held["b"], PartOwners(offsets, owner_of), ask)
     for nodes in (np.random.default_rng(0).permutation(store.num_nodes), np.empty(0, np.int64), replicated):
-        rows = table.gather(nodes)
+        rows = table.read(nodes)
         assert np.array_equal(rows.node_type, store.node_type(nodes)) and as_rows(rows) == indexed(store, nodes)
         dtypes = [None if own is None else own.dtype for own in store.features.tables]
         assert [own if own is None else getattr(own, "data", own).dtype if isinstance(own, SparseRows) else own.dtype
                 for own in rows.tables] == dtypes  # fmt: skip
     assert len(told) == 1, "replicated rows are at hand"
     taken = []
-    table.gather(np.arange(9), lambda shape, dtype: taken.append(shape) or np.empty(shape, dtype))
+    table.read(np.arange(9), lambda shape, dtype: taken.append(shape) or np.empty(shape, dtype))
     assert len(taken) == (3 if store.features.storage else 0)
     assert held["b"].num_bytes < held["a"].num_bytes + held["b"].num_bytes < 2 * raw.nbytes + 10_000
     short = DistributedFeatures.of(store.features, held["b"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
     with pytest.raises(GNNScaleError, match=said("1 rows 2")):
-        short.gather(np.array([1, 2]))
+        short.read(np.array([1, 2]))

@@ -363,12 +363,12 @@ def test_feature_rows_of_all_owners_come_in_order(features):
 
     def ask(owner, nodes):
         steps.append(owner)
-        return done(held[owner].gather(nodes))
+        return done(held[owner].answer(nodes))
 
     table = DistributedFeatures.of(features, held["c"], PartOwners(OFFSETS, OWNER_OF), ask)
     assert (table.num_rows, table.dim, table.dtype) == (400, features.dim, features.dtype)
     for nodes in (np.random.default_rng(2).permutation(400)[:90], np.arange(100, 140), np.empty(0, np.int64)):
-        expected, found = features.gather(nodes), table.gather(nodes)
+        expected, found = features.read(nodes), table.read(nodes)
         names = ("indptr", "indices", "data") if features.is_sparse else (slice(None),)
         for name in names:
             one, other = (getattr(r, name) if isinstance(name, str) else r[name] for r in (expected, found))
@@ -376,11 +376,11 @@ def test_feature_rows_of_all_owners_come_in_order(features):
     assert set(steps) == {"a", "b"} and len(steps) == 2, "replicated rows are at hand"
     out = np.empty((3, features.dim), features.dtype)
     if not features.is_sparse:
-        assert table.gather(np.array([399, 0, 200]), out) is out
-        assert out.tobytes() == features.gather(np.array([399, 0, 200])).tobytes()
+        assert table.read(np.array([399, 0, 200]), out) is out
+        assert out.tobytes() == features.read(np.array([399, 0, 200])).tobytes()
     assert held["c"].num_bytes < sum(owner.num_bytes for owner in held.values())
     with pytest.raises(GNNScaleError, match=said("row 0")):
-        held["c"].gather(np.array([0]))
+        held["c"].answer(np.array([0]))
     short = DistributedFeatures.of(features, held["c"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
     with pytest.raises(GNNScaleError, match=said("1 rows 2")):
-        short.gather(np.array([0, 1]))
+        short.read(np.array([0, 1]))
