@@ -90,7 +90,7 @@ def _show_store(store: PartitionStore) -> None:
         "halo rows packed": "yes" if manifest["pack_halo"] else "no",
         "size": f"{format_bytes(sum(sizes.values()))} ("
         + ", ".join(
-            f"{node_type} {format_bytes(size)}" for node_type, size in sorted(sizes.items(), key=lambda one: -one[1])
+            f"{content} {format_bytes(size)}" for content, size in sorted(sizes.items(), key=lambda one: -one[1])
         )
         + ")",
         "checksums": f"gnnscale verify {store.root}",
@@ -162,14 +162,14 @@ def _show_checkpoint(path: Path) -> None:
 
     saved = check_is_lightnings(read_checkpoint(path, mmap=True), path)
     backbone = dict((saved.get(MODEL_KEY) or {}).get("backbone") or {})
-    node_type = str(backbone.pop("_target_", "")).rpartition(".")[2]
+    name = str(backbone.pop("_target_", "")).rpartition(".")[2]
     settings = ", ".join(f"{name}={value}" for name, value in backbone.items())
     weights = saved["state_dict"]
     watched = [one for one in (saved.get("callbacks") or {}).values() if isinstance(one, dict) and one.get("monitor")]
     facts = {
         "epoch": saved.get("epoch"),
         "step": saved.get("global_step"),
-        "model": f"{node_type}({settings})" if node_type else "not saved: load_from_checkpoint needs backbone=",
+        "model": f"{name}({settings})" if name else "not saved: load_from_checkpoint needs backbone=",
         "module": ", ".join(f"{name}={value}" for name, value in (saved.get("hyper_parameters") or {}).items()) or None,
         "weights": f"{sum(w.numel() for w in weights.values()):,} numbers in {len(weights)} tensors",
         "learned rows beside it": (saved.get(ROWS_KEY) or {}).get("folder"),

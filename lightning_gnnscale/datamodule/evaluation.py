@@ -305,12 +305,12 @@ class EvaluationLinks(NamedTuple):
             keys = _keys(ends, self.edge_type, _num_relations(self.store, self.edge_type))
             for start in range(0, len(ends), num_links):
                 chosen = slice(start, start + num_links)
-                node_types = None if self.edge_type is None else self.edge_type[chosen]
+                edge_types = None if self.edge_type is None else self.edge_type[chosen]
                 places = np.searchsorted(known.keys, keys[chosen])
                 yield LinkQueries(
                     ends[chosen],
                     answers[chosen],
-                    node_types,
+                    edge_types,
                     reverse,
                     self.store.num_nodes,
                     known.offsets,
@@ -465,12 +465,12 @@ def _exact(rule: Callable, name: str, *values: Any, **options: Any) -> np.ndarra
 
 def _check_values(split: str, given: LinkSet, num_links: int) -> None:
     """Refuse values of links unless there is one for each link."""
-    for name, node_type in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
+    for name, kinds in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
         values = getattr(given, name)
         if values is None:
             continue
         values, axes = np.asarray(values), 2 if name == "features" else 1
-        if values.ndim != axes or len(values) != num_links or values.dtype.kind not in node_type:
+        if values.ndim != axes or len(values) != num_links or values.dtype.kind not in kinds:
             shape = f"({num_links}, dim) numbers" if axes == 2 else f"({num_links},) integers"
             raise StrategyError(
                 f"links[{split!r}].{name} must be {shape}, got {values.dtype} of the shape {values.shape}"

@@ -70,7 +70,7 @@ class StoreLayerSource:
             yield from self._needed_blocks(needed)
             return
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        node_types = self._edge_type
+        edge_types = self._edge_type
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
             while start < end:
@@ -84,14 +84,14 @@ class StoreLayerSource:
                     indices=csc.indices[first:last],
                     edge_weight=None if weight is None else weight[first:last],
                     edge_attr=None if attr is None else attr[first:last],
-                    edge_type=None if node_types is None else node_types[first:last],
+                    edge_type=None if edge_types is None else edge_types[first:last],
                 )
                 start = stop
 
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        node_types = self._edge_type
+        edge_types = self._edge_type
         for nodes, edges, begins, ends in self._needed_rows(needed):
             first = 0
             while first < len(nodes):
@@ -103,7 +103,7 @@ class StoreLayerSource:
                     indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
                     edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
                     edge_attr=None if attr is None else self._segments(attr, begins[chosen], ends[chosen]),
-                    edge_type=None if node_types is None else self._segments(node_types, begins[chosen], ends[chosen]),
+                    edge_type=None if edge_types is None else self._segments(edge_types, begins[chosen], ends[chosen]),
                 )
                 first = chosen.stop
 

@@ -125,8 +125,8 @@ def check_edge_weights(backbone: Any, least: float | None) -> None:
 def _check_labels(module: Any, labels: Any) -> None:
     several = labels.ndim == 2
     if several != bool(module.multilabel):
-        node_type = f"{labels.shape[1]} labels a node" if several else "one label a node"
-        raise StrategyError(f"the store has {node_type}: say multilabel={several} to {type(module).__name__}")
+        stored = f"{labels.shape[1]} labels a node" if several else "one label a node"
+        raise StrategyError(f"the store has {stored}: say multilabel={several} to {type(module).__name__}")
     outputs = ModuleTraits(module).num_classes
     if not isinstance(outputs, int):
         return

@@ -218,23 +218,23 @@ class BatchTasks:
 
     def actions(self, task: "LogicalTask"):
         """Return a task's function, and the function of its cost."""
-        node_type, branch, hop = task.kind, task.branch, task.hop
-        if node_type == "neighborhood":
+        kind, branch, hop = task.kind, task.branch, task.hop
+        if kind == "neighborhood":
             return lambda: self._sample(branch, hop, task.chunk), lambda: self._hop_cost(branch, hop)
-        if node_type == "ask":
+        if kind == "ask":
             return lambda: self._hoods[branch].ask(), lambda: self._hop_cost(branch, hop)
-        if node_type == "relabel":
+        if kind == "relabel":
             return lambda: self._relabel(branch), lambda: self._hop_cost(branch, hop)
-        if node_type == "fetch":
+        if kind == "fetch":
             return lambda: self._fetch(branch, hop, task.chunk), lambda: self._fetch_cost(branch, hop, task.chunk)
-        if node_type in ("block", "nodes"):
-            run = self._block if node_type == "block" else self._look_up
+        if kind in ("block", "nodes"):
+            run = self._block if kind == "block" else self._look_up
             return run, lambda: sum(len(nodes) for found in self._found for nodes in found)
-        if node_type == "end":
+        if kind == "end":
             return self._end, lambda: 0
-        if node_type == "sample":
+        if kind == "sample":
             return self._sample_batch, lambda: len(self._items)
-        if node_type == "join":
+        if kind == "join":
             return self._join, lambda: sum(ends.size for ends in self._ends.values())
         if self._operators.links is not None:
             return lambda: self._sample_ends(branch), lambda: len(self._items)

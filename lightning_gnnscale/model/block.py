@@ -101,7 +101,7 @@ class Block:
         weight = None if self.edge_weight is None else self.edge_weight[:num_edges]
         row = None if self.row is None else self.row[:num_edges]
         attr = None if self.edge_attr is None else self.edge_attr[:num_edges]
-        node_types = None if self.edge_type is None else self.edge_type[:num_edges]
+        edge_types = None if self.edge_type is None else self.edge_type[:num_edges]
         indices, order = self.indices[:num_edges], self.by_edge_type
         order = None if order is None else order[order < num_edges]
         return replace(
@@ -111,7 +111,7 @@ class Block:
             edge_weight=weight,
             row=row,
             edge_attr=attr,
-            edge_type=node_types,
+            edge_type=edge_types,
             by_edge_type=order,
         )
 
@@ -196,7 +196,7 @@ def make_block(
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weight = None if edge_weight is None else edge_weight[order]
     attr = None if edge_attr is None else edge_attr[order]
-    node_types = None if edge_type is None else edge_type[order]
+    edge_types = None if edge_type is None else edge_type[order]
     return Block(
         indptr,
         edge_index[0][order],
@@ -205,7 +205,7 @@ def make_block(
         degree,
         target,
         attr,
-        node_types,
+        edge_types,
         node_type,
         self_weight=self_weight,
     )

@@ -204,8 +204,8 @@ class EdgeClassifier(BackboneModule):
 
 def _predicted(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, prediction: Tensor) -> dict[str, Any]:
     """Return the rows of some edges, with their edge types where there are some."""
-    node_types = {} if edge_type is None else {"edge_type": edge_type[chosen]}
-    return {"edges": edges, **node_types, "prediction": prediction.cpu()}
+    typed = {} if edge_type is None else {"edge_type": edge_type[chosen]}
+    return {"edges": edges, **typed, "prediction": prediction.cpu()}
 
 
 def _pairs(batch: Any) -> Tensor | None:

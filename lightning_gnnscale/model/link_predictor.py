@@ -192,7 +192,7 @@ class LinkPredictor(BackboneModule):
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return the decoder's name, where it is one of `DECODERS`."""
-        names = {node_type: name for name, node_type in DECODERS.items()}
+        names = {kind: name for name, kind in DECODERS.items()}
         return {"decoder": names[type(self.decoder)]} if type(self.decoder) in names else {}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -314,8 +314,8 @@ class LinkPredictor(BackboneModule):
         most_ends = max(1, SCORE_BYTES // (4 * width * most_nodes))
 
         def scores(begin: int, stop: int, candidates: Tensor) -> Tensor:
-            node_types = None if relation is None else relation[begin:stop]
-            return scores_against(self.decoder, ends[begin:stop], candidates, node_types, queries.reverse).float()
+            edge_types = None if relation is None else relation[begin:stop]
+            return scores_against(self.decoder, ends[begin:stop], candidates, edge_types, queries.reverse).float()
 
         # As a block of the same product, so that equal embeddings get equal scores.
         rows = min(most_ends, _POSITIVE_ROWS)

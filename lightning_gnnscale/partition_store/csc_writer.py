@@ -128,11 +128,11 @@ def order_edge_types(offsets, src, edge, relation):
     """Sort edges of equal sources within each row by edge type, stably, in place."""
     for row in range(len(offsets) - 1):
         for i in range(offsets[row] + 1, offsets[row + 1]):
-            node_type, name, place = relation[i], edge[i], i
-            while place > offsets[row] and src[place - 1] == src[i] and relation[place - 1] > node_type:
+            edge_type, name, place = relation[i], edge[i], i
+            while place > offsets[row] and src[place - 1] == src[i] and relation[place - 1] > edge_type:
                 relation[place], edge[place] = relation[place - 1], edge[place - 1]
                 place -= 1
-            relation[place], edge[place] = node_type, name
+            relation[place], edge[place] = edge_type, name
 
 
 @kernel

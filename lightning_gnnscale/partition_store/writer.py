@@ -318,8 +318,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
     if inputs.regression:
         manifest["regression"] = True
     if inputs.relations is not None:
-        node_types = {"kind_sizes": np.diff(inputs.relations.type_offsets).tolist(), "feature_dims": _dims(inputs)}
-        manifest["schema"] = inputs.relations.schema.as_json() | node_types
+        sizes = {"kind_sizes": np.diff(inputs.relations.type_offsets).tolist(), "feature_dims": _dims(inputs)}
+        manifest["schema"] = inputs.relations.schema.as_json() | sizes
     write_manifest(journal.folder, manifest, source)
 
 

@@ -110,12 +110,12 @@ class DataSampler(PyGNeighborSampler):
 
     def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
         """Note node types, edge types and times of a graph; return (node types, indptr, rows, weights) of it."""
-        node_types = isinstance(data, HeteroData)
-        self.node_types, self.edge_types = data.metadata() if node_types else ([_NODE], [_EDGE])
+        several = isinstance(data, HeteroData)
+        self.node_types, self.edge_types = data.metadata() if several else ([_NODE], [_EDGE])
         self.num_nodes = (
-            {node_type: data[node_type].num_nodes for node_type in self.node_types} if node_types else data.num_nodes
+            {node_type: data[node_type].num_nodes for node_type in self.node_types} if several else data.num_nodes
         )
-        self._counts = list(self.num_nodes.values()) if node_types else [data.num_nodes]
+        self._counts = list(self.num_nodes.values()) if several else [data.num_nodes]
         for node_type, count in zip(self.node_types, self._counts, strict=True):
             if count is None:
                 raise ValueError(f"{node_type}.num_nodes is not known: set it")
@@ -123,7 +123,7 @@ class DataSampler(PyGNeighborSampler):
         weights = {} if weight_attr is None else _collected(data, weight_attr, edges=True)
         if weight_attr is not None and not weights:
             raise ValueError(f"weight_attr={weight_attr!r} is no attribute of edges")
-        if node_types:
+        if several:
             indptrs, rows, self.perm = to_hetero_csc(
                 data, "cpu", is_sorted=is_sorted, node_time_dict=self.node_time, edge_time_dict=self.edge_time
             )
@@ -131,8 +131,8 @@ class DataSampler(PyGNeighborSampler):
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
             indptrs, rows, self.perm = ({_EDGE: one} for one in found)
         if is_sorted:
-            _check_sorted(data.edge_items() if node_types else [(_EDGE, data)])
-        return node_types, indptrs, rows, weights
+            _check_sorted(data.edge_items() if several else [(_EDGE, data)])
+        return several, indptrs, rows, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
         """Note node types and edge types of PyG's stores;
@@ -143,9 +143,9 @@ class DataSampler(PyGNeighborSampler):
             raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
         attrs = graph.get_all_edge_attrs()
         self.node_time = self.edge_time = None
-        node_types = [attr.edge_type for attr in attrs] != [None]
+        several = [attr.edge_type for attr in attrs] != [None]
         rows, indptrs, self.perm = graph.csc()
-        if node_types:
+        if several:
             self.edge_types = [attr.edge_type for attr in attrs]
             self.node_types = list(
                 dict.fromkeys(node_type for edge_type in self.edge_types for node_type in edge_type[::2])
@@ -154,10 +154,10 @@ class DataSampler(PyGNeighborSampler):
                 node_type: remote_backend_utils.num_nodes(features, graph, node_type) for node_type in self.node_types
             }
             self._counts = list(self.num_nodes.values())
-            return node_types, indptrs, rows
+            return several, indptrs, rows
         self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
         self._counts, self.perm = [self.num_nodes], {_EDGE: self.perm}
-        return node_types, {_EDGE: indptrs}, {_EDGE: rows}
+        return several, {_EDGE: indptrs}, {_EDGE: rows}
 
     def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
         """Return an edge type of its CSC, with the times and weights of its edges."""

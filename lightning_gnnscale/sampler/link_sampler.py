@@ -40,7 +40,7 @@ class LinkState(NamedTuple):
         edges: (num_edges,) int64 positions of those edges in the part's CSC; None: all of the targets' rows.
         edge_type: (num_edges,) integers, the edge type of each edge of the part's CSC; None without edge types.
         edge_time: (num_edges,) int64, the time of each of these edges; None: times do not count.
-        node types: The nodes of each node type, in a graph of several; else None.
+        node_types: The nodes of each node type, in a graph of several; else None.
     """
 
     inner: Any
@@ -176,7 +176,7 @@ class LinkSampler(BatchSampler):
     an edge, `pair_type` is its edge type, and edges from a node to itself are links like others. Edges that were added
     as
     the reverse of an edge are never sampled: what is trained on are the edges that were listed. In a graph of several
-    node types a negative is of the kind of the end that it stands for.
+    node types a negative has the node type of the end that it replaces.
 
     With times, which a `NeighborSampler(temporal_strategy=..., strictly_before=True)` looks at, each link is as late as
     its edge: neighbours of both ends and of its negatives are sampled from the edges before it, each in a tree of its
@@ -310,7 +310,7 @@ class LinkSampler(BatchSampler):
         self.sampler.check_schema(schema)
 
     def _shared_node_type(self, schema: GraphSchema | None) -> int | None:
-        """Return the kind of negatives that links share; None: they do not, or all nodes are of one node type."""
+        """Return the node type of negatives that links share; None: they share none, or there is one node type."""
         if not self.shares or self.labelled or schema is None or schema.num_node_types == 1:
             return None
         node_types = {-1, -2}
@@ -458,7 +458,7 @@ class LinkSampler(BatchSampler):
         return np.concatenate([nodes.reshape(shape) for nodes in sampled], axis=1)
 
     def _negatives_by_type(self, state: LinkState, items: np.ndarray, rows: int, key: int) -> np.ndarray:
-        """Return `negative_ends`, each of the kind of the end that it stands for."""
+        """Return `negative_ends`, each of the node type of the end that it replaces."""
         pools = state.node_types
         if pools.shared is not None:
             pool, first = pools.pools[pools.shared], _stream(key, _NEGATIVE_KEY)

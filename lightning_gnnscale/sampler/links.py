@@ -156,7 +156,7 @@ def count_triples(csc: CSC, edge_type: np.ndarray, edges: np.ndarray, relation: 
         csc: The graph.
         edge_type: (num_edges,) edge type of each edge.
         edges: (2, num) heads and tails.
-        edge type: (num,) edge type of each.
+        relation: (num,) edge type of each.
     """
     edges, relation = np.ascontiguousarray(edges, np.int64), np.ascontiguousarray(relation, np.int64)
     return int(_count_triples(np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(edge_type), edges, relation))

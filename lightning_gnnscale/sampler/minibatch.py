@@ -54,10 +54,10 @@ def sparse_rows_to_torch(rows) -> SparseFeatures:
 
 
 class RowsByNodeType(NamedTuple):
-    """Features of some nodes of several node types, each kind of its own width and dtype.
+    """Features of some nodes of several node types, each of its own width and dtype.
 
     Attributes:
-        node type: (num_rows,) int64, the kind of each node.
+        node_type: (num_rows,) int64, the node type of each node.
         tables: By node type, the rows of its nodes in the order in which they come: (num, dim), or `SparseFeatures`;
             None for a node type without features.
     """
@@ -135,7 +135,7 @@ class MiniBatch(Batch):
             the store has none. An edge that was added as the reverse of an edge has that edge's.
         edge_label, pair_attr: (num_pairs,) int64 class of each pair, -1 = unknown, and its (num_pairs, dim) features,
             for `EdgeClassifier`; or None.
-        node_type: (num_nodes,) int64 kind of each node, or None in a graph of one node type and one edge type.
+        node_type: (num_nodes,) int64 node type of each node, or None in a graph of one node type and one edge type.
         edge_type: (num_edges,) int64 edge type of each edge, or None likewise.
         x_by_node_type: `RowsByNodeType` in place of `x_dense` and `x_csr` where node types have features of their own,
         or None.
