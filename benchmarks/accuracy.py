@@ -18,7 +18,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class AccuracyBench:
-    """Train every graph, model and number of parts, each beside central training (1 part, 1 process).
+    """Train every graph, model and number of parts, each compared with central training (1 part, 1 process).
 
     The settings are the paper's, whatever the defaults are: SPRING, models averaged every epoch by their training
     nodes, 2 layers of 256, Adam at 0.01, batches of 512. Writes `rows.csv` (one row per run), `configs/` (the whole

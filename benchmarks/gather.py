@@ -51,7 +51,7 @@ class GatherBench:
 
     Every way copies into one output that is reused. Rows stored as float16 come as float16, quantised ones as float32.
     All are counted by their size in float32. The bound is a sequential copy of as many bytes. With a GPU the same is
-    measured on it: rows on the device beside a copy on the device, and rows of the host beside a copy from pinned
+    measured on it: rows on the device and a copy on the device, rows of the host and a copy from pinned
     memory. Writes `gather.csv`, `cache.csv` and `gather.png`; the ways of one device are one case, as they are measured
     in turns.
 

@@ -107,7 +107,7 @@ class LocalityBench:
         _against_one(dial)
         if dial:
             write_csv(runner.folder / "dial.csv", dial)
-            show(dial, DIAL, "Locality-aware sampling beside uniform", machine_line())
+            show(dial, DIAL, "Locality-aware and uniform sampling", machine_line())
             _draw(runner.folder / "locality.png", dial)
         graphs = runner.folder / "graphs"
         files = {name: reduced_graph(name, graphs, FEATURE_DIM, SPLIT) for name in self.train_graphs}
@@ -223,7 +223,7 @@ def weighted_means(drawn: Subgraph, values: np.ndarray) -> np.ndarray:
 
 
 def _against_one(rows: list[dict]) -> None:
-    """Add what each scale saves and costs beside scale 1, where that was measured."""
+    """Add what each scale saves and costs compared with scale 1, where that was measured."""
     base = {(row["graph"], row["sampler"]): row for row in rows if row["scale"] == 1}
     for row in rows:
         one = base.get((row["graph"], row["sampler"]))

@@ -156,7 +156,7 @@ def _measure(folder: Path) -> dict:
 
 
 def _means(runs: list[dict], wholes: list[dict]) -> dict:
-    """Return means over seeds, beside central training where there are runs of it."""
+    """Return means over seeds, compared with central training where there are runs of it."""
     row = {name: average(runs, name, 4) for name in QUALITY}
     row["test_acc"] = average(runs, "test_acc", 2, factor=100)
     row["test_acc_std"] = round(pstdev(100 * run["test_acc"] for run in runs), 2)

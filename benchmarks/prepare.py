@@ -381,7 +381,7 @@ def _print_tables(rows: list[dict], replays: list[dict], caption: str) -> None:
 
 
 def _sources(rows: list[dict], capacity: Mapping) -> list[dict]:
-    """Return the best settings of each source and number of workers, beside its one worker and the device."""
+    """Return the best settings of each source and number of workers, compared with one worker and the device."""
     found = [best(same) for same in grouped(rows, "source", "workers").values()]
     alone = {row["source"]: row["seeds_per_s"] for row in found if row["workers"] == 1}
     over_one = [row["seeds_per_s"] / alone[row["source"]] if row["source"] in alone else None for row in found]

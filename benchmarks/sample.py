@@ -130,7 +130,7 @@ class SampleBench:
         """Return {"sample": rows}."""
         pythons = {"pyg": self.pyg_python or _this_python(), "graphbolt": self.graphbolt_python}
         if self.heterogeneous and pythons.pop("graphbolt"):
-            raise ValueError("bench.heterogeneous=true is measured beside PyG alone: leave bench.graphbolt_python=null")
+            raise ValueError("bench.heterogeneous=true compares with PyG alone: leave bench.graphbolt_python=null")
         facts = (
             self.heterogeneous,
             self.num_nodes,

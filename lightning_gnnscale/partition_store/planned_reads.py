@@ -42,7 +42,7 @@ def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None
     Raises:
         PartitionStoreError: the file ends early, or cannot be read.
 
-    Cost: each row once, beside gaps of up to 16 KiB between rows that are read with them; a read buffer of 256 KiB for
+    Cost: each row once, and gaps of up to 16 KiB between rows that are read with them; a read buffer of 256 KiB for
         each of the reads under way. The page cache is passed by where the file's disk can.
     """
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))

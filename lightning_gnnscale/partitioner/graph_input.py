@@ -1,4 +1,4 @@
-"""What a method of this package is given: the graph behind a stream, and all that surrounds a run.
+"""The input of this package's methods: the graph behind a stream, scratch disk, checkpoints and progress.
 
 `GraphInput` opens the graph (with or without scratch disk, repeated edges dropped or not), goes on where a killed run
 was saved, and reports progress; `graph_partitioner` makes a registered partitioner of a function that takes one.

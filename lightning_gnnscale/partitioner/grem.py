@@ -82,7 +82,7 @@ def grem(
         order: "shuffle" brings the edges into a random order on scratch disk; "given" takes them as they stream,
             which is right only where that order is random: edges sorted by id ruin the cut.
         epsilon: a part holds at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes, >= 0; with
-            `graph.balance` (1 + epsilon) times the mean. Not to be given beside a balance of nodes.
+            `graph.balance` (1 + epsilon) times the mean. Not to be given together with a balance of nodes.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes that no edge has met go to the relatively lightest parts.

@@ -78,7 +78,7 @@ def place_edges(
         weight: (num_nodes, D) int32, what a node weighs in each dimension, more than 0 in one of them. None: its size.
 
     Cost: O(num_edges + num_chunks * num_nodes * num_parts * D) time at most; 8 bytes a node and 2 ids an edge of one
-        chunk, beside the state and what `seed_parts` takes; at the end, where caps are passed, 24 bytes for each node
+        chunk, besides the state and what `seed_parts` takes; at the end, where caps are passed, 24 bytes for each node
         of the parts that pass theirs.
     """
     buffers = _chunk_buffers(edges, chunk_edges, len(state.part))
@@ -109,7 +109,7 @@ def _chunk_buffers(edges: EdgeFile, chunk_edges: int, num_nodes: int) -> ChunkRo
 
 
 def _read_rows(edges: EdgeFile, start: int, stop: int, buffers: ChunkRows) -> ChunkRows:
-    """Sort the edges [start, stop) by node, reading them twice so that they are never held beside their rows."""
+    """Sort the edges [start, stop) by node, reading them twice so that they are never held together with their rows."""
     ends, neighbors = buffers.ends, buffers.neighbors[: 2 * (stop - start)]
     ends[:] = 0
     for pairs in edges.pieces(start, stop):

@@ -28,7 +28,7 @@ def mixed(
     pieces: int = 16,
     **options,
 ) -> np.ndarray:
-    """Cut the graph into num_parts * pieces small parts, and unite `pieces` random ones to each part.
+    """Cut the graph into num_parts * pieces small parts, and form each part from `pieces` random ones.
 
     A low cut puts communities, and with them classes, into parts of their own; models that are trained on such parts
     and then averaged agree badly. A union of small parts from all over the graph resembles the others and still holds

@@ -1,4 +1,4 @@
-"""`partition`, the one door to every partitioner, and `Partitioning`, its result with the file format."""
+"""`partition`, the one entry to every partitioner, and `Partitioning`, its result with the file format."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class _AskedFor:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Which part owns each node, and how that came about.
+    """The part of each node, and how it was computed.
 
     Attributes:
         part_id: (num_nodes,) int32 in [0, num_parts), in the node order of the stream.

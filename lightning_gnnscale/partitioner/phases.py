@@ -18,7 +18,7 @@ class PhaseRecord:
     Attributes:
         seconds: wall-clock seconds by phase.
         notes: plain JSON facts, for example the layout that was found.
-        graph: the SimpleGraph that the method read, so that evaluation need not look for the layout again.
+        graph: the SimpleGraph that the method read, so that evaluation need not detect the layout again.
         judges_later: whether the caller that opened the record judges the parts, once they are final.
         judgement: the constraints that the method kept to, and the loads of its parts.
     """

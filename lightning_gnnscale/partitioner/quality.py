@@ -1,4 +1,4 @@
-"""How good a partition is: cut, replication and balances, from k passes over the stream for k halo hops."""
+"""The quality of a partition: cut, replication and balances, in k passes over the stream for k halo hops."""
 
 import os
 from dataclasses import dataclass, field, replace

@@ -70,7 +70,7 @@ def get_partitioner(name: str) -> Callable:
 
 
 def partition_bytes(name: str, num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> int | None:
-    """Return the memory that a partitioner is predicted to hold at its peak, beside chunks of the stream, bytes.
+    """Return the memory that a partitioner is predicted to hold at its peak, without chunks of the stream, bytes.
 
     Args:
         name: the method's name.

@@ -62,7 +62,7 @@ def two_phase(
 ) -> np.ndarray:
     """Place each edge in the part of one of its two clusters, and give each node a master among its parts.
 
-    Clustering: each edge lets the end whose cluster has less volume beside it move to the other end's cluster, if
+    Clustering: each edge lets the end whose cluster has less volume without it move to the other end's cluster, if
     that one stays within `max_volume`. Clusters go to parts by descending volume, each to the part with the least.
     Edges whose clusters lie in one part are placed there in one pass; each of the others, in a further pass, in that
     one of its two clusters' parts that scores higher, with A(v) the parts that hold an edge of v so far:
@@ -95,7 +95,7 @@ def two_phase(
         int32), and the masters': 4 bytes; for "majority" num_parts bytes with up to 16 parts, 4 + min(degree,
         num_parts) with more. Before edges are placed there are 8 bytes a node and 28 a cluster instead of the masters'.
     Source: Mayer et al., Out-of-Core Edge Partitioning at Linear Run-Time, ICDE 2022, Algorithms 1 and 2, one
-        clustering pass. Settled: where both ends' clusters have as much volume beside them u moves; ties of volume go
+        clustering pass. Settled: u moves where both ends' clusters have equal volume without them; ties of volume go
         to the lowest founder, of scores and loads to the lowest part, of degrees to the lowest id.
     """
     check_number("partitioner.alpha", alpha, at_least=1)

@@ -15,7 +15,7 @@ def hottest_first(prob: np.ndarray) -> np.ndarray:
     Args:
         prob: (num_nodes,) finite numbers >= 0, float32 or float64.
 
-    Cost: of float32, three passes and 16 bytes a node beside the result; of float64, numpy's stable sort.
+    Cost: of float32, three passes and 16 bytes a node besides the result; of float64, numpy's stable sort.
     """
     if prob.dtype != np.float32 or len(prob) > np.iinfo(np.uint32).max:
         return np.argsort(-prob, kind="stable")

@@ -118,7 +118,7 @@ class CoordinatorWorkers:
             await asyncio.sleep(_RETRY_S)
 
     async def answers(self, worker: int, limit_s: float) -> bool:
-        """Return whether a worker answers beside its batches; one that is silent for that long gets no more of them."""
+        """Return whether a worker answers beside its batches; one that stays silent gets no more of them."""
         for patience_s in (max(limit_s, _RETRY_S), _LAST_TRY_S):
             try:
                 await asyncio.wait_for(self.reply(worker, "ping"), patience_s)

@@ -244,7 +244,7 @@ class Coordinator:
         )
 
     async def stop(self) -> None:
-        """End what runs beside the calls."""
+        """End the tasks that run beside the calls."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -183,7 +183,7 @@ class RaySource:
 
     @property
     def parts_further(self) -> int:
-        """Parts that may be open beside those that the walk needs: each machine but one makes batches of another."""
+        """Parts that may be open besides those that the walk needs: each machine but one makes batches of another."""
         return self._link.num_machines - 1
 
     @property

@@ -175,7 +175,7 @@ class StoreSource:
             options: Further arguments of `StoreSource`.
 
         Raises:
-            ValueError: neither a data set nor a stream is given, or rows beside a data set.
+            ValueError: neither a data set nor a stream is given, or rows besides a data set.
         """
         rows = {"features": features, "labels": labels, "masks": masks, "edge_weight": edge_weight}
         given = [name for name, value in (rows | {"edge_features": edge_features}).items() if value is not None]

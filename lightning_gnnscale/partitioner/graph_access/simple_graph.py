@@ -347,7 +347,7 @@ def symmetric_adjacency(
 
     Args:
         graph: what `open_simple_graph` returned.
-        degree: (num_nodes,) integers, what it returned beside the graph.
+        degree: (num_nodes,) integers, what it returned with the graph.
         dtype: int32 or int64, of the neighbours' ids.
         progress: called as progress(what, edges done, edges in all) once a chunk.
         what: the name under which progress is reported.
@@ -358,7 +358,7 @@ def symmetric_adjacency(
     Raises:
         EdgeStreamError: the edges are not those of the first pass.
 
-    Cost: one pass; two ids an edge, and 8 bytes a node beside the result.
+    Cost: one pass; two ids an edge, and 8 bytes a node besides the result.
     """
     indptr = np.zeros(graph.num_nodes + 1, np.int64)
     np.cumsum(degree, out=indptr[1:])

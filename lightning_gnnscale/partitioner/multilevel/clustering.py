@@ -10,7 +10,7 @@ from ...triton_kernels.intrinsics import prefetch
 from .cluster_choice import choose_clusters
 from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
-NODE_WORK = 8  # what a node costs beside its entries
+NODE_WORK = 8  # what a node costs besides its entries
 WINDOW = 1 << 14  # rows, a power of two
 # Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
 MAX_BATCH_WORK = 1 << 18
@@ -95,7 +95,7 @@ def cluster_nodes(
     Returns:
         (num_nodes,) labels, each the id of a node.
 
-    Cost: O(passes * num_entries) time; 8 + 4 D bytes a node beside the labels (with int32 ids).
+    Cost: O(passes * num_entries) time; 8 + 4 D bytes a node besides the labels (with int32 ids).
     Source: Meyerhenke, Sanders and Schulz, SEA 2014; two-hop clustering as in Gottesbüren et al., KaMinPar, ESA 2021.
     """
     num_nodes = graph.num_nodes
