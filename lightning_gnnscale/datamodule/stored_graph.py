@@ -323,9 +323,9 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def num_features(self) -> int:
-        """Width of the stored features that batches have, of the widest node type;
+        """Width of the stored features that batches have, of the widest node type; 0 without any.
 
-        0 without. By node type: `feature_dims`.
+        By node type: `feature_dims`.
         """
         return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
 
@@ -336,10 +336,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def feature_dims(self) -> dict[str, int] | None:
-        """Width of the stored features by node type, 0 for a node type without;
-
-        None where node types have none of their own.
-        """
+        """Width of the stored features by node type, 0 for one without; None where node types have none of their own."""
         table = self.store.features if self.stored_features else None
         if table is None or not table.by_node_type:
             return None

@@ -209,9 +209,7 @@ def _digest(relation: np.ndarray) -> str:
 
 
 class PairIds:
-    """The ids of edges between two node types:
-
-    each end is numbered by the ids of its own node type; replaces `NodeIds`.
+    """Ids of edges between two node types, each end numbered by the ids of its own; replaces `NodeIds`.
 
     Args:
         source, target: `NodeIds` of all nodes of either node type; None: its ids are numbers of rows.
@@ -246,9 +244,7 @@ def _rows(values) -> np.ndarray:
 
 
 class IdsByNodeType:
-    """The user's ids of the nodes of all node types, node type after node type;
-
-    the same id may occur in several node types.
+    """The user's ids of the nodes of all node types, in their order; the same id may occur in several node types.
 
     Args:
         ids: By node type, `NodeIds`; None: row numbers.

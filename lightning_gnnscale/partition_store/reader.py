@@ -273,10 +273,7 @@ class PartitionStore:
 
     @cached_property
     def features(self) -> Column | None:
-        """Table of (num_nodes, dim), `TypedFeatures` where node types have their own, or None;
-
-        see `csc` for sparse ones.
-        """
+        """Column of (num_nodes, dim), `TypedFeatures` where node types have their own; None without features."""
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
             return self._features("features", self.manifest["feature_dim"])

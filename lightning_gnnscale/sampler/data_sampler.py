@@ -1,7 +1,4 @@
-"""PyG's `NeighborSampler` without a compiled library:
-
-node types, times, weights and disjoint trees, sampled by a key.
-"""
+"""PyG's `NeighborSampler` without a compiled library: node types, times, weights, disjoint trees, sampled by a key."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -135,9 +132,9 @@ class DataSampler(PyGNeighborSampler):
         return several, indptrs, rows, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
-        """Note node types and edge types of PyG's stores;
+        """Read node types and edge types of PyG's stores.
 
-        return whether there are node types, and indptr and rows by edge type.
+        Return whether there are node types, and indptr and rows by edge type.
         """
         if attribute is not None:
             raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
@@ -329,10 +326,7 @@ def _check_sorted(relations) -> None:
 
 
 def _times(data, name: str | None) -> tuple[Any, Any]:
-    """Return the times of nodes and of edges, by node type or edge type where the graph has them;
-
-    one of the two is None.
-    """
+    """Return the times of nodes and of edges, by type where the graph has several; one of the two is None."""
     if name is None:
         return None, None
     of_nodes, of_edges = _collected(data, name, edges=False), _collected(data, name, edges=True)
