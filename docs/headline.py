@@ -53,12 +53,12 @@ def picture() -> str:
     )
 
 
-def _bar(place: int, label: str, num_bytes: int, node_type: str, behind: str, at_least: float) -> str:
+def _bar(place: int, label: str, num_bytes: int, kind: str, behind: str, at_least: float) -> str:
     y, gib = TOP + STEP * place, num_bytes / 2**30
     text = y + BAR - 4
     return (
         f'<text x="{LEFT - 12}" y="{text}" text-anchor="end">{label}</text>'
-        f'<rect class="{node_type}" x="{LEFT}" y="{y}" width="{gib * GIB:.1f}" height="{BAR}" rx="2"/>'
+        f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{gib * GIB:.1f}" height="{BAR}" rx="2"/>'
         f'<text class="small" x="{LEFT + max(gib, at_least) * GIB + 8:.1f}" y="{text}">{gib:.1f} GiB{behind}</text>'
     )
 
