@@ -41,8 +41,8 @@ def page() -> str:
 
 def _entry(path: str, shown: str) -> str:
     """Return the line of a name: what is typed, its first sentence, its file."""
-    space, _, name = path.rpartition(".")
-    value = getattr(importlib.import_module(space), name)
+    module, _, name = path.rpartition(".")
+    value = getattr(importlib.import_module(module), name)
     # the docstring in one line, up to the first full stop that ends a sentence
     text = " ".join(inspect.cleandoc(value.__doc__).split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.:]) (?=[A-Z`\"])", text)[0].rstrip(":.")
@@ -71,7 +71,7 @@ class _Named:
         self.value = value
 
     def __repr__(self) -> str:
-        if repr(self.value) == "<factory>":  # of a dataclass: made again for each object
+        if repr(self.value) == "<factory>":  # of a dataclass: made for each object
             return "..."
         named = getattr(self.value, "__name__", None)
         return named or f"{type(self.value).__name__}(...)"
