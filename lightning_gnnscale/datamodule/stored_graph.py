@@ -336,7 +336,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def feature_dims(self) -> dict[str, int] | None:
-        """Width of the stored features by node type, 0 for one without; None where node types have none of their own."""
+        """Width of the stored features by node type, 0 for one without; None: one table for all nodes."""
         table = self.store.features if self.stored_features else None
         if table is None or not table.by_node_type:
             return None
