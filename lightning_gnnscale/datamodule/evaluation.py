@@ -23,7 +23,7 @@ from ..values import exact_integers, exact_times
 
 MODES = ("layerwise", "sampled")
 EPOCH_SHARE = 0.2  # of an epoch's work; a sampled validation may cost as much
-TRAINING_FACTOR = 3  # a row or an edge of a batch against one of evaluation: forward, and backward at about twice that
+TRAINING_FACTOR = 3  # cost of a row or edge in training over one in evaluation: backward costs about twice forward
 SMALL_WORK = 1 << 22  # rows and edges evaluated within a second: no sampling below
 _LINKS_AT_ONCE, _EDGES_AT_ONCE = 1 << 16, 1 << 22
 
@@ -33,8 +33,8 @@ class EvaluationOptions:
     """How validation, test and prediction compute their nodes' outputs.
 
     Args:
-        mode: "layerwise": exact, a layer at a time, for backbones with layer(index, x, block); only rows that the
-            evaluated nodes need are computed. "sampled": for any backbone, batches with all neighbours of as many hops
+        mode: "layerwise": exact, a layer at a time, for backbones with layer(index, x, block); computes only rows
+            that the evaluated nodes need. "sampled": for any backbone, batches with all neighbours of as many hops
             as the sampler has fan-outs (2 without). Slower. That is exact where the backbone has no more layers than
             hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
         sample: share of the validation nodes, in (0, 1], that validation during training uses: a fixed sample, by a

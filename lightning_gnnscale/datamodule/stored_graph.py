@@ -199,8 +199,8 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         except (GNNScaleError, OSError, ValueError):
             pass  # what does not exist yet, or no longer, is left out
         facts["batch_size"] = self.loader_options and self.loader_options.batch_size
-        told = ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
-        return f"{type(self).__name__}({told})"
+        shown = ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
 
     @property
     def root(self) -> Path:

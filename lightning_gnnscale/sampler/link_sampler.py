@@ -111,7 +111,7 @@ class NodeTypePools(NamedTuple):
         return self.node_types.type_of(nodes)
 
     def sample(self, node_types: np.ndarray, num: int, key: int) -> np.ndarray:
-        """Return (num_rows, num) int64 local ids, those of row i of node type node types[i]."""
+        """Return (num_rows, num) int64 local ids, those of row i of node type node_types[i]."""
         out = np.empty((len(node_types), num), np.int64)
         for node_type in np.unique(node_types):
             rows = node_types == node_type
@@ -196,7 +196,7 @@ class LinkSampler(BatchSampler):
             fewer seeds.
         edges_per_node: Edges sampled per target in a pass, >= 1; only for positives="edge".
         exclude_pairs: Whether the edges of a batch's positives, in both directions, are left out of its neighbourhoods,
-            so that a link cannot be told from its own message. An otherwise unbiased mean lacks those edges.
+            so that a link cannot be learned from its own message. An otherwise unbiased mean lacks those edges.
         corrupt: "other": negatives are false other ends. "both": there are as many false first ends too, as triples
             need; shared ones are the same nodes for either end.
         relations: Relations whose edges are sampled, for positives="edge"; None: all that are no added reverses.
@@ -592,7 +592,7 @@ def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
 
 
 def _edges_at(state: LinkState, items: np.ndarray) -> np.ndarray:
-    """Return (num_items,) int64 positions in the part's CSC of the edges that items stand for."""
+    """Return (num_items,) int64 positions in the part's CSC of the edges of the items."""
     if state.edges is not None:
         return state.edges[items]
     rows = _rows_of(state, items)
