@@ -72,7 +72,7 @@ def resident_bytes(pid: int | None = None) -> int:
     """Return the anonymous plus shared resident bytes of a process and its descendants; 0 for one that has ended.
 
     What a forked process still shares with its parent counts once. File-backed pages are left out: the page cache
-    gives them back when memory is short. Where the kernel does not distinguishes them, whole resident sizes are summed.
+    gives them back when memory is short. Where the kernel does not distinguish them, whole resident sizes are summed.
     """
     pid = pid or os.getpid()
     processes = [pid, *descendants(pid)]

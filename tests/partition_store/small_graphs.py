@@ -54,7 +54,7 @@ class SmallGraph:
 
     @property
     def edge_ids(self) -> np.ndarray:
-        """Edge weights that distinguishes edges."""
+        """Edge weights that tell edges apart."""
         return np.arange(len(self.edges), dtype=np.float32)
 
 

@@ -39,7 +39,7 @@ def without_scratch(stream, num_parts, num_threads=1, block_edges=STREAMED, **op
 
 
 def counted_edges(edges, layout):
-    """The edges that count: repeats do, where the layout does not distinguishes them."""
+    """The edges that count: repeats do, where the layout does not distinguish them."""
     return [(u, v) for u, v in edges if (u < v if layout == "both_ways" else u != v)]
 
 
