@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class Batch:
     averaging_weights = loss_is_share = full_graph = False
     source = links = needed = None
     table_dtype = "float32"
+    columns: Mapping[str, Any] = MappingProxyType({})
 
 
 class _OthersBatch(Batch):

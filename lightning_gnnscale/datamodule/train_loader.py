@@ -499,4 +499,4 @@ def _data(
 ) -> PartData:
     edge_features = store.edge_features if options.edge_features else None
     given = (features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
-    return PartData(load_part, *given, edge_label=store.edge_label)
+    return PartData(load_part, *given, edge_label=store.edge_label, columns=store.node_columns)

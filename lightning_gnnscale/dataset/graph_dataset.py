@@ -14,7 +14,15 @@ from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..foreign import is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
-from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
+from ..partition_store.inputs import (
+    check_storage,
+    checked_name,
+    feature_bytes,
+    load_features,
+    masks_by_name,
+    named_file,
+    opened,
+)
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, same_clock
@@ -147,6 +155,9 @@ class GraphDataset:
         regression: Whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) floats with NaN =
             unknown, instead of classes; `num_classes` is then their number a node.
 
+        node_columns: Further columns of the nodes by name, each like `features`; batches have them in `columns`, and a
+            backbone whose `forward` names one gets it.
+
     Raises:
         ValueError: a shape, rows whose order cannot be known yet, or labels that are not classes. Other values are
             checked once, before they are stored.
@@ -171,6 +182,7 @@ class GraphDataset:
     edge_time: Any = None
     regression: bool = False
     edge_label: Any = None
+    node_columns: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         self.masks = masks_by_name(self.masks)
@@ -195,6 +207,7 @@ class GraphDataset:
             check_storage(self.feature_storage, rows)
         if self.features is None:
             check_storage(self.feature_storage, None)
+        self.node_columns = {checked_name(name): rows for name, rows in (self.node_columns or {}).items()}
         self._check_row_order()
         self.masks = {name: self._mask(name, mask) for name, mask in self.masks.items()}
         if self.labels is not None and self.regression:

@@ -18,7 +18,7 @@ from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
 
-_OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
+_OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes", "columns")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
 IN_MEMORY_BYTES = 64 << 20  # of an edge value that is joined from several edge types
 EdgeType = tuple[str, str, str]
@@ -151,6 +151,7 @@ class HeteroGraph:
             feature_storage=self.feature_storage,
             node_time=self._rows_of_all("time", counts, ALWAYS),
             regression=self.regression,
+            node_columns=self._node_columns(),
             **of_edges,
         )
 
@@ -215,6 +216,14 @@ class HeteroGraph:
         elif given["relation"] is not None:
             raise ValueError('relation= is only for edges["*"]: leave it out')
         return EdgesByType(stream, relation)
+
+    def _node_columns(self) -> dict[str, dict[str, Any]]:
+        """Return the further columns by name, and each by node type."""
+        found: dict[str, dict[str, Any]] = {}
+        for node_type, given in self._node_types.items():
+            for name, rows in (given["columns"] or {}).items():
+                found.setdefault(name, {})[node_type] = rows
+        return found
 
     def _features(self) -> dict[str, Any]:
         """Return features by node type, sparse ones as `CSRArrays`; those at a .npy path stay there."""

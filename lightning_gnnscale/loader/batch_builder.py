@@ -33,13 +33,21 @@ _AHEAD = 64  # nodes between a prefetch and its use
 
 def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
     """Give a batch its feature rows, as `Column.read` returns them, and return it."""
+    found = tensors(rows)
     if isinstance(rows, TypedRows):
-        batch.x_by_node_type = rows_by_node_type(rows)
+        batch.x_by_node_type = found
     elif isinstance(rows, SparseRows):
-        batch.x_csr = sparse_rows_to_torch(rows)
+        batch.x_csr = found
     else:
-        batch.x_dense = torch.from_numpy(rows)
+        batch.x_dense = found
     return batch
+
+
+def tensors(rows: Any) -> Any:
+    """Return rows as `Column.read` gives them in tensors that share their memory."""
+    if isinstance(rows, TypedRows):
+        return rows_by_node_type(rows)
+    return sparse_rows_to_torch(rows) if isinstance(rows, SparseRows) else torch.from_numpy(rows)
 
 
 class BatchBuilder:

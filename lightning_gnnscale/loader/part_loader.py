@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
-from .batch_builder import BatchBuilder, BatchMaker
+from .batch_builder import BatchBuilder, BatchMaker, tensors
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .local_source import LocalSource
@@ -41,6 +42,7 @@ class PartData:
         edge_features: (num_edges, dim) in the store's edge order, or None.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
         edge_label: (num_edges,) classes of edges in the store's edge order, or None.
+        columns: Further columns of the nodes by name, by store id.
     """
 
     load_part: Callable[[int], Any]
@@ -51,6 +53,7 @@ class PartData:
     edge_features: np.ndarray | None = None
     is_whole: bool = False
     edge_label: np.ndarray | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class PartLoader:
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = -(-len(self.walk) // self.chunks) if pad_to is None else pad_to
-        self.reads = options.reads
+        self.reads, self._columns = options.reads, data.columns
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
         self._stager = PartStager(
@@ -364,7 +367,18 @@ class PartLoader:
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         self._keep()
         chunks = self._filled(self._ahead(start * self.chunks))
-        return chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
+        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
+        return self._with_columns(mixed) if self._columns else mixed
+
+    def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
+        """Read the further columns of batches where they arrive: their makers need not have them."""
+        with closing(batches):
+            for batch in batches:
+                with clock.doing("read"):
+                    nodes = batch.n_id.numpy()
+                    batch.columns = {name: tensors(column.read(nodes)) for name, column in self._columns.items()}
+                yield batch
+                del batch
 
     def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         if not self.reads.fills_here or self._builder.features is None:

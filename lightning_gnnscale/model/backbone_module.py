@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import StrategyError
 from ..graph import batch_of
-from ..traits import BackboneTraits
+from ..traits import BackboneTraits, arguments_of
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
@@ -35,7 +35,7 @@ class BackboneModule(TakesInputs):
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
             `edge_weight`, `edge_attr`, `degree`, `indptr`, `num_sampled_nodes`, `edge_type`, `node_type`, `edge_time`,
             `seed_time`, `seed_of` and `self_weight` that its `forward` names; on the full graph, of `edge_weight` and
-            `edge_attr`.
+            `edge_attr`. Of further columns of the nodes, it is given those that its `forward` names.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
             be changed before training.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.
@@ -140,6 +140,7 @@ class BackboneModule(TakesInputs):
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
         arguments = {name: getattr(batch, name) for name in self._accepted}
+        arguments |= {name: rows for name, rows in batch.columns.items() if name in arguments_of(self.backbone)}
         if "edge_weight" in arguments:
             arguments["edge_weight"] = self._edge_weight(batch)
         elif batch.edge_weight is not None:

@@ -5,7 +5,7 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +17,14 @@ from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..foreign import csr_of, is_csr
-from ..graph import id_dtype
+from ..graph import Batch, id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
 from ..traits import PartitioningTraits
 from ..values import as_array, exact_times, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
+from .manifest import type_prefix
 
 
 class StoreIds(NamedTuple):
@@ -80,6 +81,8 @@ def _invert(original_nid, store_nid):
 
 
 _HASH_BLOCK = 1 << 24
+_NAMES_OF_BATCHES = {*vars(Batch), "n_id", "e_id", "edge_index", "indptr", "indices", "degree", "batch_size", "part"}
+_NAMES_OF_BATCHES |= {"key", "num_nodes", "num_edges"}
 
 
 class SparseSource(NamedTuple):
@@ -109,6 +112,7 @@ class Columns:
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
         edge_label: (num_edges,) integers by source edge id, class of each edge from 0, -1 = unknown; or None.
+        node_columns: Further columns of the nodes by name, each given as `features` is: batches have them in `columns`.
     """
 
     features: Any = None
@@ -121,6 +125,7 @@ class Columns:
     edge_time: Any = None
     regression: bool = False
     edge_label: Any = None
+    node_columns: Any = None
 
     @classmethod
     def of(cls, given: Any) -> "Columns":
@@ -155,6 +160,13 @@ class StoreInputs(Columns):
     def typed_features(self) -> dict[int, Any]:
         """Features by number of node type where node types have features of their own, else {}."""
         return self.features if isinstance(self.features, dict) else {}
+
+    @property
+    def node_rows(self) -> Iterator[tuple[str, int | None, Any]]:
+        """Yield (name of the file, node type, rows) of each table of `node_columns`; node type None: of all nodes."""
+        for name, given in sorted((self.node_columns or {}).items()):
+            for node_type, rows in given.items() if isinstance(given, dict) else [(None, given)]:
+                yield f"{type_prefix(node_type)}column_{name}", node_type, rows
 
     @property
     def edge_values(self) -> dict[str, np.ndarray]:
@@ -225,10 +237,13 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
         ValueError: one has another shape or dtype than the graph asks for.
     """
     num_nodes, num_edges = stream.count()
-    by_node_type, features = isinstance(columns.features, Mapping), columns.features
     masks = sorted(masks_by_name(columns.masks).items())
     return {
-        "features": _features_by_node_type(features, stream) if by_node_type else load_features(features, num_nodes),
+        "features": _load_node_rows(columns.features, stream, num_nodes),
+        "node_columns": {
+            checked_name(name): _load_node_rows(rows, stream, num_nodes, f"node_columns[{name!r}]")
+            for name, rows in (columns.node_columns or {}).items()
+        },
         "labels": _one_column(_load_rows("labels", columns.labels, num_nodes, (1, 2))),
         "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in masks},
         "edge_weight": _load_rows("edge_weight", columns.edge_weight, num_edges, (1,)),
@@ -237,6 +252,32 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
         "edge_time": _load_times("edge_time", columns.edge_time, num_edges),
         "edge_label": _load_edge_label(columns.edge_label, num_edges),
     }
+
+
+def checked_name(name: Any) -> str:
+    """Return the name of a node column.
+
+    Raises:
+        ValueError: it is no plain word, or one that a batch uses itself.
+    """
+    if not str(name).isidentifier() or str(name) in _NAMES_OF_BATCHES:
+        raise ValueError(
+            f"node_columns: a name must be a plain word that batches do not use themselves, such as image, got {name!r}"
+        )
+    return str(name)
+
+
+def _load_node_rows(rows, stream, num_nodes: int, name: str = "features") -> Any:
+    """Return rows of all nodes, or a dict of rows by the number of their node type."""
+    try:
+        if isinstance(rows, Mapping):
+            return _features_by_node_type(rows, stream)
+        return load_features(rows, num_nodes)
+    except ValueError as error:
+        if name == "features":
+            raise
+        told = str(error)
+        raise ValueError(f"{name}{told.removeprefix('features')}" if told.startswith("features") else told) from None
 
 
 def _features_by_node_type(features: Mapping, stream) -> dict[int, np.ndarray | SparseSource]:
@@ -458,16 +499,12 @@ def input_fingerprint(
     """
     columns = columns or Columns()
     features = columns.features
-    if isinstance(features, Mapping):
-        features = _features_by_node_type(features, stream) if isinstance(next(iter(features), 0), str) else features
-    elif features is not None and not isinstance(features, np.ndarray | SparseSource):
-        features = load_features(features, _num_rows(features))
     facts: dict[str, Any] = {
         "stream": stream.fingerprint(),
         "to_undirected": bool(stream.to_undirected),
         "remove_self_loops": bool(stream.remove_self_loops),
         "partitioner": [str(method), int(num_parts), int(seed), _plain(options)],
-        "features": _feature_identity(features),
+        "features": _rows_identity(features, stream),
         "labels": identity(_one_column(opened(columns.labels))),
         "masks": {str(name): identity(mask) for name, mask in (columns.masks or {}).items()},
         "edges": [identity(columns.edge_weight), identity(columns.edge_features)],
@@ -483,6 +520,8 @@ def input_fingerprint(
         facts["reversed_loops"] = True  # stores of older releases lack the reverses of self-loops
     if columns.edge_label is not None:
         facts["edge_label"] = identity(columns.edge_label)
+    if columns.node_columns:
+        facts["node_columns"] = {str(n): _rows_identity(rows, stream) for n, rows in columns.node_columns.items()}
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -492,6 +531,15 @@ def _reverses_apart(stream) -> bool:
         return False
     pairs = zip(stream.schema.edge_types, stream.schema.reverse, strict=True)
     return any(ends[0] == ends[2] and back != number for number, (ends, back) in enumerate(pairs))
+
+
+def _rows_identity(rows, stream) -> Any:
+    """Return a JSON value that identifies features or a node column, as given or as loaded."""
+    if isinstance(rows, Mapping):
+        rows = _features_by_node_type(rows, stream) if isinstance(next(iter(rows), 0), str) else rows
+    elif rows is not None and not isinstance(rows, np.ndarray | SparseSource):
+        rows = load_features(rows, _num_rows(rows))
+    return _feature_identity(rows)
 
 
 def _feature_identity(features) -> Any:
@@ -519,12 +567,9 @@ def input_files(stream, columns: Columns, part_id=None) -> dict:
     arrays = {name: getattr(columns, name) for name in names} | {"part_id": part_id}
     arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (columns.masks or {}).items()}
     arrays |= {} if columns.edge_label is None else {"edge_label": columns.edge_label}
-    by_node_type = isinstance(features, Mapping)
-    arrays |= (
-        {f"features[{node_type!r}]": rows for node_type, rows in features.items()}
-        if by_node_type
-        else {"features": features}
-    )
+    for name, given in {"features": features, **(columns.node_columns or {})}.items():
+        by_node_type = isinstance(given, Mapping)
+        arrays |= {f"{name}[{key!r}]": rows for key, rows in given.items()} if by_node_type else {name: given}
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
         parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]

@@ -210,11 +210,12 @@ def wrong_field(manifest: dict) -> str | None:
         "edge_counts": _are_edge_counts,
         "schema": lambda value: value is None or _is_schema(value),
         "regression": lambda value: isinstance(value, bool),
+        "node_columns": _are_node_columns,
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in checks.items():
-        if name not in manifest and name in ("edge_counts", "schema", "regression"):
-            continue  # null for directed graphs, for one node type and edge type, or for classes
+        if name not in manifest and name in ("edge_counts", "schema", "regression", "node_columns"):
+            continue  # null for directed graphs, for one node type and edge type, for classes, without such columns
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):
@@ -229,6 +230,13 @@ def _is_count(value: Any) -> bool:
 def _are_edge_counts(value: Any) -> bool:
     lists = [value.get(name) for name in EDGE_COUNTS] if isinstance(value, dict) else [None]
     return all(isinstance(one, list) and len(one) == len(lists[0]) and all(map(_is_count, one)) for one in lists)
+
+
+def _are_node_columns(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(name.isidentifier() for name in value):
+        return False
+    widths = (width if isinstance(width, list) else [width] for width in value.values())
+    return all(one is None or _is_count(one) for width in widths for one in width)
 
 
 def _is_schema(value: Any) -> bool:
@@ -282,12 +290,8 @@ def wrong_files(manifest: dict) -> str | None:
         expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     schema = manifest.get("schema")
     sizes, dims = ([], []) if schema is None else (schema["kind_sizes"], schema["feature_dims"] or [])
-    tables = [
-        ("", nodes, dim),
-        *((type_prefix(node_type), sizes[node_type], width) for node_type, width in enumerate(dims)),
-    ]
-    tables = [table for table in tables if table[2] is not None]
-    for prefix, rows, _ in tables if manifest["pack_halo"] else ():
+    tables = _tables("features", dims if schema is not None and schema["feature_dims"] else dim, nodes, sizes)
+    for prefix, _, rows, _ in tables if manifest["pack_halo"] else ():
         own, packed = id_dtype(rows), (_length(files, f"{prefix}halo_nodes"),)
         expected |= {f"{prefix}halo_nodes": (own, packed), f"{prefix}halo_places": (np.int32, packed)}
         expected[f"{prefix}halo_count"] = (np.uint8, (rows,))
@@ -312,10 +316,14 @@ def wrong_files(manifest: dict) -> str | None:
     if "labels" in files:
         several = len(files["labels"]["shape"]) == 2
         expected["labels"] = (np.float32, (nodes, None)) if several else (np.int64, (nodes,))
-    for prefix, rows, width in tables:
-        code = row_code(manifest["feature_storage"], width)
-        named = [(f"{prefix}features", rows)]
-        if manifest["pack_halo"]:
+    for name, widths in manifest.get("node_columns", {}).items():
+        if isinstance(widths, list) and len(widths) != len(sizes):
+            return f"node_columns: {name} has {len(widths)} widths for {len(sizes)} node types"
+        tables += _tables(f"column_{name}", widths, nodes, sizes)
+    for prefix, stem, rows, width in tables:
+        code = row_code(manifest["feature_storage"], width) if stem == "features" else None
+        named = [(f"{prefix}{stem}", rows)]
+        if manifest["pack_halo"] and stem == "features":
             named.append((f"{prefix}halo_features", _length(files, f"{prefix}halo_nodes")))
         for name, num_rows in named:
             values = _length(files, f"{name}_data")
@@ -340,6 +348,14 @@ def wrong_files(manifest: dict) -> str | None:
         if not fits or (dtype is not None and np.dtype(entry["dtype"]) != little_endian(dtype)):
             return f"files: {name} is {entry['dtype']} of shape {entry['shape']}"
     return None
+
+
+def _tables(stem: str, widths: int | list | None, nodes: int, sizes: list[int]) -> list[tuple[str, str, int, int]]:
+    """Return (prefix, stem, rows, width) of each table of a column: of all nodes, or one a node type that has some."""
+    if not isinstance(widths, list):
+        return [] if widths is None else [("", stem, nodes, widths)]
+    numbered = enumerate(zip(sizes, widths, strict=True))
+    return [(type_prefix(number), stem, rows, width) for number, (rows, width) in numbered if width is not None]
 
 
 def type_prefix(node_type: int | None) -> str:

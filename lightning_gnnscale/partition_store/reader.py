@@ -276,8 +276,20 @@ class PartitionStore:
         """Column of (num_nodes, dim), `TypedFeatures` where node types have their own; None without features."""
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
-            return self._features("features", self.manifest["feature_dim"])
-        tables = [self._features(f"{type_prefix(node_type)}features", width) for node_type, width in enumerate(dims)]
+            return self._features("features", self.manifest["feature_dim"], self.feature_storage)
+        stored = self.feature_storage
+        tables = [self._features(f"{type_prefix(own)}features", width, stored) for own, width in enumerate(dims)]
+        return TypedFeatures(tuple(tables), self.node_types)
+
+    @cached_property
+    def node_columns(self) -> dict[str, Column]:
+        """The further columns of the nodes by name, see `Columns`; rows by node type where they were given so."""
+        return {name: self._column(name, widths) for name, widths in self.manifest.get("node_columns", {}).items()}
+
+    def _column(self, name: str, widths: int | list[int | None]) -> Column:
+        if not isinstance(widths, list):
+            return self._features(f"column_{name}", widths)
+        tables = (self._features(f"{type_prefix(own)}column_{name}", width) for own, width in enumerate(widths))
         return TypedFeatures(tuple(tables), self.node_types)
 
     @cached_property
@@ -299,7 +311,7 @@ class PartitionStore:
     ) -> PackedFeatures:
         """Return a table, that of a node type or of all nodes, with its packed halo rows; see `PackedFeatures`."""
         prefix = type_prefix(node_type)
-        packed = self._features(f"{prefix}halo_features", owned.dim)
+        packed = self._features(f"{prefix}halo_features", owned.dim, self.feature_storage)
         halo = (self._map(f"{prefix}halo_{name}") for name in ("offsets", "nodes", "places", "count"))
         return PackedFeatures(owned, packed, part_offsets, *halo)
 
@@ -580,9 +592,10 @@ class PartitionStore:
             return None
         return map_rows(self.root / f"{name}.npy", np.dtype(entry["dtype"]), tuple(entry["shape"]))
 
-    def _features(self, name: str, width: int | None) -> DenseFeatures | CSRFeatures | None:
+    def _features(self, name: str, width: int | None, storage: str | None = None) -> DenseFeatures | CSRFeatures | None:
+        """Return a table of a store, by the stem of its files; None: there is none."""
         if name in self.manifest["files"]:
-            code = row_code(self.feature_storage, width)
+            code = row_code(storage, width)
             rows = self._map(name)
             return DenseFeatures(rows, code) if self.fetched is None else FetchedRows(self.fetched, name, rows, code)
         indptr = self._map(f"{name}_indptr")

@@ -31,7 +31,7 @@ READ_LATER = {
     "user_id_offsets",
     "user_id_bytes",
 }
-_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
+_ROWS = re.compile(r"(kind\d+_)?((halo_)?features|column_\w+?)(_indices|_data)?")
 _BLOCK_EDGES = 1 << 23
 _BLOCK_ROWS = 1 << 16
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -235,12 +236,14 @@ def _write_node_arrays(
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
     if inputs.features is not None and not inputs.typed_features:
         _write_features(journal, "features", inputs.features, inputs.feature_storage, check_finite, *common)
-    for node_type, rows in inputs.typed_features.items():  # the nodes of a type are numbered as a graph of their own
-        part_id = inputs.part_id[slice(*inputs.relations.type_offsets[node_type : node_type + 2].tolist())]
-        common = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
-        _write_features(
-            journal, f"{type_prefix(node_type)}features", rows, inputs.feature_storage, check_finite, *common
-        )
+    tables = [(f"{type_prefix(own)}features", own, rows) for own, rows in inputs.typed_features.items()]
+    tables = [(*table, inputs.feature_storage) for table in tables] + [(*table, None) for table in inputs.node_rows]
+    for name, node_type, rows, storage in tables:
+        own = common
+        if node_type is not None:  # the nodes of a type are numbered as a graph of their own
+            part_id = inputs.part_id[slice(*inputs.relations.type_offsets[node_type : node_type + 2].tolist())]
+            own = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
+        _write_features(journal, name, rows, storage, check_finite, *own)
 
 
 def _write_features(journal: Journal, name: str, features, storage: str | None, finite: bool, *common) -> None:
@@ -317,6 +320,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
     if inputs.regression:
         manifest["regression"] = True
+    if inputs.node_columns:
+        manifest["node_columns"] = {name: _widths(inputs, rows) for name, rows in inputs.node_columns.items()}
     if inputs.relations is not None:
         sizes = {"kind_sizes": np.diff(inputs.relations.type_offsets).tolist(), "feature_dims": _dims(inputs)}
         manifest["schema"] = inputs.relations.schema.as_json() | sizes
@@ -325,10 +330,14 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
 
 def _dims(inputs: StoreInputs) -> list[int | None] | None:
     """Return the feature width of each node type, None for one without; None unless node types have their own."""
-    if not inputs.typed_features:
-        return None
-    features = [inputs.typed_features.get(node_type) for node_type in range(inputs.relations.num_node_types)]
-    return [None if rows is None else _dim(rows) for rows in features]
+    return _widths(inputs, inputs.typed_features) if inputs.typed_features else None
+
+
+def _widths(inputs: StoreInputs, rows: Any) -> int | list[int | None]:
+    """Return the width of rows; of a dict of them by node type a list, None for a node type without."""
+    if not isinstance(rows, dict):
+        return _dim(rows)
+    return [_dim(rows[number]) if number in rows else None for number in range(inputs.relations.num_node_types)]
 
 
 def _dim(features) -> int:

@@ -1,8 +1,8 @@
 """The batch that samplers and loaders hand to models: PyG's names, plus what the strategies need."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -142,6 +142,7 @@ class MiniBatch(Batch):
         schema: `GraphSchema` that node_type and edge_type are numbers of, or None.
         seed_time: (batch_size,) int64 time of each seed, no later than which its neighbours were sampled, or None.
         edge_time: (num_edges,) int64 time of each edge, or None.
+        columns: Further columns of the nodes by name: (num_nodes, dim) tensors, `SparseFeatures` or `RowsByNodeType`.
         seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
     """
 
@@ -179,6 +180,7 @@ class MiniBatch(Batch):
     source_negatives: Tensor | None = None
     edge_label: Tensor | None = None
     pair_attr: Tensor | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
 
     @property
     def x(self) -> Tensor | RowsByNodeType | None:
@@ -240,12 +242,15 @@ class MiniBatch(Batch):
     def apply(self, function: Callable[[Tensor], Tensor]) -> "MiniBatch":
         """Return a batch with the function applied to each tensor, compressed features included."""
         changed = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for one in fields(self):
+            value = getattr(self, one.name)
             if isinstance(value, Tensor):
-                changed[field.name] = function(value)
+                changed[one.name] = function(value)
             elif isinstance(value, SparseFeatures | RowsByNodeType):
-                changed[field.name] = value.apply(function)
+                changed[one.name] = value.apply(function)
+        for name, rows in self.columns.items():
+            found = changed.setdefault("columns", {})
+            found[name] = function(rows) if isinstance(rows, Tensor) else rows.apply(function)
         return replace(self, **changed)
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "MiniBatch":
@@ -292,6 +297,8 @@ class MiniBatch(Batch):
         given = {name: getattr(self, name) for name in (*names, *more)} | links
         data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
         data.input_id = self.n_id[: self.batch_size]
+        for name, rows in self.columns.items():
+            data[name] = rows.dense() if isinstance(rows, SparseFeatures) else rows
         return data
 
     def to_hetero(self):

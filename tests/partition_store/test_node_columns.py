@@ -1,0 +1,114 @@
+"""Further columns of the nodes: stored under their names, in every batch, given to a backbone that names them."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.partition_store import publish
+from tests.says import said
+
+NODES = 90
+RNG = np.random.default_rng(3)
+IMAGE = RNG.integers(0, 255, (NODES, 6)).astype(np.uint8)
+WORDS = sp.csr_array(np.where(RNG.random((NODES, 20)) < 0.2, 1.0, 0).astype(np.float32))
+EDGES = RNG.integers(0, NODES, (2, 500))
+
+
+def dataset(**columns) -> gs.GraphDataset:
+    stream = gs.open_edge_stream(EDGES, num_nodes=NODES, to_undirected=True)
+    features, labels = np.ones((NODES, 2), np.float32), np.arange(NODES) % 3
+    masks = {"train": np.arange(NODES) % 2 == 0, "val": np.arange(NODES) % 2 == 1}
+    columns = columns or {"image": IMAGE, "words": WORDS}
+    return gs.GraphDataset("g", stream, features=features, labels=labels, masks=masks, node_columns=columns)
+
+
+def write(root, graph, **options) -> gs.PartitionStore:
+    parts = gs.partition(graph.stream, "random", 3, seed=1)
+    return gs.write_partition_store(root, graph.stream, parts, graph, **options)
+
+
+def test_columns_are_read_by_store_id_as_they_were_given(tmp_path):
+    store = write(tmp_path / "store", dataset(), pack_halo=True)
+    nodes = RNG.permutation(NODES)
+    image = store.node_columns["image"].read(nodes)
+    assert image.dtype == np.uint8 and np.array_equal(image, IMAGE[store.original_nid[nodes]])
+    words = store.node_columns["words"].read(nodes)
+    assert np.array_equal(words.dense(), WORDS.toarray()[store.original_nid[nodes]])
+    store.verify()
+    assert write(tmp_path / "plain", dataset(image=IMAGE)).fingerprint != store.fingerprint
+
+
+def test_columns_of_node_types_are_read_where_a_type_has_some(tmp_path):
+    nodes = {
+        "paper": {"num_nodes": 40, "labels": np.arange(40) % 3, "columns": {"image": IMAGE[:40]}},
+        "author": {"num_nodes": 20, "features": np.ones((20, 2), np.float32)},
+    }
+    wrote = np.stack([RNG.integers(0, 20, 99), RNG.integers(0, 40, 99)])
+    store = write(tmp_path / "store", gs.HeteroGraph(nodes, {("author", "writes", "paper"): wrote}).dataset())
+    rows = store.node_columns["image"].read(np.arange(60))
+    assert rows.tables[1] is None
+    papers = store.original_nid[store.node_type(np.arange(60)) == 0]
+    assert np.array_equal(rows.tables[0], IMAGE[papers])
+    store.verify()
+
+
+class Sees(torch.nn.Module):
+    """A user's backbone that names a column in its `forward`."""
+
+    num_layers, out_channels = 2, 3
+
+    def __init__(self):
+        super().__init__()
+        self.layers = gs.model.GraphSAGE(2 + 6, 4, 3)
+
+    def forward(self, x, edge_index, image):
+        return self.layers(torch.cat([x, image / 255], dim=1), edge_index)
+
+
+@pytest.mark.parametrize("source", [gs.Threads(2), gs.TaskGraphs(), gs.Processes(num_workers=1)], ids=str)
+@pytest.mark.parametrize("scope", ["part", "graph"])
+def test_batches_have_them_and_a_backbone_gets_those_that_it_names(tmp_path, source, scope):
+    write(tmp_path / "store", dataset())
+    dm = gs.PartitionDataModule(
+        store=tmp_path / "store", sampler=gs.NeighborSampler([3, 2]), batch_size=16, source=source, scope=scope
+    )
+    dm.setup("predict")
+    loader, module = dm.train_dataloader(), gs.NodeClassifier(Sees())
+    try:
+        batches = list(loader)
+    finally:
+        loader.close()
+    assert batches
+    for batch in batches:
+        expected = IMAGE[dm.store.original_nid[batch.n_id]]
+        assert np.array_equal(batch.columns["image"], expected)
+        assert np.array_equal(
+            batch.to("cpu").columns["words"].dense(), WORDS.toarray()[dm.store.original_nid[batch.n_id]]
+        )
+        assert np.array_equal(batch.to_data().image, expected)
+        assert module(batch).shape == (batch.num_nodes, 3)
+
+
+def test_columns_of_a_store_behind_a_url(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNSCALE_FETCHED", str(tmp_path / "fetched"))
+    write(tmp_path / "store", dataset())
+    publish(tmp_path / "store", f"file://{tmp_path}/published")
+    store = gs.PartitionStore.open(f"file://{tmp_path}/published")
+    assert np.array_equal(store.node_columns["image"].read(np.arange(9)), IMAGE[store.original_nid[:9]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": IMAGE}, "node_columns image 'x'"),
+        ({"edge_index": IMAGE}, "node_columns image 'edge_index'"),
+        ({"an image": IMAGE}, "node_columns image 'an image'"),
+        ({"image": IMAGE[:-1]}, "node_columns['image'] 90 89"),
+    ],
+)
+def test_what_is_no_column_is_refused_in_one_line(tmp_path, columns, message):
+    with pytest.raises(ValueError, match=said(message)):
+        write(tmp_path / "store", dataset(**columns))
+    assert not (tmp_path / "store").exists()
