@@ -1,11 +1,35 @@
 """The tasks of one batch, as a scheduler sees them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures
+
+
+class LogicalTask(NamedTuple):
+    """One task of every batch.
+
+    Attributes:
+        kind: What the task does. "seeds", "positives", "negatives": samples the first nodes of a branch, or the ends of
+            links, which "join" puts into one branch. "ask": requests the neighbours of one hop and branch that others
+            sample. "neighborhood": samples the rest here, in chunks where "relabel" follows, which numbers the nodes
+            they found. "sample": runs a sampler that has no operator. "block": writes the edges of all branches.
+            "nodes": writes their labels, masks and degrees. "fetch": gathers the rows of one hop and branch. "end":
+            finishes the batch.
+        branch: 0 seeds, 1 positives, 2 negatives.
+        hop: Hop number; 0 stands for the first nodes.
+        chunk: Which chunk of the hop: of the rows that "fetch" gathers, or of the neighbours that "neighborhood"
+        samples.
+        dependencies: Indices of earlier tasks.
+    """
+
+    kind: str
+    branch: int
+    hop: int
+    chunk: int
+    dependencies: tuple[int, ...]
 
 
 class Task:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,13 +14,11 @@ from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
-from .batch_builder import with_rows
+from .batch_builder import BatchBuilder, with_rows
+from .batch_graph import LogicalTask
 from .buffer_pool import BufferPool
-from .operators import FetchOperator
+from .operators import FetchOperator, Operators
 from .staged_part import StagedPart
-
-if TYPE_CHECKING:
-    from .task_graph import LogicalTask, Workflow
 
 
 class RowSize:
@@ -189,6 +187,24 @@ def copy_edges(edge_index, begin, end, place, shift, out, at):
 _FIRST_KEY = 1 << 41
 
 
+class BatchWorkflow(Protocol):
+    """What the tasks of a batch share with those of all others; see `Workflow`."""
+
+    builder: BatchBuilder
+    operators: Operators | None
+    fetch: FetchOperator | None  # None: no rows are gathered
+    size: RowSize
+    num_branches: int
+    num_hops: int
+    asks: bool  # whether others sample some of the neighbours
+
+    def fetch_chunks(self, hop: int) -> int:
+        """Return how many tasks fetch the rows of a hop."""
+
+    def sample_chunks(self, hop: int) -> int:
+        """Return how many tasks sample the neighbours of a hop."""
+
+
 class BatchTasks:
     """One batch while its tasks run. Later tasks read what earlier tasks of the same branch and hop wrote.
 
@@ -197,7 +213,7 @@ class BatchTasks:
         staged, items, key: Part, items and key of the batch; see `Workflow.instance`.
     """
 
-    def __init__(self, workflow: "Workflow", staged: StagedPart, items: np.ndarray, key: int):
+    def __init__(self, workflow: BatchWorkflow, staged: StagedPart, items: np.ndarray, key: int):
         self._workflow, self._builder, self._operators = workflow, workflow.builder, workflow.operators
         self._staged, self._items, self._key = staged, items, key
         branches = range(workflow.num_branches)
@@ -216,7 +232,7 @@ class BatchTasks:
             self._rows = RowBuffer(table, self._builder.pool, workflow.size)
         self._batch: MiniBatch | None = None
 
-    def actions(self, task: "LogicalTask"):
+    def actions(self, task: LogicalTask):
         """Return a task's function, and the function of its cost."""
         kind, branch, hop = task.kind, task.branch, task.hop
         if kind == "neighborhood":

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..sampler.link_sampler import LinkState
+from ..sampler.link_sampler import LinkSampler, LinkState
 from ..sampler.neighbor import NeighborSampler
 from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace
@@ -176,3 +176,35 @@ class LinkNegatives:
     def sample(self, staged: StagedPart, seeds: np.ndarray, key: int) -> np.ndarray:
         sampled = self.samples(staged.graph.num_core, len(seeds) * self.num_negatives, key)
         return sampled.reshape(len(seeds), self.num_negatives)
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators of a workflow; any of them may be a user's own.
+
+    Args:
+        neighborhood: Samples neighbourhoods, one hop at a time.
+        seeds: Samples the seeds.
+        positives, negatives: Sample positives and negatives of the seeds; give both or neither. With them a batch has
+            links to train on, in three branches.
+        links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, instead of the other
+            three.
+        fetch: Gathers feature rows; None: the builder's features.
+
+    Raises:
+        ValueError: positives without negatives, or negatives without positives, or either beside links.
+    """
+
+    neighborhood: NeighborhoodOperator
+    seeds: SeedOperator = field(default_factory=BatchSeeds)
+    positives: PositiveOperator | None = None
+    negatives: NegativeOperator | None = None
+    links: LinkSampler | None = None
+    fetch: FetchOperator | None = None
+
+    def __post_init__(self):
+        if (self.positives is None) != (self.negatives is None):
+            missing = "positives" if self.positives is None else "negatives"
+            raise ValueError(f"positives and negatives must be given together, got {missing}=None")
+        if self.links is not None and self.positives is not None:
+            raise ValueError("links samples positives and negatives itself, got both: leave out one of them")

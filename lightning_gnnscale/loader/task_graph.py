@@ -1,84 +1,17 @@
 """Batch preparation as a graph of small tasks: the logical one is made once, a physical one for each batch."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import numpy as np
 
 from ..sampler.link_sampler import LinkSampler
 from ..sampler.neighbor import NeighborSampler
 from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder
-from .batch_graph import BatchGraph, Task
+from .batch_graph import BatchGraph, LogicalTask, Task
 from .batch_tasks import BatchTasks, RowSize
-from .operators import (
-    BatchSeeds,
-    FanoutNeighborhood,
-    FetchOperator,
-    NegativeOperator,
-    NeighborhoodOperator,
-    PositiveOperator,
-    SeedOperator,
-)
+from .operators import FanoutNeighborhood, Operators
 from .staged_part import StagedPart
 
 BRANCHES = ("seeds", "positives", "negatives")
-
-
-class LogicalTask(NamedTuple):
-    """One task of every batch.
-
-    Attributes:
-        kind: What the task does. "seeds", "positives", "negatives": samples the first nodes of a branch, or the ends of
-            links, which "join" puts into one branch. "ask": requests the neighbours of one hop and branch that others
-            sample. "neighborhood": samples the rest here, in chunks where "relabel" follows, which numbers the nodes
-            they found. "sample": runs a sampler that has no operator. "block": writes the edges of all branches.
-            "nodes": writes their labels, masks and degrees. "fetch": gathers the rows of one hop and branch. "end":
-            finishes the batch.
-        branch: 0 seeds, 1 positives, 2 negatives.
-        hop: Hop number; 0 stands for the first nodes.
-        chunk: Which chunk of the hop: of the rows that "fetch" gathers, or of the neighbours that "neighborhood"
-        samples.
-        dependencies: Indices of earlier tasks.
-    """
-
-    kind: str
-    branch: int
-    hop: int
-    chunk: int
-    dependencies: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Operators:
-    """The operators of a workflow; any of them may be a user's own.
-
-    Args:
-        neighborhood: Samples neighbourhoods, one hop at a time.
-        seeds: Samples the seeds.
-        positives, negatives: Sample positives and negatives of the seeds; give both or neither. With them a batch has
-            links to train on, in three branches.
-        links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, instead of the other
-            three.
-        fetch: Gathers feature rows; None: the builder's features.
-
-    Raises:
-        ValueError: positives without negatives, or negatives without positives, or either beside links.
-    """
-
-    neighborhood: NeighborhoodOperator
-    seeds: SeedOperator = field(default_factory=BatchSeeds)
-    positives: PositiveOperator | None = None
-    negatives: NegativeOperator | None = None
-    links: LinkSampler | None = None
-    fetch: FetchOperator | None = None
-
-    def __post_init__(self):
-        if (self.positives is None) != (self.negatives is None):
-            missing = "positives" if self.positives is None else "negatives"
-            raise ValueError(f"positives and negatives must be given together, got {missing}=None")
-        if self.links is not None and self.positives is not None:
-            raise ValueError("links samples positives and negatives itself, got both: leave out one of them")
 
 
 def operators_of(sampler: BatchSampler) -> Operators | None:

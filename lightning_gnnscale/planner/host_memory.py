@@ -5,8 +5,8 @@ Mapped files are not counted: the page cache gives their pages back when memory 
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Any
+
+from .sizes import BatchShape, RunSize, check_integer
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
@@ -32,15 +32,11 @@ EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
 
 
 def predict_host_peak(
+    run: RunSize,
     *,
-    num_nodes: int,
-    num_edges: int,
-    num_parts: int,
-    num_processes: int,
     training_bytes: int,
     evaluation_bytes: int = 0,
     chunk_edges: int = 1 << 22,
-    edge_row_bytes: int = 0,
     interpreter_bytes: int = INTERPRETER_BYTES,
     start_method: str = "popen",
     partition_bytes: int | None = None,
@@ -48,13 +44,10 @@ def predict_host_peak(
     """Predict the peak memory of partitioning, storing, training and evaluating on one host.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (directed).
-        num_parts: parts it is cut into.
-        num_processes: training processes on this host.
+        run: the graph, its parts, and the training processes on this host.
         training_bytes: what one process takes, see `predict_training`.
         evaluation_bytes: what one process takes, see `predict_evaluation`; 0 leaves evaluation out.
         chunk_edges: edges a chunk.
-        edge_row_bytes: weight and features of one edge.
         interpreter_bytes: what the starting process holds before any work.
         start_method: see `processes_bytes`.
         partition_bytes: what the partitioner holds, see `partitioner.registry.partition_bytes`; None: not known.
@@ -62,15 +55,16 @@ def predict_host_peak(
     Returns:
         {"partition": bytes, "partition_store": bytes, "train": bytes, "evaluate": bytes}.
     """
+    num_nodes, num_edges, num_processes = run.num_nodes, run.num_edges, run.num_processes
     chunks = CHUNKS_HELD * min(chunk_edges, num_edges) * 8
     begun = interpreter_bytes + COMPILED_BYTES
     buckets = STORE_BYTES_AN_EDGE * min(STORE_CHUNK_EDGES, num_edges)
-    sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_EDGES, num_edges)
+    sort = (32 if run.edge_row_bytes else 16) * min(STORE_SORT_EDGES, num_edges)
     workers = processes_bytes(num_processes, interpreter_bytes, start_method)
     assigning = PARTITION_BYTES_A_NODE * num_nodes if partition_bytes is None else partition_bytes
     peaks = {
         # Then part ids, and a bit for each part that reads a node.
-        "partition": begun + chunks + max(assigning, (4 + math.ceil(num_parts / 8)) * num_nodes),
+        "partition": begun + chunks + max(assigning, (4 + math.ceil(run.num_parts / 8)) * num_nodes),
         "partition_store": begun + STORE_BYTES_A_NODE * num_nodes + max(chunks + buckets, sort),
         "train": workers + num_processes * training_bytes,
     }
@@ -94,53 +88,48 @@ def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: st
     return (num_processes + (start_method != "popen")) * (interpreter_bytes + WORKER_BYTES)
 
 
-def predict_evaluation(
-    *,
-    num_nodes: int,
-    num_edges: int,
-    feature_dim: int = 0,
-    feature_row_bytes: float | None = None,
-    hidden_channels: int = 256,
-    fanouts: Sequence[int] = (),
-    embedding_dim: int = 0,
-    free_bytes: int | None = None,
-) -> int:
+def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None = None) -> int:
     """Predict what one process holds beyond its interpreter while it evaluates exactly, layer by layer, bytes.
 
     It is the widest layer's block: gathered rows, those of the targets, and the numbers of a block's sources; the
     tables between layers are files.
 
     Args:
-        num_nodes, num_edges: counts of the graph; edges as stored (directed).
-        feature_dim, feature_row_bytes, hidden_channels, fanouts, embedding_dim: see `predict_training`.
+        run: the graph.
+        batches: its widths and the number of its fan-outs, one a layer.
         free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are used. None:
             it does.
     """
+    num_nodes, num_edges, hidden_channels = run.num_nodes, run.num_edges, batches.hidden_channels
     degree = max(1.0, num_edges / max(num_nodes, 1))
-    widths = [feature_dim + embedding_dim, *[hidden_channels] * (max(len(fanouts), 2) - 1)]
+    widths = [
+        batches.feature_dim + batches.embedding_dim,
+        *[hidden_channels] * (max(len(batches.fanouts), 2) - 1),
+    ]
     blocks = []
     for width in filter(None, widths):
         edges = min(EVALUATION_BLOCK_BYTES // (4 * width), num_edges)
         targets = min(edges / degree, num_nodes)
         sources = min(num_nodes, targets + distinct(edges, num_nodes))
         row = 4 * width
-        if width == widths[0] and feature_row_bytes is not None:
-            row = sum(_row_bytes(feature_dim, feature_row_bytes))
+        if width == widths[0] and batches.feature_row_bytes is not None:
+            row = sum(_row_bytes(batches))
         blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * edges)
     if free_bytes is not None and 4 * num_nodes * widths[0] > free_bytes:
         blocks += [free_bytes * 2 / 3]
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
 
 
-def _row_bytes(feature_dim: int, row_bytes: float) -> tuple[float, int]:
+def _row_bytes(batches: BatchShape) -> tuple[float, int]:
     """Return the bytes of a gathered row, and of its float32 copy in the training batch.
 
-    Args:
-        row_bytes: with the copy or without; sparse rows, of no whole width, and float32 have none.
+    `feature_row_bytes` is with the copy or without; sparse rows, of no whole width, and float32 have none.
     """
-    for narrow in (feature_dim, 2 * feature_dim):
-        if row_bytes in (narrow, narrow + 4 * feature_dim):
-            return narrow, 4 * feature_dim
+    width = batches.feature_dim
+    row_bytes = 4 * width if batches.feature_row_bytes is None else batches.feature_row_bytes
+    for narrow in (width, 2 * width):
+        if row_bytes in (narrow, narrow + 4 * width):
+            return narrow, 4 * width
     return row_bytes, 0
 
 
@@ -175,25 +164,14 @@ def batch_hops(
 
 
 def predict_training(
+    run: RunSize,
+    shape: BatchShape,
     *,
-    num_nodes: int,
-    num_edges: int,
-    num_parts: int,
-    num_processes: int,
-    feature_dim: int = 0,
-    feature_row_bytes: float | None = None,
-    edge_row_bytes: int = 0,
-    batch_size: int | None = None,
-    fanouts: Sequence[int] = (),
-    hidden_channels: int = 256,
-    prefetch_batches: int = 3,
-    embedding_dim: int = 0,
     part_rows: int | None = None,
     mixed_parts: int = 0,
     on_gpu: bool = False,
     grouped_edge_types: int = 0,
     grouped_weights: bool = False,
-    embedding_rows: int | None = None,
     placed_rows: int | float | None = None,
     cache_rows: int = 0,
 ) -> int:
@@ -204,72 +182,54 @@ def predict_training(
     copy of the weights for each of its parts.
 
     Args:
-        num_nodes, num_edges, num_parts, num_processes: see `predict_host_peak`.
-        feature_dim: columns of the features.
-        feature_row_bytes: bytes of one row in a batch; None: dense float32.
-        edge_row_bytes: weight and features of one edge, which batches hold too.
-        batch_size: seeds a batch; None trains each part as one batch.
-        fanouts: neighbours a hop; -1 takes all.
-        hidden_channels: width of the hidden layers.
-        prefetch_batches: batches held at once.
-        embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
+        run: the graph, its parts, and the training processes on this host.
+        shape: batches, and the rows of the model.
         part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
         on_gpu: a GPU's memory: parts and embeddings stay on the host.
         grouped_edge_types: edge types by which fan-outs, times or weights group a copy of each part's edges; 0: none.
         grouped_weights: Whether these edges have weights, by which they are sampled.
-        embedding_rows: nodes with learnable embeddings, where some node types have none; None: all.
         placed_rows: feature rows that a placement puts into this process's buffer, a number or, as a float, a share of
             all; None: no placement. Rows of a batch on a GPU are then gathered there, as it trains, and those ahead
             hold ids alone.
         cache_rows: rows of its cache.
 
     Raises:
-        ValueError: a count, a width or a fan-out out of range.
+        ValueError: a count out of range.
     """
-    _check_shape(
-        feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
-    )
-    if embedding_rows is not None:
-        check_integer("embedding_rows", embedding_rows, 0)
+    num_nodes, num_parts, num_processes = run.num_nodes, run.num_parts, run.num_processes
+    embedding_dim, hidden_channels, ahead = shape.embedding_dim, shape.hidden_channels, shape.prefetch_batches
+    if part_rows is not None:
+        check_integer("part_rows", part_rows, 0)
     if isinstance(placed_rows, float):
         placed_rows = round(placed_rows * num_nodes)
     if placed_rows is not None:
         check_integer("placed_rows", placed_rows, 0)
     check_integer("cache_rows", cache_rows, 0)
-    part_nodes, part_edges = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
+    part_nodes, part_edges = math.ceil(num_nodes / num_parts), math.ceil(run.num_edges / num_parts)
     reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
-    layers = max(len(fanouts), 2)
+    layers = max(len(shape.fanouts), 2)
     nodes, edges = [float(reach)] * (layers + 1), float(part_edges)
     chunks = max(1, min(mixed_parts, num_parts))
-    if batch_size is not None and fanouts:
-        of_chunk = batch_hops(reach, num_edges / max(num_nodes, 1), math.ceil(batch_size / chunks), fanouts)
+    if shape.batch_size is not None and shape.fanouts:
+        seeds, average_degree = math.ceil(shape.batch_size / chunks), run.num_edges / max(num_nodes, 1)
+        of_chunk = batch_hops(reach, average_degree, seeds, shape.fanouts)
         nodes, edges = [chunks * num for num in of_chunk[0]], chunks * of_chunk[1]
     inputs = nodes[-1]
-    row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
-    width = feature_dim + embedding_dim
-    row_bytes, copy_bytes = _row_bytes(feature_dim, row_bytes)
+    width = shape.feature_dim + embedding_dim
+    row_bytes, copy_bytes = _row_bytes(shape)
     activations = inputs * (copy_bytes + 4 * embedding_dim)
     for targets in nodes[:-1]:
         activations += targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
         width = hidden_channels
-    parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
+    parameters = 4 * hidden_channels * (2 * (shape.feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
-    ahead = 1 if placed_rows is not None and on_gpu else prefetch_batches  # batches with rows
-    batches = inputs * (ahead * row_bytes + prefetch_batches * 24) + prefetch_batches * edges * (16 + edge_row_bytes)
+    with_rows = 1 if placed_rows is not None and on_gpu else ahead  # batches
+    batches = inputs * (with_rows * row_bytes + ahead * 24) + ahead * edges * (16 + run.edge_row_bytes)
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     # The epoch's validation replaces a step's activations; batches stay in their pool.
-    evaluation = predict_evaluation(
-        num_nodes=num_nodes,
-        num_edges=num_edges,
-        feature_dim=feature_dim,
-        feature_row_bytes=feature_row_bytes,
-        hidden_channels=hidden_channels,
-        fanouts=fanouts,
-        embedding_dim=embedding_dim,
-    )
-    step = max(activations, evaluation)
+    step = max(activations, predict_evaluation(run, shape))
     placed = 0.0
     if placed_rows is not None:
         placed = (placed_rows + cache_rows) * row_bytes + PLACE_BYTES_A_NODE * num_nodes
@@ -281,41 +241,6 @@ def predict_training(
     if grouped_edge_types:  # edges by edge type, their positions here and in the store; row starts
         edge_bytes = GROUPED_EDGE_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
         parts += held * (edge_bytes * part_edges + 8 * grouped_edge_types * reach)
-    learned = num_nodes if embedding_rows is None else embedding_rows
+    learned = num_nodes if shape.embedding_rows is None else shape.embedding_rows
     embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
-
-
-def _check_shape(
-    feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
-) -> None:
-    check_integer("feature_dim", feature_dim, 0)
-    check_integer("hidden_channels", hidden_channels, 1)
-    check_integer("prefetch_batches", prefetch_batches, 1)
-    check_integer("embedding_dim", embedding_dim, 0)
-    if batch_size is not None:
-        check_integer("batch_size", batch_size, 1)
-    if part_rows is not None:
-        check_integer("part_rows", part_rows, 0)
-    if feature_row_bytes is not None and not (isinstance(feature_row_bytes, Real) and feature_row_bytes >= 0):
-        raise ValueError(f"feature_row_bytes must be at least 0, or None, got {feature_row_bytes!r}")
-    check_fanouts(fanouts)
-
-
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise ValueError unless an argument is an integer of at least `low`."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-
-
-def check_fanouts(fanouts: Any) -> None:
-    """Raise ValueError unless fan-outs are integers of at least 1, or -1 for all neighbours, one a hop."""
-    if not isinstance(fanouts, Sequence) or isinstance(fanouts, str):
-        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {fanouts!r}")
-    for fanout in fanouts:
-        if not isinstance(fanout, Integral) or isinstance(fanout, bool) or (fanout < 1 and fanout != -1):
-            raise ValueError(
-                f"fanouts must be integers of at least 1, or -1 for all, got {fanout!r} in {list(fanouts)}"
-            )

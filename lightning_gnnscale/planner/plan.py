@@ -3,20 +3,22 @@
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from ..graph import id_dtype
 from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
-    check_integer,
     predict_evaluation,
     predict_host_peak,
     predict_training,
     processes_bytes,
 )
+from .sizes import BatchShape, RunSize, check_integer
 
+_OF_BATCHES = frozenset(one.name for one in fields(BatchShape))
+_OF_TRAINING = frozenset(inspect.signature(predict_training).parameters) - {"run", "shape", "on_gpu"}
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
 _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}
 
@@ -287,7 +289,8 @@ def plan(
         start_method: How the training processes are started: "popen", "fork", "spawn" or "forkserver".
         partition_bytes: Maps the number of parts to the bytes that partitioning holds, or to None if unknown. None:
             unknown.
-        training_options: Further arguments of `predict_training` (`batch_size`, `fanouts`, ...).
+        training_options: Attributes of `BatchShape` (`batch_size`, `fanouts`, ...), further arguments of
+            `predict_training`.
 
     Returns:
         The Plan; `explain()` prints every term.
@@ -299,7 +302,7 @@ def plan(
     mix parts, as many and one more must fit M - T together; parts of a GPU must fit the host, which holds them;
     `Plan.with_halo` checks again with the halo rows, which SDT-GNN's rule ignores.
     """
-    unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
+    unknown = sorted(set(training_options) - _OF_BATCHES - _OF_TRAINING)
     if unknown:
         raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for its arguments")
     counts = {"num_nodes": num_nodes, "num_edges": num_edges, "edge_row_bytes": edge_row_bytes}
@@ -309,18 +312,19 @@ def plan(
     features = parse_bytes(feature_bytes, "feature_bytes")
     edge_data = num_edges * edge_row_bytes
     total = csc_bytes(num_nodes, num_edges) + features + edge_data
-    shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_processes": num_devices}
+    run = RunSize(num_nodes, num_edges, num_processes=num_devices, edge_row_bytes=edge_row_bytes)
+    shape = BatchShape(**{name: value for name, value in training_options.items() if name in _OF_BATCHES})
+    options = {name: value for name, value in training_options.items() if name in _OF_TRAINING}
     found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
-    shape |= {"edge_row_bytes": edge_row_bytes}
     # A placement's rows are on the GPUs if there are some.
     elsewhere = ("placed_rows", "cache_rows") if on_gpu else ()
-    of_host = {name: value for name, value in training_options.items() if name not in elsewhere}
+    of_host = {name: value for name, value in options.items() if name not in elsewhere}
 
     def training(parts: int, on_gpu: bool = False) -> int:
-        options = training_options if on_gpu else of_host
-        return predict_training(**shape, num_parts=parts, on_gpu=on_gpu, **options)
+        given = options if on_gpu else of_host
+        return predict_training(replace(run, num_parts=parts), shape, on_gpu=on_gpu, **given)
 
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)
@@ -341,7 +345,7 @@ def plan(
         )
     if memory is not None and compute is None:
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
-    mixed = training_options.get("mixed_parts", 0)
+    mixed = options.get("mixed_parts", 0)
     held = mixed + 1 if mixed else 1
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts, held)
     if chosen_by == "rule":
@@ -352,21 +356,10 @@ def plan(
     device_peak = training(parts, on_gpu)
     if found_device and compute_bytes is None and memory is not None:
         compute = training_on_host
-    taken = set(inspect.signature(predict_evaluation).parameters)
-    evaluation = predict_evaluation(
-        free_bytes=free,
-        num_nodes=num_nodes,
-        num_edges=num_edges,
-        **{name: value for name, value in training_options.items() if name in taken},
-    )
     host_peaks = predict_host_peak(
-        num_nodes=num_nodes,
-        num_edges=num_edges,
-        num_parts=parts,
-        num_processes=num_devices,
+        replace(run, num_parts=parts),
         training_bytes=training_on_host,
-        evaluation_bytes=evaluation,
-        edge_row_bytes=edge_row_bytes,
+        evaluation_bytes=predict_evaluation(run, shape, free),
         interpreter_bytes=interpreter_bytes,
         start_method=start_method,
         partition_bytes=None if partition_bytes is None else partition_bytes(parts),

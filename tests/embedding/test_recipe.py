@@ -1,5 +1,7 @@
 """The recipe's settings, on a data set without features: the model is made with the rows that it names."""
 
+from dataclasses import replace
+
 import lightning as L
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from lightning_gnnscale.cli.train import make_datamodule, make_model
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.planner import predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 from tests.says import said
 
 
@@ -104,9 +107,9 @@ def test_links_are_predicted_from_learned_rows(folder):
 
 
 def test_the_plan_counts_learned_rows():
-    shape = {"num_nodes": 10**6, "num_edges": 10**7, "num_parts": 4, "batch_size": 512, "fanouts": [10, 10]}
-    without = predict_training(**shape, num_processes=1)
-    alone, shared = (predict_training(**shape, num_processes=num, embedding_dim=64) for num in (1, 2))
+    run, shape = RunSize(10**6, 10**7, num_parts=4), BatchShape(batch_size=512, fanouts=[10, 10])
+    without, learned = predict_training(run, shape), replace(shape, embedding_dim=64)
+    alone, shared = (predict_training(replace(run, num_processes=num), learned) for num in (1, 2))
     table = 10**6 * (3 * 4 * 64 + 4)
     assert alone - without >= table
     assert (alone - shared) >= table / 2, "processes of a host share the rows"

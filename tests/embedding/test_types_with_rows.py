@@ -14,6 +14,7 @@ from lightning_gnnscale.datamodule.machine_plan import Machines
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.partition_store.typed_features import NodeTypesWithRows
 from lightning_gnnscale.planner import predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 from lightning_gnnscale.strategy import GradientAveraging
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
@@ -343,12 +344,14 @@ def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
 
 
 def test_the_plan_counts_these_rows(store):
-    shape = {"num_nodes": 10**6, "num_edges": 10**7, "num_parts": 4, "num_processes": 2, "embedding_dim": 64}
-    whole, some = (predict_training(**shape, embedding_rows=rows) for rows in (None, 10**5))
-    assert whole == predict_training(**shape, embedding_rows=10**6)
+    run = RunSize(10**6, 10**7, num_parts=4, num_processes=2)
+    whole, some, all_rows = (
+        predict_training(run, BatchShape(embedding_dim=64, embedding_rows=rows)) for rows in (None, 10**5, 10**6)
+    )
+    assert whole == all_rows
     assert whole - some == 9 * 10**5 * (3 * 4 * 64 + 4) / 2
     with pytest.raises(ValueError, match=said("embedding_rows 0 -1")):
-        predict_training(**shape, embedding_rows=-1)
+        BatchShape(embedding_dim=64, embedding_rows=-1)
 
 
 def test_machines_count_these_rows(store):

@@ -15,6 +15,7 @@ from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, RowRe
 from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from tests.says import said
 from tests.tiers import each_value
@@ -381,11 +382,13 @@ def test_the_plan_counts_the_edges_that_are_grouped(graph):
         for name in ("together", "by edge type")
     )
     assert "grouped_edge_types" not in plain and grouped["grouped_edge_types"] == store.schema.num_edge_types
-    sizes = {"num_nodes": 10**7, "num_edges": 10**8, "num_parts": 8, "num_processes": 1, "part_rows": 3 * 10**6}
-    more = predict_training(**sizes, grouped_edge_types=5) - predict_training(**sizes)
-    edges, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
-    assert more == 2 * (edges + rows)
-    assert predict_training(**sizes, grouped_weights=True) == predict_training(**sizes)  # nothing is grouped
+    sizes, rows = (RunSize(10**7, 10**8, num_parts=8), BatchShape()), 3 * 10**6
+    none, more, weighted = (
+        predict_training(*sizes, part_rows=rows, **given)
+        for given in ({}, {"grouped_edge_types": 5}, {"grouped_weights": True})
+    )
+    assert more - none == 2 * (20 * 10**8 // 8 + 8 * 5 * rows)
+    assert weighted == none  # nothing is grouped
 
 
 def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):

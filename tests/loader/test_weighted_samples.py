@@ -12,6 +12,7 @@ import torch
 import lightning_gnnscale as gs
 from lightning_gnnscale.partition_store.part_graph import load_part_graph
 from lightning_gnnscale.planner import predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 from tests.says import said
 
 NUM_NODES, NUM_EDGES = 120, 3000
@@ -189,10 +190,9 @@ def test_the_plan_counts_the_weights_of_the_edges_that_are_grouped(stores):
         }.items()
     }
     assert [shape.get("grouped_weights", False) for shape in shapes.values()] == [False, True, True]
-    sizes = {"num_nodes": store.num_nodes, "num_edges": store.num_edges, "num_parts": 3, "num_processes": 1}
-    counted = predict_training(**sizes, grouped_edge_types=1, grouped_weights=True) - predict_training(
-        **sizes, grouped_edge_types=1
-    )
+    sizes = (RunSize(store.num_nodes, store.num_edges, num_parts=3), BatchShape())
+    weighted, plain = (predict_training(*sizes, grouped_edge_types=1, grouped_weights=has) for has in (True, False))
+    counted = weighted - plain
     graph = load_part_graph(store, 1, 0)
     (relation,) = gs.NeighborSampler([4], weighted=True).prepare(graph, np.arange(graph.num_core), 0).grouped.relations
     assert counted == 2 * -(-store.num_edges // 3) * relation.weight.nbytes // graph.csc.num_edges  # two parts are held

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.planner import plan, predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 from tests.says import said
 
 
@@ -40,10 +41,9 @@ def test_integers_of_numpy_and_all_neighbours_are_taken():
 
 
 def test_what_a_part_reaches_is_taken_as_measured():
-    shape = {"num_nodes": 80_000, "num_edges": 2_000_000, "num_parts": 8, "num_processes": 2, "feature_dim": 100}
-    shape |= {"batch_size": 512, "fanouts": (-1, -1)}
-    guessed, more, all_rows = (predict_training(**shape, part_rows=rows) for rows in (None, 60_000, 10**9))
-    assert guessed == predict_training(**shape, part_rows=30_000) < more < all_rows
-    assert all_rows == predict_training(**shape, part_rows=80_000)
+    sizes = (RunSize(80_000, 2_000_000, 8, 2), BatchShape(feature_dim=100, batch_size=512, fanouts=(-1, -1)))
+    guessed, more, all_rows = (predict_training(*sizes, part_rows=rows) for rows in (None, 60_000, 10**9))
+    assert guessed == predict_training(*sizes, part_rows=30_000) < more < all_rows
+    assert all_rows == predict_training(*sizes, part_rows=80_000)
     with pytest.raises(ValueError, match=said("part_rows 0 -1")):
-        predict_training(**shape, part_rows=-1)
+        predict_training(*sizes, part_rows=-1)

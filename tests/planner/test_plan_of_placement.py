@@ -1,33 +1,36 @@
 """The plan of a run with placement counts the buffer of each device, its places and its cache."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.planner import predict_training
+from lightning_gnnscale.planner.sizes import BatchShape, RunSize
 
 NODES, DIM = 1000, 64
-GRAPH = {"num_nodes": NODES, "num_edges": 8000, "num_parts": 4, "num_processes": 2, "feature_dim": DIM}
-BATCHES = {"batch_size": 32, "fanouts": [5, 5], "hidden_channels": 16}
+RUN = RunSize(NODES, 8000, 4, 2)
+BATCHES = BatchShape(feature_dim=DIM, batch_size=32, fanouts=[5, 5], hidden_channels=16)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("rows", [200, 0.2])
 def test_a_buffer_is_its_rows_and_a_place_a_node(rows, on_gpu):
-    none = predict_training(**GRAPH, **BATCHES, on_gpu=on_gpu, placed_rows=0)
-    placed = predict_training(**GRAPH, **BATCHES, on_gpu=on_gpu, placed_rows=rows, cache_rows=50)
+    none = predict_training(RUN, BATCHES, on_gpu=on_gpu, placed_rows=0)
+    placed = predict_training(RUN, BATCHES, on_gpu=on_gpu, placed_rows=rows, cache_rows=50)
     assert placed - none == pytest.approx((200 + 50) * 4 * DIM, abs=1)
 
 
 def test_places_are_eight_bytes_a_node():
-    without = predict_training(**GRAPH, **BATCHES)
-    assert predict_training(**GRAPH, **BATCHES, placed_rows=0) - without == pytest.approx(8 * NODES, abs=1)
+    without = predict_training(RUN, BATCHES)
+    assert predict_training(RUN, BATCHES, placed_rows=0) - without == pytest.approx(8 * NODES, abs=1)
 
 
 def test_batches_ahead_of_a_gpu_hold_no_rows_where_they_are_gathered_on_it():
     told = [
-        predict_training(**GRAPH, **BATCHES, on_gpu=True, placed_rows=rows, prefetch_batches=ahead)
+        predict_training(RUN, replace(BATCHES, prefetch_batches=ahead), on_gpu=True, placed_rows=rows)
         for rows in (None, 0)
         for ahead in (1, 5)
     ]
@@ -37,7 +40,7 @@ def test_batches_ahead_of_a_gpu_hold_no_rows_where_they_are_gathered_on_it():
 @pytest.mark.parametrize("rows", [-1, "many"])
 def test_placed_rows_are_a_number(rows):
     with pytest.raises(ValueError, match="placed_rows must be"):
-        predict_training(**GRAPH, **BATCHES, placed_rows=rows)
+        predict_training(RUN, BATCHES, placed_rows=rows)
 
 
 def planned(tmp_path, placement, **options):
