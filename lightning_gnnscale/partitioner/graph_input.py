@@ -38,8 +38,8 @@ class GraphInput:
 
     Args:
         method: the method's name.
-        stream, num_parts, seed, masks, balance, progress: as given to `partition`.
-        options: the method's own; a checkpoint of a run with other ones is not used.
+        stream, seed, masks, balance, progress: as given to `partition`.
+        options: the number of parts and the method's own; a checkpoint of a run with other ones is not used.
         deduplicate: see `open_simple_graph`.
         scratch: folder for scratch files; "auto": the system's folder for temporary files; None: no scratch disk.
         checkpoint: file to save the state to; where it exists already, the work goes on from it. It is removed
@@ -57,7 +57,6 @@ class GraphInput:
         self,
         method: str,
         stream,
-        num_parts: int,
         options: Mapping,
         seed: int = 0,
         masks: Mapping | None = None,
@@ -74,7 +73,7 @@ class GraphInput:
         self.simple: SimpleGraph | None = None
         self.phase, self.left, self.facts = "", {}, {}
         settings = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT}
-        settings |= {"method": method, "num_parts": num_parts, "seed": seed, "balance": balance}
+        settings |= {"method": method, "seed": seed, "balance": balance}
         settings |= {"deduplicate": deduplicate, "scratch": scratch is not None}  # without it repeated edges may stay
         if checkpoint is not None:
             settings["masks"] = {name: _checksum(mask) for name, mask in (masks or {}).items() if mask is not None}
@@ -209,13 +208,14 @@ def graph_partitioner(
         @functools.wraps(function)
         def partitioner(stream, num_parts: int, **given) -> np.ndarray:
             options = {p.name: given.pop(p.name, p.default) for p in own}
-            graph = GraphInput(name, stream, num_parts, options, **given)
+            graph = GraphInput(name, stream, {**options, "num_parts": num_parts}, **given)
             part_id = function(graph, num_parts, **options)
             graph.finish()
             return part_id
 
         # What a caller may give: the method's own options go between `progress` and `deduplicate`.
-        shown = [shared["stream"], shared["num_parts"], *keywords[:4], *own, *keywords[4:]]
+        required = inspect.signature(partitioner, follow_wrapped=False).parameters
+        shown = [required["stream"], required["num_parts"], *keywords[:4], *own, *keywords[4:]]
         partitioner.__signature__ = inspect.Signature(shown)
         return register_partitioner(name, memory, slack)(partitioner)
 

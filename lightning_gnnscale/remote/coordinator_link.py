@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,12 +30,9 @@ from .cluster import (
     workers_named,
 )
 from .holder import assign_shards, check_asks_owners, homes_of, store_of
-from .messages import CoordinatorSettings, Setup, Table, WorkerSettings
+from .messages import CoordinatorSettings, Growth, Setup, Table, WorkerSettings
 from .ray_coordinator import Coordinator, start_coordinator
 from .ray_worker import start_workers, worker_places
-
-if TYPE_CHECKING:
-    from .ray_source import RayWorkers
 
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0
@@ -94,6 +91,25 @@ class CoordinatorActor:
         import_ray().kill(self._actor)
 
 
+class LinkSettings(Protocol):
+    """The settings of workers that a rank's connection needs; see `RayWorkers`."""
+
+    address: str | None
+    label: str | None
+    construction: str
+    worker_memory_bytes: int | None
+    replicate_bytes: int
+    store_bytes: int
+    timeout_s: float
+    least_workers: int
+
+    def growth(self, workers: WorkerSettings, place: RankPlace) -> Growth | None:
+        """Return how many workers a rank's coordinator keeps; None: another coordinator does, or none."""
+
+    def for_coordinator(self, shared: bool, prefix: str, growth: Growth | None) -> CoordinatorSettings:
+        """Return the settings of a coordinator."""
+
+
 class Link:
     """A rank's connection to its coordinator; separate from `RaySource`, so that a forgotten source is closed.
 
@@ -101,7 +117,7 @@ class Link:
         settings, meeting, place: see `RayWorkers.connect`.
     """
 
-    def __init__(self, settings: "RayWorkers", meeting: Meeting, place: RankPlace):
+    def __init__(self, settings: LinkSettings, meeting: Meeting, place: RankPlace):
         self._settings, self._place, self._meeting = settings, place, meeting
         self._rank, self._owner = f"rank{place.rank}-{next(_turns)}", os.getpid()
         self._local: LocalMeeting | None = None
@@ -209,7 +225,7 @@ class Link:
                 self._coordinator.end()
 
 
-def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "RayWorkers") -> Callable[..., Setup]:
+def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: LinkSettings) -> Callable[..., Setup]:
     """Return a function that makes a rank's `Setup` from the names of the workers, once Ray is there.
 
     Raises:

@@ -37,7 +37,7 @@ def test_blocks_equal_the_oracles_in_every_layout(graph, layout, data):
     stream = stream_of(
         directed_edges, num_nodes, layout=layout if edges else "auto", chunk_edges=data.draw(st.integers(1, 20))
     )
-    given_graph = GraphInput("neighborhood_block", stream, 2, {})
+    given_graph = GraphInput("neighborhood_block", stream, {"num_parts": 2})
     given_graph.open_simple()
     found = module._grow_blocks(given_graph, labelled, most)
     assert found.tolist() == grow(simple_edges(directed_edges, layout), num_nodes, labelled, most)
@@ -110,7 +110,7 @@ def test_the_order_and_the_dtype_of_edges_change_nothing():
 def test_nodes_beyond_the_last_hop_make_blocks_by_their_ids(monkeypatch):
     monkeypatch.setattr(module, "MAX_HOPS", 3)
     path = [(v, v + 1) for v in range(29)]
-    graph = GraphInput("neighborhood_block", stream_of(path, 30), 2, {})
+    graph = GraphInput("neighborhood_block", stream_of(path, 30), {"num_parts": 2})
     graph.open_simple()
     labelled = np.arange(30) < 2
     assert module._grow_blocks(graph, labelled, 5).tolist() == grow(path, 30, labelled, 5, max_hops=3)

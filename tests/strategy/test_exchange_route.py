@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from strategy.exchange_blocks import blocks, make_blocks
 
-from lightning_gnnscale.strategy.exchange.layer_exchange import block_route, halo_route
+from lightning_gnnscale.strategy.exchange.route import block_route, halo_route
 
 CPU = torch.device("cpu")
 ROUTES = {"halo": halo_route, "block": block_route}

@@ -1,9 +1,6 @@
 """The exchange of one layer: what it sends, what it holds, what comes back."""
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,124 +9,10 @@ from torch import Tensor
 from ...rng import combine_array, fold
 from . import transport
 from .bounds import Bound
-from .message import RAW, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
+from .message import RAW, Arrived, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
 from .policies import ExchangePlan
-from .transport import Gradients, Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer, Transport
-
-
-class Blocks(Protocol):
-    """What a DataModule says of this process's block of rows; see `BlockRows`."""
-
-    rank: int
-    world_size: int
-    offsets: np.ndarray
-    halo_nodes: np.ndarray
-    send_rows: tuple[np.ndarray, ...]
-    symmetric: bool
-    edge_weight: np.ndarray | None
-    num_local: int
-    num_halo: int
-
-
-@dataclass(frozen=True)
-class Route:
-    """The rows that leave a process, and the places of the rows that arrive.
-
-    Attributes:
-        rank: Rank of this process.
-        boundary: (num_boundary,) int64 local rows that are sent to other processes, ascending.
-        boundary_ids: (num_boundary,) int64 store ids of these rows.
-        leaving: One (num,) int64 tensor per process: positions in the boundary of the rows that it is sent; empty for
-            this process.
-        arriving: One count per process: number of rows that come from it.
-        pick: (num_halo,) int64 positions of the halo rows among the arriving rows; None: they are all arriving rows, in
-            order.
-        whole: Whether every process is sent all rows, so that one message serves all.
-    """
-
-    rank: int
-    boundary: Tensor
-    boundary_ids: Tensor
-    leaving: tuple[Tensor, ...]
-    arriving: tuple[int, ...]
-    pick: Tensor | None
-    whole: bool = False
-
-    @property
-    def num_arriving(self) -> int:
-        return sum(self.arriving)
-
-    @cached_property
-    def returning(self) -> tuple[Tensor, ...]:
-        """One (num,) int64 tensor a process: positions, among the rows that arrived, of those that came from it."""
-        device = self.boundary.device
-        return tuple(torch.arange(self.num_arriving, device=device).split(list(self.arriving)))
-
-    @cached_property
-    def readers(self) -> tuple[Tensor, ...]:
-        """One (num,) int64 tensor a message: positions in the boundary of the rows in it."""
-        everything = torch.arange(len(self.boundary), device=self.boundary.device)
-        return (everything,) if self.whole else self.leaving
-
-    @cached_property
-    def returned(self) -> tuple[int, ...]:
-        """One count a process: rows that it was sent, whose gradients it returns."""
-        return tuple(len(positions) for positions in self.leaving)
-
-    @cached_property
-    def returned_rows(self) -> Tensor:
-        """(num_returned,) int64: the local row that each returned gradient belongs to."""
-        return self.boundary[torch.cat(self.leaving)]
-
-    @cached_property
-    def arriving_ids(self) -> Tensor:
-        """(num_arriving,) int64: any numbers that distinguish the arriving rows."""
-        return torch.arange(self.num_arriving, device=self.boundary.device)
-
-
-def halo_route(blocks: Blocks, device: torch.device) -> Route:
-    """Return the route on which each process is sent the rows that it reads.
-
-    Args:
-        blocks: Block of this process.
-        device: Device of the rows.
-    """
-    boundary = np.unique(np.concatenate(blocks.send_rows)) if blocks.world_size > 1 else np.zeros(0, np.int64)
-    owners = np.searchsorted(blocks.offsets, blocks.halo_nodes, side="right") - 1
-    counts = np.bincount(owners, minlength=blocks.world_size)
-    leaving = tuple(_tensor(np.searchsorted(boundary, rows), device) for rows in blocks.send_rows)
-    return _route(blocks, boundary, leaving, counts, None, device)
-
-
-def block_route(blocks: Blocks, device: torch.device) -> Route:
-    """Return the route by which every process is sent all rows of every other."""
-    boundary = np.arange(blocks.num_local)
-    nothing, everything = _tensor(np.zeros(0, np.int64), device), _tensor(boundary, device)
-    others = [rank for rank in range(blocks.world_size) if rank != blocks.rank]
-    counts = np.diff(blocks.offsets)
-    counts[blocks.rank] = 0
-    # Arriving rows are those of the ranks before this one, then those after it.
-    own_end, own = blocks.offsets[blocks.rank + 1], blocks.num_local
-    pick = blocks.halo_nodes - np.where(blocks.halo_nodes >= own_end, own, 0)
-    leaving = tuple(everything if rank in others else nothing for rank in range(blocks.world_size))
-    return _route(blocks, boundary, leaving, counts, _tensor(pick, device), device, whole=True)
-
-
-def _route(blocks, boundary, leaving, counts, pick, device, whole=False) -> Route:
-    first = int(blocks.offsets[blocks.rank])
-    return Route(
-        rank=blocks.rank,
-        boundary=_tensor(boundary, device),
-        boundary_ids=_tensor(boundary + first, device),
-        leaving=leaving,
-        arriving=tuple(int(count) for count in counts),
-        pick=pick,
-        whole=whole,
-    )
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+from .route import Route
+from .transport import Gradients, Layout, Message, NoGradients, PulledGradients, ReceivedRows, Transport
 
 
 def sample_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,7 +190,7 @@ class LayerExchange:
                 out[rank, 1] = self.route.arriving[rank] * self._width * self._dtype.itemsize
         return out
 
-    def send(self, rows: Tensor, training: bool) -> RowTransfer:
+    def send(self, rows: Tensor, training: bool) -> "RowTransfer":
         """Start to send the rows that others read."""
         ledger = self.ledger
         with ledger.timed():
@@ -335,13 +218,13 @@ class LayerExchange:
         self._half = half if half.itemsize < 4 and not self.plan.counts_in_float32 else None
         return self._half or (rows.dtype if rows.dtype.itemsize >= 4 else torch.float32)
 
-    def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> RowTransfer:
+    def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> "RowTransfer":
         with self.ledger.timed():
             codes = RAW.encode(boundary, 0, self.route.boundary_ids)
             packed = pack_all(codes, self.route.readers, self.route.whole)
         return self._start(rows, boundary.dtype, packed, RAW, False, direction)
 
-    def _send_changes(self, rows: Tensor, boundary: Tensor) -> RowTransfer:
+    def _send_changes(self, rows: Tensor, boundary: Tensor) -> "RowTransfer":
         """Send the rows that are due, and note on this side what the receivers hold then."""
         route = self.route
         self._make_caches(boundary)
@@ -435,7 +318,7 @@ class LayerExchange:
         partial: bool,
         direction: str = transport.FORWARD,
         active: list[bool] | None = None,
-    ) -> RowTransfer:
+    ) -> "RowTransfer":
         layout = Layout(codec, rows.shape[1], dtype, partial)
         sizes = None
         if direction != transport.FORWARD or active is not None or not self.plan.keeps_rows:
@@ -474,7 +357,7 @@ class LayerExchange:
         with self.ledger.timed():
             boundary = grad.index_select(0, route.boundary)
         sent = self._send_gradients(boundary, route.boundary_ids, route.leaving, route.arriving, True)
-        return PulledGradients(self, sent, grad.shape[1], grad.dtype)
+        return PulledGradients(route, self.ledger, sent, grad.shape[1], grad.dtype)
 
     def _send_gradients(
         self, grad: Tensor, ids: Tensor, leaving: tuple[Tensor, ...], counts: tuple[int, ...], partial: bool
@@ -517,7 +400,7 @@ class LayerExchange:
             packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD, by_thread=not late
         )
         layout = Layout(codec, grad.shape[1], grad.dtype, partial)
-        started = Gradients(self, message, layout, counts, packed.payload, held, late)
+        started = Gradients(self.ledger, message, layout, counts, packed.payload, held, late)
         if not late:
             return started
         before, self._earlier = self._earlier, started
@@ -559,6 +442,63 @@ class LayerExchange:
     def _key(self, direction: str) -> int:
         kind = {"forward": 0, "backward": 1}[direction]
         return fold(self.plan.seed, self.clock.epoch, self.layer, kind, self.route.rank)
+
+
+class RowTransfer:
+    """Rows on their way forward, and then their gradients on the way back; see the model's `Transfer`."""
+
+    def __init__(
+        self,
+        exchange: LayerExchange,
+        message: Message,
+        layout: Layout,
+        rows: Tensor,
+        held: ReceivedRows | None,
+        payload: Tensor,
+    ):
+        self._exchange, self._message, self._layout, self._held = exchange, message, layout, held
+        self._shape, self._dtype, self._payload = rows.shape, rows.dtype, payload
+        self._returned: Gradients | None = None
+
+    def wait(self) -> Tensor:
+        exchange, layout = self._exchange, self._layout
+        arrived = layout.read(self._message, exchange.route.arriving)
+        self._payload = None
+        with exchange.ledger.timed():
+            rows = self._decode(arrived).to(self._dtype)
+            return rows if exchange.route.pick is None else rows.index_select(0, exchange.route.pick)
+
+    def _decode(self, arrived: Arrived) -> Tensor:
+        layout, held, epoch = self._layout, self._held, self._exchange.clock.epoch
+        if held is None:
+            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
+            # Whoever reads may keep them for its backward, and the buffer serves the next message.
+            return rows.clone() if layout.codec is RAW and self._exchange.route.pick is None else rows
+        if arrived.places is None or len(arrived.places):
+            base = held.at(epoch, arrived.places).clone()
+            held.store(layout.codec.decode(arrived.rows, layout.width, layout.dtype, held=base), epoch, arrived.places)
+        # A copy: the cache changes in the next epoch, and whoever reads may keep this for its backward.
+        return held.at(epoch).clone()
+
+    def send_back(self, grad: Tensor) -> None:
+        exchange, route = self._exchange, self._exchange.route
+        if not exchange.plan.remote_gradient:
+            return
+        with exchange.ledger.timed():
+            if route.pick is not None:
+                full = grad.new_zeros((route.num_arriving, grad.shape[1]))
+                grad = full.index_copy_(0, route.pick, grad)
+        self._returned = exchange.push(grad)
+
+    def wait_back(self) -> Tensor | None:
+        if self._returned is None:
+            return None
+        rows, places = self._returned.wait()
+        with self._exchange.ledger.timed():
+            targets = self._exchange.route.returned_rows
+            targets = targets if places is None else targets[places]
+            wide = rows if rows.dtype.itemsize > 2 else rows.float()  # many small shares add up
+            return wide.new_zeros(self._shape).index_add_(0, targets, wide).to(self._dtype)
 
 
 def foretold(

@@ -15,8 +15,9 @@ from ...errors import StrategyError
 from ...events import record
 from ...traits import DataTraits
 from .. import averaging
-from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
+from .layer_exchange import ExchangeClock, LayerExchange, RowTransfer
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers, row_model_of
+from .route import Blocks, block_route, halo_route
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 
 

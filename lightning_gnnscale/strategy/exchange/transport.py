@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,8 @@ from torch import Tensor
 
 from ...events import clock
 from .. import averaging
-from .message import RAW, Arrived, RowCodec, unpack_all, unpack_chosen
-
-if TYPE_CHECKING:
-    from .layer_exchange import LayerExchange
-
+from .message import Arrived, RowCodec, unpack_all, unpack_chosen
+from .route import Route
 
 FORWARD, BACKWARD, STATIC, EVALUATION = "forward", "backward", "static", "evaluation"
 
@@ -286,68 +283,11 @@ class Layout:
         return unpack(*message.wait(), counts, self.codec.row_bytes(self.width, self.dtype))
 
 
-class RowTransfer:
-    """Rows on their way forward, and then their gradients on the way back; see the model's `Transfer`."""
-
-    def __init__(
-        self,
-        exchange: "LayerExchange",
-        message: Message,
-        layout: Layout,
-        rows: Tensor,
-        held: ReceivedRows | None,
-        payload: Tensor,
-    ):
-        self._exchange, self._message, self._layout, self._held = exchange, message, layout, held
-        self._shape, self._dtype, self._payload = rows.shape, rows.dtype, payload
-        self._returned: Gradients | None = None
-
-    def wait(self) -> Tensor:
-        exchange, layout = self._exchange, self._layout
-        arrived = layout.read(self._message, exchange.route.arriving)
-        self._payload = None
-        with exchange.ledger.timed():
-            rows = self._decode(arrived).to(self._dtype)
-            return rows if exchange.route.pick is None else rows.index_select(0, exchange.route.pick)
-
-    def _decode(self, arrived: Arrived) -> Tensor:
-        layout, held, epoch = self._layout, self._held, self._exchange.clock.epoch
-        if held is None:
-            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            # Whoever reads may keep them for its backward, and the buffer serves the next message.
-            return rows.clone() if layout.codec is RAW and self._exchange.route.pick is None else rows
-        if arrived.places is None or len(arrived.places):
-            base = held.at(epoch, arrived.places).clone()
-            held.store(layout.codec.decode(arrived.rows, layout.width, layout.dtype, held=base), epoch, arrived.places)
-        # A copy: the cache changes in the next epoch, and whoever reads may keep this for its backward.
-        return held.at(epoch).clone()
-
-    def send_back(self, grad: Tensor) -> None:
-        exchange, route = self._exchange, self._exchange.route
-        if not exchange.plan.remote_gradient:
-            return
-        with exchange.ledger.timed():
-            if route.pick is not None:
-                full = grad.new_zeros((route.num_arriving, grad.shape[1]))
-                grad = full.index_copy_(0, route.pick, grad)
-        self._returned = exchange.push(grad)
-
-    def wait_back(self) -> Tensor | None:
-        if self._returned is None:
-            return None
-        rows, places = self._returned.wait()
-        with self._exchange.ledger.timed():
-            targets = self._exchange.route.returned_rows
-            targets = targets if places is None else targets[places]
-            wide = rows if rows.dtype.itemsize > 2 else rows.float()  # many small shares add up
-            return wide.new_zeros(self._shape).index_add_(0, targets, wide).to(self._dtype)
-
-
 class Gradients:
     """Gradient rows on their way to the processes that they belong to.
 
     Args:
-        exchange: Exchange of the layer.
+        ledger: Counts the time.
         message: Brings them.
         layout: How it is read.
         counts: Rows that may come from each process.
@@ -358,7 +298,7 @@ class Gradients:
 
     def __init__(
         self,
-        exchange: "LayerExchange",
+        ledger: Ledger,
         message: Message,
         layout: Layout,
         counts: tuple[int, ...],
@@ -366,7 +306,7 @@ class Gradients:
         held: ReceivedRows | None,
         stays: bool,
     ):
-        self._exchange, self._message, self._layout, self._counts = exchange, message, layout, counts
+        self._ledger, self._message, self._layout, self._counts = ledger, message, layout, counts
         self._payload, self._held, self._stays, self._found = payload, held, stays, None
 
     def wait(self) -> tuple[Tensor, Tensor | None]:
@@ -376,7 +316,7 @@ class Gradients:
         layout = self._layout
         arrived = layout.read(self._message, self._counts)
         self._payload = None
-        with self._exchange.ledger.timed():
+        with self._ledger.timed():
             rows, places = layout.codec.decode(arrived.rows, layout.width, layout.dtype), arrived.places
             if self._held is not None:
                 self._held.store(rows, 0, places)
@@ -389,13 +329,14 @@ class Gradients:
 class PulledGradients:
     """Gradients of the halo's outputs on their way; rows that do not come are zero."""
 
-    def __init__(self, exchange: "LayerExchange", gradients: Gradients, width: int, dtype: torch.dtype):
-        self._exchange, self._gradients, self._width, self._dtype = exchange, gradients, width, dtype
+    def __init__(self, route: Route, ledger: Ledger, gradients: Gradients, width: int, dtype: torch.dtype):
+        self._route, self._ledger, self._gradients = route, ledger, gradients
+        self._width, self._dtype = width, dtype
 
     def wait(self) -> Tensor:
-        route = self._exchange.route
+        route = self._route
         rows, places = self._gradients.wait()
-        with self._exchange.ledger.timed():
+        with self._ledger.timed():
             out = rows.new_zeros((route.num_arriving, self._width))
             if places is None:
                 out.copy_(rows)
