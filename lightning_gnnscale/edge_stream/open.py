@@ -123,7 +123,8 @@ def open_edge_stream(
     if nodes is not None and not relabel:
         raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
     kind, reader, opened = _reader_of(source)
-    reader_options = {name: value for name, value in reader_options.items() if value != "auto"}
+    found = [name for name, value in reader_options.items() if isinstance(value, str) and value == "auto"]
+    reader_options = {name: value for name, value in reader_options.items() if name not in found}
     _check_reader_options(kind, reader, reader_options)
     try:
         stream = reader(opened, options, **reader_options)
@@ -221,6 +222,8 @@ def _check_reader_options(kind: str, reader: Callable, given: dict) -> None:
     for name in given:
         if name not in allowed:
             says = f"allowed: {', '.join(allowed)}" if allowed else "it has none of its own"
+            if name.startswith(("edge_", "weight")):
+                says += "; values of edges are given beside the stream: PartitionDataModule(edge_weight=)"
             raise ValueError(f"edge_stream: unknown option {name!r} for {kind}; {says}")
 
 

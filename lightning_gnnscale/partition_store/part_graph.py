@@ -54,6 +54,12 @@ class GraphTypes(NamedTuple):
         return cls(store.schema, store.node_types, *edges, nodes)
 
 
+def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
+    if graph.edge_weight is None:
+        return None
+    return np.asarray(graph.edge_weight[positions if graph.edge_id is None else graph.edge_id[positions]], np.float32)
+
+
 def _has(graph) -> dict[str, bool]:
     return {**(graph.types or GraphTypes(None, None)).has, "edge_weight": graph.edge_weight is not None}
 
@@ -109,6 +115,10 @@ class PartGraph:
     def has(self) -> dict[str, bool]:
         """Which columns there are, see `graph.check_requires`."""
         return _has(self)
+
+    def weights_at(self, positions: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) float32 weights of edges by (num,) positions in `csc`; None in a store without weights."""
+        return _weights_at(self, positions)
 
     @property
     def num_halo(self) -> int:
@@ -178,6 +188,10 @@ class WholeGraph:
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
     edge_id = None  # positions in its CSC are those of the store
+
+    def weights_at(self, positions: np.ndarray) -> np.ndarray | None:
+        """As `PartGraph.weights_at`."""
+        return _weights_at(self, positions)
 
     @classmethod
     def of(

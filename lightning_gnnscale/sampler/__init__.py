@@ -7,7 +7,7 @@ from .links import AliasTable, sample_negatives, sample_positives
 from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
-from .protocol import BatchSampler, Subgraph
+from .protocol import BatchSampler, Subgraph, induced_subgraph, num_slices, seed_slices
 from .saint import SaintSampler
 
 __all__ = [
@@ -23,6 +23,9 @@ __all__ = [
     "SaintSampler",
     "SparseFeatures",
     "Subgraph",
+    "induced_subgraph",
+    "num_slices",
     "sample_negatives",
     "sample_positives",
+    "seed_slices",
 ]

@@ -28,7 +28,7 @@ class Subgraph(NamedTuple):
         num_seeds: number of target nodes of the loss, at the head of n_id.
         e_id: (num_edges,) int64 positions in the part's CSC, or None where they were not asked for.
         num_sampled_nodes, num_sampled_edges: per hop, or None.
-        edge_weight: (num_edges,) float32 or None.
+        edge_weight: (num_edges,) float32; None: the loader attaches the store's weights, where it has some.
         averaging_weights: edge_weight has 1 / degree in it, see `MiniBatch`.
         loss_weight: (num_seeds,) float32 or None.
         row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an edge of the
@@ -75,7 +75,9 @@ class BatchSampler(ABC):
 
     A sampler is a plain value: what it learns of a part is the state that `prepare` returns, which the other methods
     get. A batch is a function of state, items and key: random choices hash the key (`lightning_gnnscale.rng`), and no
-    generator is shared. `seed_slices`, `num_slices` and `induced_subgraph` of this module do what most samplers need:
+    generator is shared. Make it a frozen dataclass in a module that can be imported, so that worker processes find it;
+    an option of yours must not have the name of an attribute below. `seed_slices`, `num_slices` and
+    `induced_subgraph` of `gs.sampler` do what most samplers need:
 
         class SeedsOnly(BatchSampler):
             def num_batches(self, num_targets, batch_size, drop_last):
@@ -94,8 +96,9 @@ class BatchSampler(ABC):
     it where it has them. A public name that is nearly one of them is refused.
 
     Attributes:
-        requires: What the graph must have: a name of `graph.COLUMNS` ("edge_weight", "node_time", ...) to the line that
-            refuses a graph without it. Default {}.
+        requires: What the graph must have, a dict: a name of `graph.COLUMNS` ("edge_weight", "node_time", ...) to the
+            line that refuses a graph without it. It may be a property that depends on options; it is compared when a
+            fit begins, before the first batch. Default {}.
         direction: "in", or "both" where the part's edges are also to be followed backwards. Default "in".
         per_hop: Most neighbours of a node for each hop, -1 for all. Default (): not known.
         num_layers: Hops around its seeds that a batch reaches, where `per_hop` does not say. Default None: not known.
@@ -104,7 +107,8 @@ class BatchSampler(ABC):
         takes_locality: Whether `with_locality` returns a sampler with such a bias. Default False.
         temporal_strategy, strictly_before: How times count, as `NeighborSampler` has them. Default None, False: not.
         by_time: Whether links have times, and neighbours are sampled before them. Default False.
-        weighted: Whether edges are sampled by the store's weights. Default False.
+        weighted: Whether edges are sampled in proportion to the store's weights, so that batches carry averaging
+            weights in place of the stored ones. `requires` says whether weights are needed. Default False.
         by_edge_type: Whether edges are grouped by edge type, which costs memory for each part. Default False.
         has_edge_types: Whether `sample` fills `Subgraph.edge_type`. Default False.
         trains_on_links: Whether batches are links, and every core node is a target. Default False: labelled ones are.
@@ -143,7 +147,12 @@ class BatchSampler(ABC):
         """Return the state that sampling from a part needs.
 
         Args:
-            part: A `PartGraph`, or the `WholeGraph` where batches cross parts.
+            part: A `PartGraph`; or, where batches cross parts (`scope="graph"`, and `"auto"` under gradient averaging
+                for samplers that do not mix parts), the `WholeGraph`: try both. Each has `csc`, in whose row v,
+                `indices[indptr[v]:indptr[v + 1]]`, are the in-neighbours of v; `degree`, of the full graph; `part`; and
+                `weights_at(positions)`, the weights of edges by their positions in `csc`, None without weights. Nodes
+                are local ids, core nodes first. `num_core`, `halo_nodes` and `hops` are a part's alone: a halo node has
+                a row too, with the edges that the part sees.
             targets: (num_targets,) local ids of its target nodes, ascending.
             seed: Seed of the run.
         """
@@ -216,6 +225,13 @@ def as_batch_sampler(sampler: Any) -> BatchSampler:
                 "see gs.sampler.BatchSampler"
             )
     adapted = sampler if isinstance(sampler, BatchSampler) else _Adapted(sampler)
+    if not isinstance(adapted.requires, Mapping):
+        raise ValueError(
+            f"{type(sampler).__name__}.requires must be a dict of names to the lines that refuse a graph without them, "
+            f"got {adapted.requires!r}"
+        )
+    if adapted.direction not in ("in", "both"):
+        raise ValueError(f"{type(sampler).__name__}.direction must be in or both, got {adapted.direction!r}")
     if unknown := sorted(set(adapted.requires) - set(COLUMNS)):
         raise ValueError(
             f"{type(sampler).__name__}.requires must name what a graph can have, {', '.join(COLUMNS)}, got {unknown[0]}"

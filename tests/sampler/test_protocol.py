@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import lightning as L
 import numpy as np
@@ -12,8 +12,10 @@ from oracles.parts import part_loader, small_world
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.graph import check_requires
+from lightning_gnnscale.partition_store.part_graph import WholeGraph
 from lightning_gnnscale.sampler import BatchSampler, protocol
 from lightning_gnnscale.sampler.protocol import as_batch_sampler
+from tests.says import said
 
 WORLD = small_world()
 METHODS = ("num_batches", "prepare", "items", "sample")
@@ -128,3 +130,38 @@ def test_a_documented_sampler_trains_and_one_that_requires_weights_is_refused(tm
     needs = {"edge_weight": "walks weigh edges: write the store with edge_weight="}
     with pytest.raises(ValueError, match="^walks weigh edges"):
         fit(type("Walks", (documented_sampler(),), {"requires": needs})())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"requires": ("edge_weight",)}, "Mine.requires dict ('edge_weight',)"),
+        ({"requires": "edge_weight"}, "Mine.requires dict 'edge_weight'"),
+        ({"direction": "out"}, "Mine.direction in both 'out'"),
+    ],
+)
+def test_attributes_of_another_form_are_refused_by_their_names(attributes, message):
+    with pytest.raises(ValueError, match=said(message)):
+        as_batch_sampler(type("Mine", (documented_sampler(),), attributes)())
+
+
+def test_weights_are_found_by_position_in_a_part_and_in_the_whole_graph(tmp_path):
+    rng = np.random.default_rng(0)
+    edges = np.unique(rng.integers(0, 40, (2, 200)), axis=1)
+    weight = rng.random(edges.shape[1]).astype(np.float32)
+    stream = gs.open_edge_stream(edges, num_nodes=40)
+    parts = gs.partition(stream, "random", 2, seed=0)
+    store = gs.write_partition_store(
+        tmp_path / "store", stream, parts, features=np.ones((40, 1), np.float32), edge_weight=weight
+    )
+    wanted = {(int(u), int(v)): w for (u, v), w in zip(edges.T, weight, strict=True)}
+    whole = WholeGraph.of(store.csc, 0, root=store.root)
+    for graph, ids in ((store.load_part(1), store.load_part(1).nodes), (whole, np.arange(40))):
+        graph = replace(graph, edge_weight=store.edge_weight)
+        for row in range(graph.csc.num_rows):
+            positions = np.arange(graph.csc.indptr[row], graph.csc.indptr[row + 1])
+            found = graph.weights_at(positions)
+            for position, w in zip(positions, found, strict=True):
+                ends = store.original_nid[[ids[graph.csc.indices[position]], ids[row]]]
+                assert w == wanted[tuple(ends.tolist())]
+    assert replace(whole, edge_weight=None).weights_at(np.arange(3)) is None
