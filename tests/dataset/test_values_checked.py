@@ -105,7 +105,7 @@ def test_edge_weights_and_features_are_finite(block, refuses, prepare, tmp_path)
 @pytest.mark.parametrize("value", [NAN, 2, 0.5, -2, INF])
 def test_labels_of_several_a_node_are_0_1_or_unknown(block, refuses, value):
     labels = np.array([[0, 1, -1], [1, 1, 0], [0, value, 0], [0, 0, 0]])
-    refuses(rf"labels .* must be 0, 1 or -1 .*, got {value:g}(\.0)? in row 2, column 1", labels=labels)
+    refuses(rf"labels .* must each be 0, 1 or -1 .*, got {value:g}(\.0)? in row 2, column 1", labels=labels)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint8, bool, np.int64])

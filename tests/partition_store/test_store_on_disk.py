@@ -170,9 +170,9 @@ def test_verify_names_the_file_with_a_flipped_bit(store, tmp_path):
     [
         ("part_offsets", lambda a: a.__setitem__(1, 61), "part_offsets.npy: does not rise"),
         ("original_nid", lambda a: a.__setitem__(0, a[1]), "original_nid.npy: is not the inverse"),
-        ("original_nid", lambda a: a.__setitem__(0, 60), r"original_nid.npy: names what .* lie in \[0, 60\)"),
+        ("original_nid", lambda a: a.__setitem__(0, 60), r"original_nid.npy: names what .* are in \[0, 60\)"),
         ("csc_indptr", lambda a: a.__setitem__(-1, 7), "csc_indptr.npy: does not rise"),
-        ("csc_indices", lambda a: a.__setitem__(0, 60), r"csc_indices.npy: names what .* lie in \[0, 60\)"),
+        ("csc_indices", lambda a: a.__setitem__(0, 60), r"csc_indices.npy: names what .* are in \[0, 60\)"),
         ("csc_indices", lambda a: a.sort(), "csc_indices.npy: part 0"),
         ("in_degree", lambda a: a.__iadd__(1), "in_degree.npy: part 0 has other degrees"),
         ("halo_offsets", lambda a: a.__setitem__(1, a[1] - 1), "csc_indices.npy: part 0 reads"),

@@ -73,7 +73,7 @@ class Made:
         builder = BatchBuilder(sampler, features, BufferPool(), **options)
         stager = PartStager(load_part, {part: targets(part) for part in range(3)}, sampler, labels, WORLD.masks, 5)
         staged = {part: stager(part) for part in range(3)}
-        self.rows = None if features is None else features.gather
+        self.rows = None if features is None else features.read
         sizes = {part: sampler.num_batches(len(targets(part)), 16, False) for part in staged}
         self.keys = [BatchKey(5, 0, part, batch) for part in staged for batch in range(min(3, sizes[part]))]
         whole, bare = BatchMaker(builder, 16), BatchMaker(builder, 16, gathers=False)

@@ -216,7 +216,7 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
     if features is not None:
         held = {owner: HeldFeatures.read(features, HeldNodes(OFFSETS, parts_of(owner), ())) for owner in "abc"}
         table = DistributedFeatures.of(
-            features, held["a"], workers.owners, lambda owner, nodes: told.slowly(held[owner].gather, nodes)
+            features, held["a"], workers.owners, lambda owner, nodes: told.slowly(held[owner].answer, nodes)
         )
     keys = [BatchKey(4, 1, 0, batch) for batch in range(6)]
     graph, view = WholeGraph.of(WORLD.csc, 0), WholeGraph(0, UNREAD, WholeGraph.of(WORLD.csc, 0).degree)

@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused():
         gather_rows(raw, np.array([0]), np.empty((1, 5)), code)
     with pytest.raises(ValueError, match=said("rows[0] [0, 3) 3")):
         gather_rows(raw, np.array([3]), code=code)
-    with pytest.raises(ValueError, match=said("tables rows 12 bytes codes 20")):
+    with pytest.raises(ValueError, match=said("tables rows 12 bytes 20")):
         gather_tiers(np.arange(3), None, RowTables([np.zeros((3, 5), np.float32)]), np.empty((3, 5), "f4"), code=code)
     with pytest.raises(ValueError, match=said("out 3 20 3 16")):
         gather_tiers(np.arange(3), None, RowTables([raw]), np.empty((3, 4), np.float32), code=code)
