@@ -11,8 +11,8 @@ from ..graph import GraphSchema, check_num_edge_types
 NODE_TYPE = "node"  # of a graph with one node type
 
 
-def column_of(edges: str, edge_type: str) -> str:
-    """Return the path of the edge types, which may be the name of a column of the edge file.
+def column_of(edges: str, edge_type: str, name: str = "edge_type") -> str:
+    """Return the path of the edge types, which may be the name of a column of the edge file; name: for messages.
 
     Raises:
         ValueError: a name, where the edge file has no columns to look it up in.
@@ -21,7 +21,7 @@ def column_of(edges: str, edge_type: str) -> str:
         return edge_type
     if table_path(edges) is None or split_columns(edges)[1] is not None:
         raise ValueError(
-            f"edge_type: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
+            f"{name}: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
             "that has columns; give types.npy or types.csv:edge_type, one type an edge"
         )
     return f"{edges}:{edge_type}"

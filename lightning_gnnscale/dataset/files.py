@@ -231,7 +231,8 @@ def _load(key: str, path: str) -> np.ndarray:
         from ..edge_stream.table import ids_or_rows, rows_of
 
         try:
-            return ids_or_rows(path) if key.endswith("_mask") or key == "edge_type" else rows_of(path)
+            rows = ids_or_rows(path) if key.endswith("_mask") or key == "edge_type" else rows_of(path)
+            return rows[:, None] if key in ("features", "edge_features") and rows.ndim == 1 else rows  # one column
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
     try:

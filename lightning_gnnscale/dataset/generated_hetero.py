@@ -161,7 +161,7 @@ def load_mag_shape(
         edges[edge_type] = GroupedEdges(between, size, num_groups, homophily, seed + 7 * number + 1, chunk_edges)
     nodes = {**counts, "paper": {"features": str(rows), "labels": labels, "masks": masks}}
     options = {"chunk_edges": chunk_edges, "num_classes": num_classes}
-    return HeteroGraph(nodes, edges, name=name, **options).dataset()
+    return HeteroGraph(nodes, edges, name=name, **{"separate_reverses": False, **options}).dataset()
 
 
 def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int, noise: float, seed: int) -> None:

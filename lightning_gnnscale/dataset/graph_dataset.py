@@ -243,7 +243,9 @@ class GraphDataset:
                 if name != "labels" and table_path(rows) is None:
                     continue
             try:
-                setattr(self, name, np.asanyarray(opened(rows)))
+                found = np.asanyarray(opened(rows))
+                of_file = name in ("features", "edge_features") and isinstance(rows, str | os.PathLike)
+                setattr(self, name, found[:, None] if of_file and found.ndim == 1 else found)  # one column
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
         same_clock({name: getattr(self, name) for name in ("node_time", "edge_time")})

@@ -1,5 +1,7 @@
 """Heterogeneous graphs: the description of node types and edge types, and the data set made from it."""
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..edge_stream.open import open_edge_stream
-from ..edge_stream.options import CHUNK_EDGES
+from ..edge_stream.options import CHUNK_EDGES, table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..foreign import is_array, is_csr, is_sparse
@@ -15,6 +17,7 @@ from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
+from .edge_types import column_of
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
 
@@ -38,11 +41,11 @@ class HeteroGraph:
         edges: By edge type, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one
             an edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the
             edge reader. Ids of either end are those of its node type. "*" stands for one source of several edge types,
-            with `relation`, (num_edges,) names or numbers of `edge_types`.
+            with `relation`, (num_edges,) names or numbers of `edge_types`, or the name of a column of the edge file.
         edge_types: The edge types, in this order; None: the keys of `edges`.
         to_undirected: Whether reverses are added: of an edge type within one node type to the edge type itself, of
             another as an edge type "target,rev_name,source". `separate_reverses` gives those within one node type an
-            edge type of their own, too.
+            edge type of their own, too; None: they share it, which a warning says.
         remove_self_loops: Whether edges from a node to itself are left out.
         chunk_edges: See `open_edge_stream`.
         name: Name of the data set.
@@ -50,6 +53,7 @@ class HeteroGraph:
         num_classes: Number of classes; None: counted in the labels.
         feature_storage: See `write_partition_store`.
         regression: Whether labels are numbers, see `GraphDataset`.
+        reader: Options of the readers of all edge files; an edge type's own `reader` comes first.
 
     Raises:
         ValueError: an unknown node type, edge type or key, or rows that do not fit the nodes.
@@ -62,7 +66,7 @@ class HeteroGraph:
     edges: Mapping[Any, Any]
     edge_types: Sequence[Any] | None = None
     to_undirected: bool = True
-    separate_reverses: bool = False
+    separate_reverses: bool | None = None
     remove_self_loops: bool = False
     chunk_edges: int = CHUNK_EDGES
     name: str = "typed"
@@ -71,6 +75,7 @@ class HeteroGraph:
     num_classes: int | None = None
     feature_storage: str | None = None
     regression: bool = False
+    reader: Mapping[str, Any] | None = None
     _node_types: dict[str, dict] = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -82,6 +87,13 @@ class HeteroGraph:
         for name, source in self.edges.items():
             number = None if _edge_type(name) == ("*",) else self._listed.edge_type_number(_edge_type(name))
             self._sources.append((number, _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges")))
+        within = [",".join(name) for name in self._listed.edge_types if name[0] == name[2]]
+        if self.to_undirected and self.separate_reverses is None and within:
+            warnings.warn(
+                f"reverses of {within[0]} share its edge type: separate_reverses=True gives them one of their own, "
+                "which a model needs where the direction matters; False keeps this and says nothing",
+                stacklevel=3,
+            )
 
     @classmethod
     def of_hetero(cls, data, to_undirected: bool = False, **options) -> "HeteroGraph":
@@ -174,6 +186,11 @@ class HeteroGraph:
         """Return the number of nodes of a node type; all given values must agree on it."""
         given, counts = self._node_types[node_type], {}
         if given["num_nodes"] is not None:
+            if not isinstance(given["num_nodes"], int | np.integer) or isinstance(given["num_nodes"], bool):
+                raise ValueError(
+                    f"nodes[{node_type!r}] must be a number of nodes, or a mapping such as {{nodes: x.csv:id, "
+                    f"features: x.csv:a,b}}, got {given['num_nodes']!r}"
+                )
             counts["num_nodes"] = int(given["num_nodes"])
         for name in ("features", "labels", "time"):
             if given[name] is not None:
@@ -203,16 +220,20 @@ class HeteroGraph:
                 f'edges["*"]: nodes[{named[0]!r}] lists ids, and several edge types in one source name rows by '
                 f"number: give the edges of each edge type a file of their own, {','.join(ends[0])}=PATH"
             )
-        reader = dict(given["reader"] or {})
+        reader = {**(self.reader or {}), **(given["reader"] or {})}
         stream = given["edges"]
         if not isinstance(stream, EdgeStream):
-            stream = open_edge_stream(stream, chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
+            with warnings.catch_warnings():
+                if isinstance(given["relation"], str):  # a column that is not read with the edges, but separately
+                    column = re.escape(given["relation"].rpartition(":")[2])
+                    warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
+                stream = open_edge_stream(stream, chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
         if listed:
             source, _, target = ends[0]
             stream.node_ids = PairIds(ids[source], ids[target])
             stream.num_nodes = max(counts[source], counts[target])
         if number is None:
-            relation = _relation_numbers(given["relation"], self._listed)
+            relation = _relation_numbers(given["relation"], self._listed, given["edges"])
         elif given["relation"] is not None:
             raise ValueError('relation= is only for edges["*"]: leave it out')
         return EdgesByType(stream, relation)
@@ -234,6 +255,9 @@ class HeteroGraph:
                 continue
             if is_sparse(rows):
                 rows = CSRArrays(*load_features(rows, int(rows.shape[0])))
+            if isinstance(rows, str) and table_path(rows) is not None:
+                rows = opened(rows)
+                rows = rows[:, None] if rows.ndim == 1 else rows  # one column
             found[node_type] = rows if isinstance(rows, str) or is_csr(rows) else np.asanyarray(opened(rows))
         return found
 
@@ -315,13 +339,14 @@ def _listed(node_type: str, nodes: Any):
         raise ValueError(f"nodes[{node_type!r}].nodes: {error}") from None
 
 
-def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
-    """Return (num_edges,) numbers of edge types given as numbers or names."""
+def _relation_numbers(relation: Any, schema: GraphSchema, edges: Any) -> np.ndarray:
+    """Return (num_edges,) numbers of edge types given as numbers, names, or a column of the file of the edges."""
     if relation is None:
         raise ValueError('edges["*"] needs relation=, the name or number of the edge type of each edge')
     if isinstance(relation, str):
         from ..edge_stream.table import ids_or_rows
 
+        relation = column_of(edges, relation, "relation") if isinstance(edges, str) else relation
         relation = ids_or_rows(relation) if not relation.endswith(".npy") else opened(relation)
     relation = as_array("relation", relation)
     if relation.dtype.kind in "iu":

@@ -84,7 +84,9 @@ def load_relbench(
     if unread:
         warnings.warn(f"{root}: {', '.join(unread)} not read: neither numbers nor of few levels", stacklevel=2)
     nodes[TASK], edges[entity, "asked", TASK] = _asked(splits, entity_key, target, tables[entity], regression)
-    return HeteroGraph(nodes, edges, name=name or f"{root.name}-{task}", regression=regression).dataset()
+    return HeteroGraph(
+        nodes, edges, name=name or f"{root.name}-{task}", regression=regression, separate_reverses=False
+    ).dataset()
 
 
 def _read(path: Path) -> _Table:

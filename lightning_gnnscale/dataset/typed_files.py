@@ -10,19 +10,36 @@ from .split import held_out
 _EXAMPLE = '["author,writes,paper=writes.parquet"]'
 
 
-def load_hetero(edges: Mapping | Sequence, hold_out: Mapping | None = None, **options: Any) -> GraphDataset:
+def load_hetero(
+    edges: Mapping | Sequence,
+    nodes: Mapping,
+    edge_types: Sequence | None = None,
+    to_undirected: bool = True,
+    separate_reverses: bool | None = None,
+    hold_out: Mapping | None = None,
+    **options: Any,
+) -> GraphDataset:
     """Return the data set of a description from files: the arguments of `HeteroGraph`, with paths instead of arrays.
 
     Args:
-        edges: As of `HeteroGraph`; or a list of "source,name,target=path", or of mappings with the edge type as `type`
-            beside the keys of `HeteroGraph`: the command line takes no keys in quotes.
+        edges: A list of "source,name,target=path"; an entry with more than a path is a mapping, {type:
+            "author,writes,paper", edges: writes.csv, time: "writes.csv:year"}, with the keys edges, time, weight,
+            features, labels, relation and reader. Or a mapping by edge type, as `HeteroGraph` takes it.
+        nodes: By node type, their number, or a mapping: {paper: {nodes: "papers.csv:id", features: "papers.csv:x0,x1",
+            labels: "papers.csv:label"}}, with the keys num_nodes, nodes (ids of your own), features, labels, masks, time
+            and columns.
+        edge_types: The edge types of {type: "*", edges: all.csv, relation: kind}, one file with a column of them.
+        to_undirected: Whether models gather along both directions of each edge: reverses are added.
+        separate_reverses: Whether reverses within one node type have an edge type of their own, as models need where
+            the direction matters; None: they share it, which a warning says.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
         options: Arguments of `HeteroGraph`.
 
     Raises:
         ValueError: an entry of the list is of another form, or two entries have the same edge type.
     """
-    return held_out(HeteroGraph(edges=_by_relation(edges), **options).dataset(), hold_out)
+    options |= {"edge_types": edge_types, "to_undirected": to_undirected, "separate_reverses": separate_reverses}
+    return held_out(HeteroGraph(nodes, _by_relation(edges), **options).dataset(), hold_out)
 
 
 def _by_relation(edges: Any) -> Mapping[Any, Any]:
