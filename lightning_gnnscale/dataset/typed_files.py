@@ -26,8 +26,8 @@ def load_hetero(
             "author,writes,paper", edges: writes.csv, time: "writes.csv:year"}, with the keys edges, time, weight,
             features, labels, relation and reader. Or a mapping by edge type, as `HeteroGraph` takes it.
         nodes: By node type, their number, or a mapping: {paper: {nodes: "papers.csv:id", features: "papers.csv:x0,x1",
-            labels: "papers.csv:label"}}, with the keys num_nodes, nodes (ids of your own), features, labels, masks, time
-            and columns.
+            labels: "papers.csv:label"}}, with the keys num_nodes, nodes (ids of your own), features, labels, masks,
+            time and columns.
         edge_types: The edge types of {type: "*", edges: all.csv, relation: kind}, one file with a column of them.
         to_undirected: Whether models gather along both directions of each edge: reverses are added.
         separate_reverses: Whether reverses within one node type have an edge type of their own, as models need where
