@@ -12,27 +12,27 @@ import torch.distributed as dist
 
 from .errors import GNNScaleError, clear_error, disk_errors
 
-PIECE_BYTES = 8 << 20  # of a file that is on its way at once
+CHUNK_BYTES = 8 << 20  # of a file that is on its way at once
 Made = TypeVar("Made")
 
 
 def world_size() -> int:
-    """Return the number of processes of the run, 1 where no process group stands."""
+    """Return the number of processes of the run, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 where no process group stands."""
+    """Return the rank of this process, 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def group_device() -> torch.device:
-    """Return where tensors lie that the process group sends: NCCL knows none of the CPU's."""
+    """Return the device of tensors that the process group sends: NCCL takes none of the CPU's."""
     return torch.device("cuda") if "gloo" not in dist.get_backend() else torch.device("cpu")
 
 
 def gather_from_ranks(own: Any) -> list[Any]:
-    """Return a small object of each rank, on every rank; of this process alone where no process group stands.
+    """Return a small object of each rank, on every rank; of this process alone without a process group.
 
     Raises:
         StrategyError: another process was lost.
@@ -117,7 +117,7 @@ def send_file(source: int, takers: Sequence[int], path: Path, remedy: str) -> No
     Raises:
         GNNScaleError: on every rank, where one cannot read or write it.
 
-    Cost: PIECE_BYTES of memory on each rank that takes part.
+    Cost: CHUNK_BYTES of memory on each rank that takes part.
     """
     reads, writes = rank() == source, rank() in takers
     mode, doing, name = ("rb", "read", path) if reads else ("wb", "written", Path(f"{path}.part"))
@@ -127,16 +127,16 @@ def send_file(source: int, takers: Sequence[int], path: Path, remedy: str) -> No
         with failing_together(), disk_errors(name, doing, remedy):
             file = open(name, mode) if reads or writes else None  # noqa: SIM115
         size = gather_from_ranks(os.fstat(file.fileno()).st_size if reads else 0)[source]
-        buffer = torch.empty(min(size, PIECE_BYTES) if reads or writes or len(takers) > 1 else 0, dtype=torch.uint8)
-        for start in range(0, size, PIECE_BYTES):
-            piece = buffer[: size - start]
+        buffer = torch.empty(min(size, CHUNK_BYTES) if reads or writes or len(takers) > 1 else 0, dtype=torch.uint8)
+        for start in range(0, size, CHUNK_BYTES):
+            chunk = buffer[: size - start]
             with _kept(lost):
-                if reads and file.readinto(memoryview(piece.numpy())) < len(piece):
+                if reads and file.readinto(memoryview(chunk.numpy())) < len(chunk):
                     raise OSError("it was shortened while it was sent")
-            piece = _pass_on(piece, source, takers)
+            chunk = _pass_on(chunk, source, takers)
             with _kept(lost):
                 if writes:
-                    file.write(memoryview(piece.numpy()))
+                    file.write(memoryview(chunk.numpy()))
         with failing_together(), disk_errors(name, doing, remedy):
             if lost:
                 raise lost[0]
@@ -152,11 +152,11 @@ def send_file(source: int, takers: Sequence[int], path: Path, remedy: str) -> No
                 name.unlink()
 
 
-def _pass_on(piece: torch.Tensor, source: int, takers: Sequence[int]) -> torch.Tensor:
-    """Return a piece of the source's on the takers; one taker hears of the source alone."""
+def _pass_on(chunk: torch.Tensor, source: int, takers: Sequence[int]) -> torch.Tensor:
+    """Return a chunk of the source's on the takers; a single taker gets it from the source alone."""
     if rank() not in (source, *takers) and len(takers) == 1:
-        return piece
-    moved = piece.to(group_device())
+        return chunk
+    moved = chunk.to(group_device())
     with clear_error("sending a file"):
         if len(takers) > 1:
             dist.broadcast(moved, source)

@@ -151,7 +151,7 @@ def in_processes(todo: list[Kernel], workers: int) -> None:
 def _compile_next(todo: list[Kernel], queue: int) -> None:
     while _is_wanted() and (number := os.read(queue, 4)):
         kernel = todo[struct.unpack("i", number)[0]]
-        with suppress(Exception):  # it is told where the kernel is called
+        with suppress(Exception):  # it is reported where the kernel is called
             object_of(kernel.name).compile(types_of(kernel.types))
         entry = entry_of(kernel)
         if entry is not None and entry.exists():

@@ -56,7 +56,7 @@ class RankProcess(NamedTuple):
 
     Attributes:
         host: name of its machine.
-        pid, created: what tells it from all others there.
+        pid, created: what distinguishes it from all others there.
     """
 
     host: str
@@ -66,7 +66,7 @@ class RankProcess(NamedTuple):
 
 _GLOO_BESIDE = re.compile(r"^\[\S+:\d+\] |\. This is typically caused.*")  # a source line, and advice to developers
 peers: list[RankProcess] = []  # by rank, once the processes have met
-ends_stopped = True  # a launcher of ours does so itself, and tells whose end was the first
+ends_stopped = True  # a launcher of ours does so itself, and reports whose end was the first
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def hide(variable: str, reference: str) -> None:
 
     Args:
         variable: Its name.
-        reference: The text that stands in its place, "${oc.env:NAME}".
+        reference: The text that replaces it, "${oc.env:NAME}".
     """
     os.environ[HIDDEN] = json.dumps(json.loads(os.environ.get(HIDDEN, "{}")) | {variable: reference})
 
@@ -67,7 +67,7 @@ def replaced(value: Any, references: Mapping[str, str]) -> Any:
     Args:
         value: Text, a mapping, a list or tuple; all else is returned as it is, and the names of events and stages are,
             which readers look for.
-        references: Value to the reference that stands in its place. Values of fewer than 4 letters stay.
+        references: Value to the reference that replaces it. Values of fewer than 4 letters stay.
     """
     if isinstance(value, str):
         spelled = {

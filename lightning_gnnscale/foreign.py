@@ -1,6 +1,6 @@
 """What a value of another library is, by what it has; no library is imported for the answer.
 
-Everything that a user may pass for edges, rows or ids is told apart here, and nowhere else.
+Everything that a user may pass for edges, rows or ids is recognised here, and nowhere else.
 """
 
 from typing import Any

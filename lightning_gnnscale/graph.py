@@ -94,7 +94,7 @@ class GraphSchema:
             edge type itself where both directions are one. Empty: reverses were not added.
 
     Raises:
-        ValueError: a name stands twice, an edge type names a node type that is not there, or there are more than
+        ValueError: a name appears twice, an edge type names a node type that is not there, or there are more than
             65,536.
 
     Cost: linear in node types and edge types.

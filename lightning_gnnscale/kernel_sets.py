@@ -178,7 +178,7 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
         tell: print one line on stderr where kernels are compiled.
 
     Returns:
-        What tells how far they are; None where nothing is missing, where others compile for this process already, on
+        What reports how far they are; None where nothing is missing, where others compile for this process already, on
         all ranks of a machine but the first, or where `GNNSCALE_COMPILE_AHEAD=0`, and in tests without `=1`.
     """
     global _started

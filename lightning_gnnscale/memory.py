@@ -87,7 +87,7 @@ def process_bytes() -> int:
 
 
 def disk_read_bytes() -> int | None:
-    """Return the bytes that this process has had the disk read, pages of mapped files included; None: not told here."""
+    """Return the bytes that this process has had the disk read, pages of mapped files included; None: unknown here."""
     try:
         return psutil.Process().io_counters().read_bytes
     except (AttributeError, psutil.Error, OSError):  # a system, or a container, that does not tell
@@ -183,9 +183,9 @@ class Counters(NamedTuple):
     Attributes:
         held: anonymous and shared resident bytes; all resident bytes where they are not distinguished.
         file_backed: resident bytes of mapped files.
-        highest: the most bytes that were resident at a time, file-backed ones among them; 0 where it is not told.
+        highest: the most bytes that were resident at a time, file-backed ones among them; 0 where it is unknown.
         cpu_s: seconds of all its threads so far.
-        stack_start: the address at which its stack begins, sampled again at each `exec`; 0 where it is not told.
+        stack_start: the address at which its stack begins, chosen again at each `exec`; 0 where it is unknown.
     """
 
     held: int

@@ -1,8 +1,8 @@
 """The peak of memory while a block runs, watched at a bounded share of the run's CPU time, however much is resident.
 
 A sample reads counters that the kernel keeps for each process, whatever its size. What processes share can only be
-told by walking their page tables, which costs in proportion to resident memory and holds the process up: that is done
-as seldom as its own cost asks for. The mark that the kernel keeps of the highest resident size (VmHWM) tells of peaks
+found by walking their page tables, which costs in proportion to resident memory and holds the process up: that is done
+as seldom as its own cost asks for. The mark that the kernel keeps of the highest resident size (VmHWM) shows peaks
 between two samples. The peak of a cgroup would not do: it counts the page cache.
 """
 
@@ -16,7 +16,7 @@ from .memory import Counters, counters, descendants, shared_out_bytes
 
 _SAMPLING_SHARE = 1e-3  # of the CPU time of what is watched, for each watcher
 _MOST_IDLE = 20.0  # times the pause of a busy process: what takes next to no time is watched nonetheless
-_SHARES_FOR_S = 1.0  # of CPU time: what a forked process shares with its parent is told too early before
+_SHARES_FOR_S = 1.0  # of CPU time: what a forked process shares with its parent is unknown before
 _FIRST_S = 0.06  # of work that no time has earned yet
 
 

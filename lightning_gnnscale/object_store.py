@@ -58,7 +58,7 @@ def check_storage_options(options: Mapping | None, name: str = "storage_options"
     """Return the options as a dict.
 
     Raises:
-        ValueError: an option is, or holds, a credential; the value is not told.
+        ValueError: an option is, or holds, a credential; the value is not shown.
     """
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"{name} must hold names with values each, like {{endpoint_url: ...}}")
@@ -97,7 +97,7 @@ class ObjectStore:
         check_seconds("storage_timeout_s", timeout_s)
         self.url, self.options, self.timeout_s = url.rstrip("/"), check_storage_options(storage_options), timeout_s
         self._opened: tuple[int, Any] | None = None
-        self._system  # noqa: B018  a missing package is told now
+        self._system  # noqa: B018  a missing package is reported now
 
     def __reduce__(self):
         return ObjectStore, (self.url, self.options, self.timeout_s)
@@ -309,7 +309,7 @@ def _is_final(error: BaseException) -> bool:
 
 def _remedy(error: BaseException) -> str:
     if getattr(error, "errno", None) in _FULL:
-        return "make space there, and run the same command again: it goes on from what stands"
+        return "make space there, and run the same command again: it continues from what was written"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"
 
 

@@ -31,8 +31,8 @@ class BackboneTraits(Traits):
     """Of a backbone: a `Backbone`, a model of PyG, or any module called as (x, edge_index).
 
     Attributes:
-        num_layers: Layers, one a hop; None: not told.
-        in_channels, out_channels: Columns that it reads, of all node types alike, and that it gives; None: not told.
+        num_layers: Layers, one a hop; None: unknown.
+        in_channels, out_channels: Columns that it reads, of all node types alike, and that it gives; None: unknown.
         type_channels: Columns that it reads by node type number; None: of all alike.
         edge_dim: Columns of the edge features that it reads; None: it reads none.
         time_channels: Columns that encode times of edges; None: it reads none.
@@ -60,11 +60,11 @@ class ModuleTraits(Traits):
     Attributes:
         backbone: What it trains. inputs: Rows by node that it reads beside the features (`NodeInputs`).
         multilabel: Whether a node has several classes; None: it predicts no classes of nodes.
-        num_classes: Classes; None: not told.
+        num_classes: Classes; None: unknown.
         num_targets: Numbers that it predicts for a node; None: it predicts no numbers.
         predicts_edges: Whether it predicts classes of edges. trains_on_links: Whether its batches are links; of a
             sampler's class, whether it samples such.
-        reads_edge_features: Whether it reads edge features; None: not told, and not compared.
+        reads_edge_features: Whether it reads edge features; None: unknown, and not compared.
         check_edge_types: Refuses edge types that it does not read; None: nothing is refused.
         row_model: Runs PyG's layers over rows of the full graph (`RowModel`).
         make_optimizer: Makes the optimizer of some parameters.

@@ -1,4 +1,4 @@
-"""Generated heterogeneous graphs: papers in MAG240M's proportions; events whose future tells the label."""
+"""Generated heterogeneous graphs: papers in MAG240M's proportions; events whose future gives the label away."""
 
 import json
 from collections.abc import Iterator

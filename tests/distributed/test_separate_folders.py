@@ -77,7 +77,7 @@ def test_tables_are_whole_on_every_machine(root, tmp_path, machines, round_bytes
 
 def files(folder: Path) -> dict:
     """Send files of each rank to one and to several others; give what this rank has, and how it was first told."""
-    across_ranks.PIECE_BYTES = 1000
+    across_ranks.CHUNK_BYTES = 1000
     me, own = across_ranks.rank(), folder / f"of{across_ranks.rank()}"
     own.mkdir()
     found = {
