@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lightning_gnnscale.dataset import load_npz
-from lightning_gnnscale.dataset.generated_hetero import MAG_EDGES, MAG_NODES
+from lightning_gnnscale.dataset.generated import MAG_EDGES, MAG_NODES
 from lightning_gnnscale.dataset.npz import data_root as find_data_root
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges

@@ -1,8 +1,7 @@
 """A graph with its features, labels and masks, in the order of its stream."""
 
 from .files import load_files
-from .generated import generate
-from .generated_hetero import load_leaky_events, load_mag_shape
+from .generated import generate, load_leaky_events, load_mag_shape
 from .graph_dataset import CSRArrays, GraphDataset
 from .hetero_graph import HeteroGraph
 from .npz import load_npz

@@ -4,7 +4,7 @@ from .backbone import Backbone
 from .decoders import ComplEx, DistMult, DotDecoder, LinkDecoder, MLPDecoder, RelationDecoder, TransE
 from .edge_classifier import EdgeClassifier
 from .gat import GAT
-from .gcn import GCN
+from .gcn import GCN, SGC
 from .gine import GINE
 from .graphsage import GraphSAGE
 from .hetero import Hetero
@@ -21,7 +21,6 @@ from .relational import RelationalBackbone
 from .rgat import RGAT
 from .rgcn import RGCN
 from .row_layers import RowEdges, RowLayer, prepared_rows
-from .sgc import SGC
 
 __all__ = [
     "GAT",

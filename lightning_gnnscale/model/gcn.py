@@ -1,13 +1,14 @@
-"""GCN over CSC rows."""
+"""GCN and SGC over CSC rows."""
 
 from torch import Tensor
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, SGConv
 
 from ..triton_kernels.aggregate import aggregate
-from .backbone import Backbone, maps_first
+from .backbone import Backbone, drop_templates, maps_first
 from .block import Block, inverse_root, normalized
-from .row_layers import SummingLayer
-from .sparse_linear import SparseInput, linear
+from .row_dropout import RowDropout
+from .row_layers import Propagation, RowEdges, SummingLayer, sum_rows
+from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 
 class GCNLayer(GCNConv, SummingLayer):
@@ -66,3 +67,119 @@ class GCN(Backbone):
 
     def reverse_weight(self, outer: Block) -> Tensor:
         return outer.edge_weight  # symmetric
+
+
+class SGC(Backbone):
+    """Simplified graph convolution: num_layers propagations, one linear map, nothing between them.
+
+    The map commutes with propagation: it comes first where it makes rows narrower. Each hop of a sampled batch is
+    one propagation.
+
+    On the full graph dense features without dropout are propagated and exchanged once, and kept. Sparse ones are mapped
+    first, in every epoch, and rows of the narrower map are exchanged: propagated they would be dense, num_nodes x
+    in_channels.
+
+    Args:
+        in_channels, out_channels: widths.
+        hidden_channels: not used; it exists so that all backbones are built alike.
+        num_layers: propagations, >= 1.
+        dropout: probability on the features (the model has no hidden layer to drop).
+        input_dropout: as dropout; the larger of the two counts.
+
+    Raises:
+        ValueError: out_channels is missing, or see `Backbone`.
+
+    Source: Wu et al., Simplifying graph convolutional networks, ICML 2019.
+    """
+
+    needs_degree = True
+    takes_negative_weights = False
+    sums_once = symmetric_sums = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int | None = None,
+        out_channels: int | None = None,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+    ):
+        if out_channels is None:
+            raise ValueError("model.out_channels must be given")
+        super().__init__(in_channels, out_channels, out_channels, num_layers, dropout, max(dropout, input_dropout))
+        self.conv = SGConv(in_channels, out_channels, K=num_layers)
+        drop_templates(self.modules())
+        self.maps_first = out_channels <= in_channels
+
+    def make_layer(self, index: int) -> Propagation:
+        return Propagation()
+
+    def prepare(self, block: Block) -> Block:
+        return normalized(block, self.dtype)
+
+    def layer_channels(self, index: int) -> int:
+        if index == 0:
+            return self.in_channels
+        return self.out_channels if self.maps_first or index == self.num_layers else self.in_channels
+
+    def reset_parameters(self) -> None:
+        self.conv.reset_parameters()
+
+    def apply_layer(self, index: int, x: Tensor | SparseInput, block: Block) -> Tensor:
+        if index == 0:
+            x = linear(x, self.conv.lin.weight) if self.maps_first else dense_rows(x)
+        return self._propagate(index, x, block)
+
+    def projected_channels(self, index: int, sparse: bool) -> int | None:
+        narrower = self.out_channels < self.in_channels or sparse
+        return self.out_channels if index == 0 and self.maps_first and narrower else None
+
+    def project(self, index: int, x) -> Tensor:
+        return linear(as_input(x, self.reference), self.conv.lin.weight)
+
+    def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
+        return self._propagate(index, as_input(projected, self.reference), self.prepare(block))
+
+    def sum_channels(self, index: int, projected: bool) -> int | None:
+        if "sums_once" not in vars(type(self)):
+            return None
+        return self.out_channels if projected else self.layer_channels(index)
+
+    def row_scale(self, degree: Tensor, weighted: bool) -> Tensor:
+        return inverse_root(degree)
+
+    def layer_from_sum(self, index: int, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        summed = as_input(summed, self.reference)
+        if index == 0 and self.maps_first and not projected:
+            summed = linear(summed, self.conv.lin.weight)
+        return self._finish(index, summed)
+
+    def forward_rows(self, x, edges: RowEdges) -> Tensor:
+        """Run over the rows of one process; dense features without dropout are propagated once and kept."""
+        x, lin = as_input(x, self.reference), self.conv.lin
+        drop = RowDropout.sample(self.input_dropout, self.training)
+        if not drop.active and not is_sparse(x):
+            propagated = edges.keep("propagated", lambda: self._propagate_rows(x, edges, training=False))
+            return linear(propagated, lin.weight, lin.bias)
+        x = drop(x, edges.node_ids)
+        if not self.maps_first:
+            return linear(self._propagate_rows(dense_rows(x), edges, self.training), lin.weight, lin.bias)
+        return self._propagate_rows(linear(x, lin.weight), edges, self.training) + lin.bias
+
+    def _propagate_rows(self, x: Tensor, edges: RowEdges, training: bool) -> Tensor:
+        """Propagate num_layers times; rows of the halo come exactly unless `training`."""
+        block = edges.block
+        h = aggregate(x, block.indptr, block.indices, block.edge_weight)
+        for layer in self.convs[1:]:
+            h, _ = sum_rows(layer.exchange, h, edges, RowDropout(0.0), training)
+        return h
+
+    def _propagate(self, index: int, x: Tensor, block: Block) -> Tensor:
+        return self._finish(index, aggregate(x, block.indptr, block.indices, block.edge_weight))
+
+    def _finish(self, index: int, x: Tensor) -> Tensor:
+        if index < self.num_layers - 1:
+            return x
+        lin = self.conv.lin
+        return x + lin.bias if self.maps_first else linear(x, lin.weight, lin.bias)

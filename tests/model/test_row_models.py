@@ -8,7 +8,7 @@ from model.graphs import to_sparse
 from model.row_blocks import NUM_NODES, Mail, MailExchange, make_rows, on_threads
 
 from lightning_gnnscale.datamodule.full_graph_batch import FullGraphBatch
-from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, NodeClassifier, row_layers, sgc
+from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, NodeClassifier, gcn, row_layers
 from lightning_gnnscale.model.sparse_linear import is_sparse
 from lightning_gnnscale.sampler.minibatch import SparseFeatures
 from tests.tiers import all_pairs, each_value
@@ -154,7 +154,7 @@ def test_nothing_that_was_dropped_is_kept(kind):
 def test_propagated_features_are_exchanged_once(monkeypatch):
     """SGC without dropout: one exchange a propagation but the first, in the first step alone, none of them trained."""
     model, blocks, x, mail = build(SGC), make_rows(), features(), Mail()
-    sums = count_calls(monkeypatch, sgc)
+    sums = count_calls(monkeypatch, gcn)
     models = [copy.deepcopy(model) for _ in blocks]
     for own, rows in zip(models, blocks, strict=True):
         for index, layer in enumerate(own.convs):

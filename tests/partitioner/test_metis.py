@@ -1,5 +1,7 @@
 """METIS: cut, balances, several at once, its library found and missing; the parts of pymetis, bit for bit."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partitioner import metis as metis_module
-from lightning_gnnscale.partitioner import metis_library, partition
-from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.partitioner.metis import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
 from tests.says import said
 from tests.tiers import each_value, first
@@ -21,11 +23,13 @@ pytestmark = [
 GRID = [(10 * r + c, 10 * r + c + 1) for r in range(10) for c in range(9)] + [(v, v + 10) for v in range(90)]
 COMMUNITIES = SyntheticGraph(4_000, 40_000, num_communities=24, homophily=0.85, seed=2)
 
+METIS = sys.modules[find_metis_library.__module__]  # the package's `metis` is the function
+
 
 @pytest.fixture
 def without_library(monkeypatch):
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_library, "_candidates", lambda: ["libnothing_of_this_name.so"])
+    monkeypatch.setattr(METIS, "_candidates", lambda: ["libnothing_of_this_name.so"])
     yield
     find_metis_library.cache_clear()
 
@@ -87,11 +91,11 @@ def test_a_bound_that_metis_breaks_is_told(monkeypatch):
 
 @pytest.mark.parametrize("route_around_system", [False, True])
 def test_every_library_at_hand_answers(monkeypatch, route_around_system):
-    candidates = metis_library._candidates()
+    candidates = METIS._candidates()
     if route_around_system and len(candidates) < 2:
         pytest.skip("one METIS library is at hand, not two")
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_library, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
+    monkeypatch.setattr(METIS, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
     library = find_metis_library()
     assert library.id_dtype in (np.int32, np.int64)
     p = partition(COMMUNITIES.stream(), "metis", 2, balance={"nodes": 1.05, "volume": 1.05})

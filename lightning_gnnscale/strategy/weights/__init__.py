@@ -1,7 +1,6 @@
 """Weight policies: how the replicas of a model become one. One policy a file."""
 
-from .gradient_averaging import GradientAveraging
-from .gradient_staleness import BoundedGradientStaleness
+from .gradient_averaging import BoundedGradientStaleness, GradientAveraging
 from .model_averaging import ModelAveraging
 from .policy import WeightPolicy
 
