@@ -1,4 +1,4 @@
-"""Generated graphs: on disk, written once; papers in MAG240M's proportions; events whose future gives the label away."""
+"""Generated graphs: on disk, written once; papers in MAG240M's proportions; events whose future shows the label."""
 
 import json
 from collections.abc import Callable, Iterator
