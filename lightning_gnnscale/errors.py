@@ -146,6 +146,15 @@ def one_line_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+_LONGEST_TEXT = 2000
+
+
+def plain_text(text: str) -> str:
+    """Return text of a file as a terminal may show it: control characters as \\x1b, and no more than 2,000 letters."""
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}... ({len(text):,} letters)"
+
+
 def why_no_array(error: BaseException) -> str:
     """Return on one line why `numpy.load` read no array, in place of its advice to unpickle."""
     told = one_line_of(error)

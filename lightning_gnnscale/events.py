@@ -169,6 +169,8 @@ def recent() -> list[dict]:
 def read_log(path: str | os.PathLike) -> list[dict]:
     """Return the events of a file, oldest first; a line cut short by a kill is left out."""
     events = []
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file, or a pipe or device")
     for line in Path(path).read_text().splitlines():
         try:
             events.append(json.loads(line))

@@ -11,7 +11,14 @@ _OF_TABLES = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "iloc"
 
 def has_all(value: Any, *names: str) -> bool:
     """Whether a value has all of some attributes."""
-    return all(hasattr(value, name) for name in names)
+    return all(_has(value, name) for name in names)
+
+
+def _has(value: Any, name: str) -> bool:
+    try:
+        return hasattr(value, name)
+    except Exception:  # a property that fails is there: PyG's TemporalData joins arrays as if they were tensors
+        return True
 
 
 def is_csr(rows: Any) -> bool:
@@ -58,12 +65,12 @@ def csr_of(rows: Any) -> tuple[Any, Any, Any, tuple] | None:
 
 def is_pyg(source: Any) -> bool:
     """Whether a value is a graph of PyG."""
-    return any(hasattr(source, name) for name in ("edge_index", "adj_t", "edge_types"))
+    return any(_has(source, name) for name in ("edge_index", "adj_t", "edge_types"))
 
 
 def is_hetero(source: Any) -> bool:
     """Whether a value is a `HeteroData` of PyG."""
-    return hasattr(source, "edge_types")
+    return _has(source, "edge_types")
 
 
 def is_temporal(source: Any) -> bool:

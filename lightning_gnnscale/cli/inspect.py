@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import PartitionStoreError
+from ..errors import PartitionStoreError, plain_text
 from ..memory import format_bytes
 from ..object_store import is_url
 from ..partition_store import PartitionStore
@@ -58,10 +58,11 @@ def run(config: DictConfig) -> None:
 
 def _show_facts(title: str, facts: dict) -> None:
     console = Console()
-    console.print(f"[bold]{title}[/bold]", highlight=False)
+    console.print(plain_text(title), style="bold", highlight=False, markup=False)
     for name, value in facts.items():
         if value is not None:
-            console.print(f"  {name:<22} {hidden(str(value))}", soft_wrap=True, highlight=False, markup=False)
+            line = f"  {name:<22} {plain_text(hidden(str(value)))}"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_store(store: PartitionStore) -> None:

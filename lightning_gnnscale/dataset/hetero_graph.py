@@ -195,7 +195,7 @@ class HeteroGraph:
         for name in ("features", "labels", "time"):
             if given[name] is not None:
                 rows = given[name]
-                counts[name] = int(rows.shape[0]) if is_array(rows) else len(opened(rows))
+                counts[name] = _num_rows(f"nodes[{node_type!r}].{name}", rows)
         if given["nodes"] is not None:
             given["nodes"] = _listed(node_type, given["nodes"])
             counts["nodes"] = len(given["nodes"])
@@ -313,6 +313,14 @@ class HeteroGraph:
         return masks
 
 
+def _num_rows(name: str, rows: Any) -> int:
+    rows = rows if is_array(rows) else opened(rows)
+    shape = np.shape(rows) if not is_array(rows) else rows.shape
+    if not shape:
+        raise ValueError(f"{name} must have a row for each node, got {rows!r}")
+    return int(shape[0])
+
+
 def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
     """Return all keys of a node type's or an edge type's description; a value that is not a mapping is its main key."""
     if not isinstance(given, Mapping):
@@ -393,7 +401,9 @@ def _rows_of_edges(name: str, rows: Any, source: EdgesByType) -> Any:
     """Return the values of the edges of one source, times and classes as integers."""
     if name == "features":
         return load_features(rows, _edges(source))
-    rows = np.asarray(opened(rows)).reshape(-1)
+    rows = as_array(f"{source.stream.name}: {name}", opened(rows)).reshape(-1)
+    if name in ("weight", "labels") and rows.dtype.kind not in "fiub":
+        raise ValueError(f"{source.stream.name}: {name} of edges must be numbers, one an edge, got {rows.dtype}")
     if name == "time":
         return _int64_times(f"{source.stream.name}: time", rows, "edge")
     if name == "labels" and rows.dtype == np.uint64:  # no dtype joins it with the others exactly

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..edge_stream.stream import FilteredStream
+from ..errors import check_integer
 from ..jit import kernel
 from ..partition_store.inputs import Columns, load_arrays
 from ..rng import combine, fold, permutation, unit
@@ -198,9 +199,16 @@ def hold_out_edges(
     Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted) and its
         values, one byte an edge beside edge values; by time 16 bytes an edge.
     """
+    if not isinstance(dataset, GraphDataset):
+        raise ValueError(f"dataset must be a GraphDataset, got {type(dataset).__name__}: HeteroGraph has dataset()")
+    check_integer("seed", seed, 0)
+    if not isinstance(reverses, Mapping | None):
+        raise ValueError(f"reverses must be {{edge type: edge type that it is the reverse of}}, got {reverses!r}")
+    if not isinstance(relations, Sequence | np.ndarray | None):
+        raise ValueError(f"relations must be a list of edge types, got {relations!r}")
     shares = {"val": val, "test": test}
     for name, share in shares.items():
-        if not 0 <= share < 1:
+        if not isinstance(share, int | float | np.number) or not 0 <= share < 1:
             raise ValueError(f"{name} must be in [0, 1), got {share}")
     if not 0 < val + test < 1:
         raise ValueError(f"val + test must be above 0 and below 1, got {val + test}")

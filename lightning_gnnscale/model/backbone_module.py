@@ -53,6 +53,8 @@ class BackboneModule(TakesInputs):
         inputs: NodeInputs | None = None,
     ):
         super().__init__()
+        if not isinstance(backbone, nn.Module):
+            raise ValueError(f"backbone must be a model such as gs.model.GraphSAGE(...), got {backbone!r}")
         self.inputs = inputs
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler

@@ -125,6 +125,8 @@ class LoadsWeightsOnly:
 def _opened(checkpoint: PathLike | IO, module: type) -> Iterator[tuple[IO, Path | str]]:
     """Yield a checkpoint as a file, and what errors call it: a local one is checked, others are read as they are."""
     if not isinstance(checkpoint, str | os.PathLike):
+        if not callable(getattr(checkpoint, "seek", None)):
+            raise CheckpointError(f"a checkpoint must be a path, a URL or an open file, got {checkpoint!r}")
         with of_this_model(name := getattr(checkpoint, "name", "the checkpoint"), module):
             yield checkpoint, name
         return

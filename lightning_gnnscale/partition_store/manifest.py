@@ -60,7 +60,10 @@ def unsealed(text: str | bytes) -> dict:
     Raises:
         ValueError: the text is not a JSON object, or not the one that was sealed.
     """
-    content = json.loads(text)
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("damaged, nested too deep") from None
     if not isinstance(content, dict) or content.pop(_SEAL, None) != digest(content):
         raise ValueError("damaged, or edited by hand")
     return content

@@ -1,0 +1,91 @@
+"""What attacks got through: text that steers a terminal, JSON nested too deep, pipes, values of another kind."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+from lightning_gnnscale.errors import CheckpointError, plain_text
+from lightning_gnnscale.foreign import is_hetero, is_pyg
+from lightning_gnnscale.partition_store.manifest import unsealed
+from tests.says import said
+
+
+def test_text_of_a_file_cannot_steer_a_terminal():
+    assert plain_text("\x1b]0;pwned\x07\x1b[2J") == r"\x1b]0;pwned\x07\x1b[2J"
+    assert plain_text("größe\nя") == "größe\nя"
+    assert len(plain_text("x" * 100_000)) < 2100
+
+
+def test_json_nested_too_deep_is_one_line():
+    with pytest.raises(ValueError, match=said("damaged nested")):
+        unsealed("[" * 100_000)
+
+
+def test_a_pipe_is_no_file_of_events(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(FileNotFoundError):
+        events.read_log(tmp_path / "events.jsonl")
+    (tmp_path / "plain.jsonl").write_text(json.dumps({"event": "x"}) + "\n")
+    assert events.read_log(tmp_path / "plain.jsonl") == [{"event": "x"}]
+
+
+def test_a_graph_whose_properties_fail_is_still_recognised():
+    class Broken:
+        @property
+        def edge_index(self):
+            raise TypeError("expected Tensor")
+
+    assert is_pyg(Broken()) and not is_hetero(Broken())
+
+
+@pytest.mark.parametrize("backbone", [5, None, "gcn"])
+def test_a_backbone_is_a_module(backbone):
+    with pytest.raises(ValueError, match=said("backbone model")):
+        gs.NodeClassifier(backbone, num_classes=3)
+
+
+@pytest.mark.parametrize("path", [None, 5, ["x"]])
+def test_a_checkpoint_is_a_path_or_a_file(path):
+    with pytest.raises(CheckpointError, match=said("path URL file")):
+        gs.NodeClassifier.load_from_checkpoint(path, backbone=torch.nn.Identity())
+
+
+GRAPH = {"nodes": {"a": 3}, "edges": {"a,to,a": np.array([[0, 1], [1, 2]])}, "separate_reverses": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val": "x"}, "val [0, 1) x"),
+        ({"seed": [1]}, "seed integer [1]"),
+        ({"relations": 5}, "relations list 5"),
+        ({"reverses": 5}, "reverses edge type 5"),
+    ],
+)
+def test_options_of_another_kind_are_refused(options, message):
+    with pytest.raises(ValueError, match=said(message)):
+        gs.hold_out_edges(gs.HeteroGraph(**GRAPH).dataset(), **options)
+
+
+def test_links_are_held_out_of_a_data_set():
+    with pytest.raises(ValueError, match=said("dataset GraphDataset HeteroGraph dataset()")):
+        gs.hold_out_edges(gs.HeteroGraph(**GRAPH))
+
+
+@pytest.mark.parametrize("name", ["weight", "labels"])
+def test_values_of_edges_are_numbers(name):
+    dates = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
+    edges = {key: {"edges": np.array([[0, 1], [1, 2]]), name: dates} for key in ("a,to,a", "a,of,a")}
+    with pytest.raises(ValueError, match=said(f"{name} edges numbers datetime64")):
+        gs.HeteroGraph({"a": 3}, edges, separate_reverses=False).dataset()
+
+
+@pytest.mark.parametrize("rows", [np.float32(1), 5])
+def test_features_have_a_row_for_each_node(rows):
+    with pytest.raises(ValueError, match=said("nodes['a'].features row node")):
+        gs.HeteroGraph({"a": {"features": rows}}, {"a,to,a": np.array([[0], [0]])}, separate_reverses=False).dataset()
