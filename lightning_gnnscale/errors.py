@@ -130,6 +130,20 @@ def check_integer(name: str, value: Any, low: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError unless each argument is True or False (or 0 or 1): a word is not taken for True."""
+    for name, value in flags.items():
+        whole = isinstance(value, Integral) and value in (0, 1)
+        if not whole and type(value).__name__ not in ("bool", "bool_"):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raise ValueError unless an argument is a function or None."""
+    if value is not None and not callable(value):
+        raise ValueError(f"{name} must be a function or None, got {value!r}")
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is a number of seconds above 0."""
     if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
@@ -55,6 +56,7 @@ def test_a_checkpoint_is_a_path_or_a_file(path):
         gs.NodeClassifier.load_from_checkpoint(path, backbone=torch.nn.Identity())
 
 
+DATA = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
 GRAPH = {"nodes": {"a": 3}, "edges": {"a,to,a": np.array([[0, 1], [1, 2]])}, "separate_reverses": False}
 
 
@@ -89,3 +91,25 @@ def test_values_of_edges_are_numbers(name):
 def test_features_have_a_row_for_each_node(rows):
     with pytest.raises(ValueError, match=said("nodes['a'].features row node")):
         gs.HeteroGraph({"a": {"features": rows}}, {"a,to,a": np.array([[0], [0]])}, separate_reverses=False).dataset()
+
+
+@pytest.mark.parametrize("value", ["yes", None, 2, 1.5, [True], np.array([True, False])])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda value: gs.NeighborSampler([2], replace=value), "replace"),
+        (lambda value: gs.LinkSampler(share_negatives=value), "share_negatives"),
+        (lambda value: gs.NeighborLoader(DATA, [2], shuffle=value), "shuffle"),
+        (lambda value: gs.NeighborLoader(DATA, [2], directed=value), "directed"),
+        (lambda value: gs.hold_out_edges(gs.HeteroGraph(**GRAPH).dataset(), by_time=value), "by_time"),
+    ],
+)
+def test_a_flag_is_true_or_false(make, name, value):
+    with pytest.raises(ValueError, match=said(f"{name} True False")):
+        make(value)
+
+
+def test_a_transform_is_a_function():
+    with pytest.raises(ValueError, match=said("transform function 5")):
+        gs.NeighborLoader(DATA, [2], transform=5)
+    assert gs.NeighborSampler([2], replace=np.bool_(True)).replace

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..edge_stream.stream import FilteredStream
-from ..errors import check_integer
+from ..errors import check_flags, check_integer
 from ..jit import kernel
 from ..partition_store.inputs import Columns, load_arrays
 from ..rng import combine, fold, permutation, unit
@@ -202,6 +202,7 @@ def hold_out_edges(
     if not isinstance(dataset, GraphDataset):
         raise ValueError(f"dataset must be a GraphDataset, got {type(dataset).__name__}: HeteroGraph has dataset()")
     check_integer("seed", seed, 0)
+    check_flags(by_time=by_time)
     if not isinstance(reverses, Mapping | None):
         raise ValueError(f"reverses must be {{edge type: edge type that it is the reverse of}}, got {reverses!r}")
     if not isinstance(relations, Sequence | np.ndarray | None):

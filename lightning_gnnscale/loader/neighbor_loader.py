@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ..errors import check_callable, check_flags
 from ..graph import CSC
 from ..partition_store.inputs import opened
 from ..partition_store.part_graph import WholeGraph
@@ -117,6 +118,7 @@ def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:
     Raises:
         ValueError: it is not one of PyG's, or does not go with locality.
     """
+    check_flags(directed=directed)
     name = "induced" if not directed else str(getattr(subgraph_type, "value", subgraph_type))
     if name not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {subgraph_type!r}")
@@ -391,6 +393,8 @@ class NeighborLoader(SeedLoader):
     ):
         own = _own_options(options, batch_size, shuffle)
         sampled = check_options("NeighborLoader", options)
+        check_flags(replace=replace, is_sorted=is_sorted)
+        check_callable("transform", transform)
         self.input_nodes, self.input_time = input_nodes, sampled.get("input_time")
         if sampled or _has_node_types(data) or _of_stores(data):
             if locality is not None:
@@ -464,6 +468,7 @@ class LinkNeighborLoader(SeedLoader):
     ):
         own = _own_options(options, batch_size, shuffle)
         sampled = check_options("LinkNeighborLoader", options)
+        check_callable("transform", transform)
         if "input_time" in sampled:
             raise ValueError("LinkNeighborLoader does not follow input_time: pass edge_label_time")
         if (edge_label_time is None) != ("time_attr" not in sampled):
@@ -485,6 +490,7 @@ class LinkNeighborLoader(SeedLoader):
 def _own_options(options: dict, batch_size: int, shuffle: bool) -> dict:
     """Take the arguments of order and threads out of a loader's further arguments, and return them."""
     own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
+    check_flags(shuffle=shuffle, drop_last=own.get("drop_last", False))
     own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
     return own | {"batch_size": batch_size, "shuffle": shuffle}
 
@@ -509,6 +515,7 @@ def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sor
     """Return a `DataSampler`; its own arguments are taken out of `sampled`."""
     from ..sampler.data_sampler import DataSampler
 
+    check_flags(replace=replace, is_sorted=is_sorted, disjoint=sampled.get("disjoint", False))
     if _of_stores(data):
         data = data if isinstance(data, tuple) else (data, data)
     elif _has_node_types(data):

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import check_count
+from ..errors import check_count, check_flags
 from ..graph import GraphSchema, check_requires
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
@@ -247,6 +248,8 @@ class LinkSampler(BatchSampler):
             raise ValueError("exclude_pairs must be False with disjoint=True, whose trees repeat nodes, got True")
         for name in ("walk_length", "num_negatives", "edges_per_node"):
             check_count(name, getattr(self, name))
+        flags = ("share_negatives", "exclude_pairs", "neighborhoods", "labelled")
+        check_flags(**{name: getattr(self, name) for name in flags})
         if self.labelled and self.positives != "edge":
             raise ValueError(f'labelled=True needs positives="edge", got positives={self.positives!r}')
         if self.by_time:
@@ -257,8 +260,8 @@ class LinkSampler(BatchSampler):
             object.__setattr__(self, "relations", tuple(int(relation) for relation in self.relations))
             if not self.relations or min(self.relations) < 0:
                 raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
-        if not math.isfinite(self.degree_power):
-            raise ValueError(f"degree_power must be finite, got {self.degree_power}")
+        if not isinstance(self.degree_power, Real) or not math.isfinite(self.degree_power):
+            raise ValueError(f"degree_power must be a finite number, got {self.degree_power!r}")
 
     def _check_times(self) -> None:
         """Refuse settings that do not go with links that have times."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import check_flags
 from ..graph import CSC, GraphSchema, check_requires
 from ..partition_store.part_graph import WholeGraph, edge_weights
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
@@ -134,6 +135,8 @@ class NeighborSampler(BatchSampler):
         else:
             object.__setattr__(self, "fanouts", check_fanouts(self.fanouts))
         check_direction(self.direction)
+        flags = ("replace", "strictly_before", "disjoint", "weighted")
+        check_flags(**{name: getattr(self, name) for name in flags})
         if self.temporal_strategy not in (None, *STRATEGIES):
             raise ValueError(
                 f"temporal_strategy must be one of {', '.join(STRATEGIES)} or None, got {self.temporal_strategy!r}"
