@@ -8,7 +8,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..object_store import is_url
-from ..traits import ModuleTraits
+from ..traits import BackboneTraits, ModuleTraits
 from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
@@ -133,6 +133,12 @@ def _check_layers(config: DictConfig) -> None:
     from ..model import Backbone  # imports Lightning and PyG, which plans do without
 
     backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
+    exact = takes_sampler(config) and (config.get("evaluation") or {}).get("mode") == "layerwise"
+    if exact and inspect.isclass(backbone) and BackboneTraits(backbone).layer is None:
+        raise UsageError(
+            f"evaluation=layerwise computes a layer at a time, which {backbone.__name__} does not offer: say "
+            "evaluation=sampled"
+        )
     if inspect.isclass(backbone) and issubclass(backbone, Backbone):
         taken = inspect.signature(backbone).parameters.get("num_layers")
         num_layers = backbone.num_layers if taken is None else taken.default

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.cli.checks import check_settings
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.dataset import load_hetero
 from tests.says import said
 
@@ -55,3 +58,9 @@ def test_a_node_type_is_a_number_or_a_mapping(given):
     graph = gs.HeteroGraph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False)
     with pytest.raises(ValueError, match=said("nodes['pkg'] number mapping features")):
         graph.dataset()
+
+
+def test_a_model_without_layers_asks_for_sampled_evaluation_before_work():
+    words = ["dataset=hetero", "model=hetero", "sampler=hetero", "dataset.nodes={a: 3}", "dataset.edges=[]"]
+    with pytest.raises(UsageError, match=said("evaluation=layerwise Hetero evaluation=sampled")):
+        check_settings(compose_config("train", words))
