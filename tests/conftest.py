@@ -55,8 +55,8 @@ FORKED = (
 def pytest_collection_finish(session):
     """Start the one server that forks processes: who starts it decides what its children find imported."""
     if any(item.nodeid.removeprefix("tests/").startswith(FORKED) for item in session.items):
-        spaces = "strategy", "model", "datamodule", "cli.train"
-        set_forkserver_preload([f"lightning_gnnscale.{space}" for space in spaces])
+        packages = "strategy", "model", "datamodule", "cli.train"
+        set_forkserver_preload([f"lightning_gnnscale.{package}" for package in packages])
         forkserver.ensure_running()
 
 
