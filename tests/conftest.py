@@ -27,8 +27,8 @@ settings.load_profile("first")
 
 # Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.
 TOGETHER = (
-    "cli/test_prepare", "datamodule/test_every_column", "datamodule/test_ray", "datamodule/test_process", "distributed", "embedding",
-    "remote", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
+    "cli/test_prepare", "datamodule/test_every_column", "datamodule/test_ray", "datamodule/test_process", "distributed",
+    "embedding", "remote", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
 )  # fmt: skip
 
 
@@ -47,8 +47,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 # Tests whose processes are forked from a server; its threads are OMP_NUM_THREADS, as above.
 FORKED = (
-    "bench/test_experiments", "cli/test_train", "datamodule/test_every_column", "datamodule/test_process", "datamodule/test_scratch",
-    "distributed",    "embedding/test_inputs_in", "faults", "loader/test_process_source",
+    "bench/test_experiments", "cli/test_train", "datamodule/test_every_column", "datamodule/test_process",
+    "datamodule/test_scratch", "distributed", "embedding/test_inputs_in", "faults", "loader/test_process_source",
 )  # fmt: skip
 
 
