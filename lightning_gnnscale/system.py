@@ -8,7 +8,6 @@ CAN_ADVISE = hasattr(os, "posix_fadvise")
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: all reads go through the page cache
 MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
-sync_data = getattr(os, "fdatasync", os.fsync)  # waits until a file's data are on the disk; macOS has fsync alone
 
 
 def usable_cores() -> int:
@@ -38,3 +37,8 @@ def preallocate(fd: int, num_bytes: int) -> None:
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, num_bytes)
+
+
+def sync_data(fd: int) -> None:
+    """Wait until a file's data are on the disk."""
+    (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)  # macOS has the latter alone

@@ -109,7 +109,8 @@ def set_up_by_measurement(folder, root):
         store=root, sampler=gs.NeighborSampler([3, 3]), placement=PlacementSettings("rule", buffer_share=0.3)
     )
     dm.trainer = SimpleNamespace(
-        global_rank=dist.get_rank(), world_size=2, num_nodes=1, node_rank=0, local_rank=dist.get_rank(),
+        lightning_module=None, global_rank=dist.get_rank(), world_size=2, num_nodes=1, node_rank=0,
+        local_rank=dist.get_rank(),
         strategy=SimpleNamespace(
             weights=gs.GradientAveraging(), root_device=torch.device("cpu"), broadcast=broadcast
         ),
