@@ -202,7 +202,7 @@ def partition(
     seen = stream if not edge_type_weight else weigh_edge_types(stream, edge_type_weight)
     if edge_type_weight and options.get("deduplicate") and max(edge_type_weight.values()) > 1:
         raise ValueError("partitioner.deduplicate=true drops the repeats that edge_type_weight makes: leave one out")
-    with phases.recording(phases.PhaseRecord(judges_later=True)) as record, MemoryPeak() as peak:
+    with phases.recording(phases.PhaseRecord(num_parts=num_parts, judges_later=True)) as record, MemoryPeak() as peak:
         with phases.phase("total"):
             given = {"masks": of_node_types or None, "balance": balance, "progress": progress}
             part_id = function(seen, num_parts, seed=seed, **given, **options)

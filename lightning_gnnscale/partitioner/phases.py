@@ -19,6 +19,7 @@ class PhaseRecord:
         seconds: wall-clock seconds by phase.
         notes: plain JSON facts, for example the layout that was found.
         graph: the SimpleGraph that the method read, so that evaluation need not detect the layout again.
+        num_parts: parts that were asked for; None: not told.
         judges_later: whether the caller that opened the record judges the parts, once they are final.
         judgement: the constraints that the method kept to, and the loads of its parts.
     """
@@ -26,6 +27,7 @@ class PhaseRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: dict = field(default_factory=dict)
     graph: object | None = None
+    num_parts: int | None = None
     judges_later: bool = False
     judgement: tuple | None = None
 
@@ -60,6 +62,12 @@ def note(**facts) -> None:
     record = _open.get()
     if record is not None:
         record.notes.update(facts)
+
+
+def cuts() -> bool:
+    """Whether the open record is of more than one part, so that edges can be cut; also without a record."""
+    record = _open.get()
+    return record is None or record.num_parts != 1
 
 
 def warn(message: str) -> None:

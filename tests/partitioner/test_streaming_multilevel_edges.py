@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -239,13 +240,18 @@ def test_no_file_is_written():
 def test_repeats_stay_and_are_told():
     edges = hubs_and_leaves(0)
     directed_edges = np.concatenate((edges, edges[:800, ::-1], edges[:500]))
-    with pytest.warns(UserWarning, match="count again each time"):
+    with pytest.warns(UserWarning, match="again in the partitioner's cut.* cut alone: .* keeps every listed edge"):
         p = without_scratch(stream_of(directed_edges, 500, layout="once"), 4)
     assert p.notes["num_edges"] == len(directed_edges)
     assert p.notes["deduplicated"] is False
     assert p.notes["balance_violations"] == {}
     with pytest.raises(ValueError, match=said("deduplicate=True scratch=")):
         without_scratch(stream_of(directed_edges, 500), 4, deduplicate=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert without_scratch(stream_of(directed_edges, 500, layout="once"), 1).notes["repeated_share"]  # nothing cut
+    with pytest.warns(UserWarning, match="cut alone: .* keeps one edge of each type"):
+        without_scratch(stream_of(directed_edges, 500, layout="once", to_undirected=True), 4)
 
 
 def test_a_node_with_many_more_repeats_than_edges_stays_with_them():

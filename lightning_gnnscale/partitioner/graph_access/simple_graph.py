@@ -201,11 +201,14 @@ def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
     )
     if not deduplicated or graph.first_copies is not None:
         phases.keep_graph(graph)
-    if report.repeated_share and not deduplicated:
+    if report.repeated_share and not deduplicated and phases.cuts():
         share = f"about {report.repeated_share:.1%}" if report.repeated_share >= 0.0005 else "less than 0.1%"
+        kept = "one edge of each type between two nodes, all where edges have times"
         phases.warn(
             f"{graph.stream.name}: {share} of the edges are listed more often than layout "
-            f"{report.layout!r} says, and count again each time; deduplicate=True drops them"
+            f"{report.layout!r} says, and each time count again in the partitioner's cut; partitioner.deduplicate=true "
+            "counts them once. This concerns the cut alone: a store of these edges keeps "
+            f"{kept if graph.stream.to_undirected else 'every listed edge'}"
         )
 
 
