@@ -289,7 +289,12 @@ def _quiet() -> None:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # what it ends after a failure
     lightning = logging.getLogger("lightning")
     lightning.propagate = not lightning.handlers  # else the root logger repeats its messages
-    for name in ("profilers", "callbacks.early_stopping", "validation"):  # they log only what the user turned on
+    for name in (
+        "profilers",
+        "callbacks.early_stopping",
+        "validation",
+        "predictions",
+    ):  # they log only what the user turned on
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning

@@ -1,5 +1,6 @@
 """The callbacks of the DataModules: predictions on disk, what a process held, the dial of locality-aware sampling."""
 
+import logging
 import os
 import time
 from collections import Counter
@@ -22,9 +23,11 @@ from ..events import clock, record
 from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
+from ..partition_store.value_checks import UNKNOWN, blocks
 from ..sampler.locality import LocalityScale
 from ..traits import ANY, DataTraits, ModuleTraits
 
+_log = logging.getLogger("lightning.pytorch.predictions")
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
 _STATE = ("scale", "previous", "fixed")
 _BLOCK_ROWS = 1 << 18  # rows of predictions that are written at once
@@ -263,6 +266,9 @@ class PredictionWriter(BasePredictionWriter):
     instead of `node_type` and `node`: `source_type`, `source`, `relation`, `target_type` and `target`; the node types
     and the edge type, by their names, in a graph with several.
 
+    A module that predicts labels gives no rows for node types in which no node of the store has a label; a line in the
+    log names them. Where no node has one, or the module predicts embeddings, all nodes have rows.
+
     Args:
         path: Path of the file, on rank 0's machine. Each rank writes `path.rank` first; machines that do not see rank
             0's folder send theirs to it, a chunk at a time. Rank 0 joins them, and the complete file appears at once.
@@ -278,9 +284,16 @@ class PredictionWriter(BasePredictionWriter):
         super().__init__("epoch")
         self.path = Path(path)
         self._writer: pq.ParquetWriter | None = None
+        self._left_out: np.ndarray | None = None  # numbers of node types without rows
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ask a module of this package for its rows block by block, as they are computed."""
+        store, module = trainer.datamodule.store, ModuleTraits(pl_module)
+        predicts_labels = module.multilabel is not None or module.num_targets is not None
+        self._left_out = _without_labels(store) if predicts_labels else None
+        if self._left_out is not None and trainer.is_global_zero:
+            named = ", ".join(store.schema.node_types[number] for number in self._left_out)
+            _log.info("No predictions for nodes of %s: no node of these node types has a label", named)
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
 
@@ -323,6 +336,9 @@ class PredictionWriter(BasePredictionWriter):
     def _write(self, store, rows: dict[str, Any]) -> None:
         """Add rows, as `predict_step` returns them, to this rank's file."""
         own = self._part(rank())
+        if self._left_out is not None and "nodes" in rows:
+            kept = ~np.isin(store.node_type(rows["nodes"]), self._left_out)
+            rows = {"nodes": rows["nodes"][kept], "prediction": rows["prediction"][kept]}
         with disk_errors(own, "written", _OTHER_PATH):
             for at in range(0, len(rows["prediction"]), _BLOCK_ROWS):
                 chosen = slice(at, at + _BLOCK_ROWS)
@@ -393,6 +409,19 @@ class PredictionWriter(BasePredictionWriter):
                 columns["relation"] = pa.array(names[rows["edge_type"]])
             columns |= _named(store, target, "target_type", "target")
         return pa.table(columns | {"prediction": column})
+
+
+def _without_labels(store) -> np.ndarray | None:
+    """Return the numbers of node types without a labelled node; None where there are none, or nothing has a label."""
+    if store.labels is None or store.schema is None or store.schema.num_node_types < 2:
+        return None
+    labelled = np.zeros(store.schema.num_node_types, bool)
+    for begin, rows in blocks(store.labels):
+        known = (~np.isnan(rows) if store.regression else rows != UNKNOWN).reshape(len(rows), -1).any(axis=1)
+        labelled[store.node_type(begin + np.flatnonzero(known))] = True
+        if labelled.all():
+            return None
+    return np.flatnonzero(~labelled) if labelled.any() else None
 
 
 def _named(store, nodes: np.ndarray, node_type: str, node: str) -> dict[str, pa.Array]:
