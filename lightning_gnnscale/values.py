@@ -110,6 +110,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
     Raises:
         ValueError: numpy cannot hold them, as lists of several lengths.
     """
+    refuse_masked(name, values)
     try:
         array = np.asanyarray(of_tensor(values))
     except Exception as error:  # of any library: each has errors of its own
@@ -117,6 +118,12 @@ def as_array(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind == "f" and isinstance(values, list | tuple) and array.ndim == 1:
         array = _of_objects(np.array(values, object), array)  # numpy makes floats of integers on both sides of 2**63
     return _of_objects(array, array) if array.dtype.kind == "O" else array
+
+
+def refuse_masked(name: str, values: Any) -> None:
+    """Refuse an array that hides some of its values; the others of a masked array would be taken with them."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise ValueError(f"{name}: the array masks {int(values.mask.sum())} of its values: fill them, .filled(value)")
 
 
 def of_tensor(values: Any) -> Any:
@@ -209,7 +216,8 @@ def _of_objects(objects: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
         return otherwise if dtype is None else np.array(given, dtype).reshape(objects.shape)
     if given and all(isinstance(one, date | np.datetime64) for one in given):
         try:
-            return objects.astype("M8[ns]")
+            exact, fine = objects.astype("M8[us]"), objects.astype("M8[ns]")  # which wraps beyond 1677 to 2262
+            return fine if (fine.astype("M8[us]") == exact).all() else exact
         except (OverflowError, ValueError, TypeError):
             return otherwise
     return otherwise

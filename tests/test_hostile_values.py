@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import date
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.errors import CheckpointError, plain_text
 from lightning_gnnscale.foreign import is_hetero, is_pyg
 from lightning_gnnscale.partition_store.manifest import unsealed
+from lightning_gnnscale.values import exact_times
 from tests.says import said
 
 
@@ -113,3 +115,23 @@ def test_a_transform_is_a_function():
     with pytest.raises(ValueError, match=said("transform function 5")):
         gs.NeighborLoader(DATA, [2], transform=5)
     assert gs.NeighborSampler([2], replace=np.bool_(True)).replace
+
+
+@pytest.mark.parametrize("year", [1600, 3000])
+def test_dates_that_nanoseconds_do_not_hold_are_refused(year):
+    with pytest.raises(ValueError, match=said(f"t {year}")):
+        exact_times("t", [date(2020, 1, 1), date(year, 1, 1)])
+    assert exact_times("t", [date(1970, 1, 2), np.datetime64("1970-01-01T00:00:00.000000001")]).tolist() == [
+        86400 * 10**9,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("name", ["features", "labels", "node_time"])
+def test_values_under_a_mask_are_not_taken(name):
+    values = np.ma.array(np.ones((3, 1) if name == "features" else 3, np.int64), mask=False)
+    stream = gs.open_edge_stream(np.array([[0, 1], [1, 2]]), num_nodes=3)
+    gs.GraphDataset("g", stream, **{name: values})
+    values[1] = np.ma.masked
+    with pytest.raises(ValueError, match=said("masks filled")):
+        gs.GraphDataset("g", stream, **{name: values})

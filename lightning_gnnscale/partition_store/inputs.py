@@ -21,7 +21,7 @@ from ..graph import Batch, id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
 from ..traits import PartitioningTraits
-from ..values import as_array, exact_times, refuse_outside
+from ..values import as_array, exact_times, refuse_masked, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
 from .manifest import type_prefix
@@ -613,6 +613,7 @@ def opened(array):
         ValueError: the file holds no array that can be mapped.
     """
     if not isinstance(array, str | os.PathLike):
+        refuse_masked("array", array)
         return array if isinstance(array, np.ndarray) else _as_rows(array)
     path = _local(array)
     if table_path(path) is not None:
