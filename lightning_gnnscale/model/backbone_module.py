@@ -59,6 +59,7 @@ class BackboneModule(TakesInputs):
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
+        self._named = frozenset(arguments_of(uncompiled(backbone)))
         # runs a model of PyG's layers over the rows of one process; models of this package do so themselves
         self.row_model = None if BackboneTraits(backbone).forward_rows else RowModel(backbone)
         self.write_predictions: Callable | None = None  # takes rows as `predict_step` does; `PredictionWriter` sets it
@@ -142,7 +143,7 @@ class BackboneModule(TakesInputs):
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
         arguments = {name: getattr(batch, name) for name in self._accepted}
-        arguments |= {name: rows for name, rows in batch.columns.items() if name in arguments_of(self.backbone)}
+        arguments |= {name: rows for name, rows in batch.columns.items() if name in self._named}
         if "edge_weight" in arguments:
             arguments["edge_weight"] = self._edge_weight(batch)
         elif batch.edge_weight is not None:

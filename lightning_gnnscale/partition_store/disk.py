@@ -91,6 +91,7 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
     degree = 4 if inputs.edge_weight is not None else 0
     rows = num_edges * (ids + per_edge) + (9 + degree) * inputs.num_nodes
     tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + rows_bytes
+    tables += sum(feature_bytes(rows, None) for _, _, rows in inputs.node_rows)
     if inputs.labels is not None:
         tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
     share = min(1, 2 / RUN_FILES)  # bucketed edges go as rows come

@@ -59,7 +59,8 @@ def verify_content(store) -> None:
     _check_ids(store)
     _check_rows(store)
     packed = _packed_tables(store)
-    for table in [*_tables(store.features).values(), *(one.packed for one in packed.values())]:
+    columns = [table for column in (store.features, *store.node_columns.values()) for table in _tables(column).values()]
+    for table in [*columns, *(one.packed for one in packed.values())]:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
                 table.read(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit

@@ -7,6 +7,8 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.partition_store import publish
+from lightning_gnnscale.partition_store.disk import disk_bytes
+from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
 from tests.says import said
 
 NODES = 90
@@ -112,3 +114,35 @@ def test_what_is_no_column_is_refused_in_one_line(tmp_path, columns, message):
     with pytest.raises(ValueError, match=said(message)):
         write(tmp_path / "store", dataset(**columns))
     assert not (tmp_path / "store").exists()
+
+
+def test_a_compiled_backbone_gets_the_column_that_it_names(tmp_path):
+    write(tmp_path / "store", dataset())
+    dm = gs.PartitionDataModule(store=tmp_path / "store", sampler=gs.NeighborSampler([3, 2]), batch_size=16)
+    dm.setup("predict")
+    loader = dm.train_dataloader()
+    try:
+        batch = next(iter(loader))
+    finally:
+        loader.close()
+
+    class Linear(torch.nn.Module):
+        out_channels = 3
+
+        def __init__(self):
+            super().__init__()
+            self.map = torch.nn.Linear(8, 3)
+
+        def forward(self, x, edge_index, image):
+            return self.map(torch.cat([x, image / 255], dim=1))
+
+    module = gs.NodeClassifier(torch.compile(Linear(), backend="eager"))
+    assert module(batch).shape == (batch.num_nodes, 3)
+
+
+def test_the_disk_that_columns_take_is_counted(tmp_path):
+    sizes = []
+    for graph in (dataset(image=IMAGE), dataset(image=np.tile(IMAGE, (1, 10)))):
+        parts = gs.partition(graph.stream, "random", 3, seed=1)
+        sizes.append(disk_bytes(check_inputs(graph.stream, parts, Columns.of(graph), False)))
+    assert sizes[1] - sizes[0] == 9 * IMAGE.nbytes
