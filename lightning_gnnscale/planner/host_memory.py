@@ -6,8 +6,7 @@ Mapped files are not counted: the page cache gives their pages back when memory 
 import math
 from collections.abc import Sequence
 
-from ..errors import check_integer
-from .sizes import BatchShape, RunSize
+from .sizes import BatchShape, RunSize, check_integer
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
