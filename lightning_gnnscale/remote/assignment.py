@@ -58,11 +58,24 @@ class Rank(Line):
         setup: How its batches are made.
         iteration: The iteration that it is in.
         told: First place of each run of batches that it asked for in this iteration.
+        latest: Places and parts of the last `Setup.open_parts` of them, ascending.
     """
 
     setup: Setup
     iteration: int = 0
     told: set[int] = field(default_factory=set)
+    latest: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, first: int, keys: Sequence[BatchKey]) -> None:
+        """Note a run of batches that it asks for, from a place on. Runs may come in any order."""
+        self.told.add(first)
+        parts = [(place, key.part) for place, key in enumerate(keys, first)]
+        self.latest = sorted(self.latest + parts)[-self.setup.open_parts :]
+
+    def start_again(self) -> None:
+        """Forget what it asked for in this iteration."""
+        self.told.clear()
+        self.latest.clear()
 
 
 class Assignment:

@@ -251,9 +251,10 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
             shard_map = assign_shards(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
             homes = homes_of(shard_map, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        passes, chunks = maker.passes, 1 if not homes or maker.num_ranks is None else maker.parts_open - 1
-        paths = tuple(filter(None, sys.path))
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shard_map, is_whole, homes, chunks)
+        open_parts = 1 if maker.num_ranks is None else maker.parts_open - 1
+        paths, chunks = tuple(filter(None, sys.path)), open_parts if homes else 1
+        name, sent = digest.hexdigest(), [contents]
+        return Setup(name, sent, parts, maker.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts)
 
     return make
 

@@ -180,6 +180,14 @@ class _CachedPart:
         return self.value.done() and not self.is_new
 
 
+class _Wanted(NamedTuple):
+    """What a coordinator wanted of a setup at its latest request: see `GroupRequest`."""
+
+    number: int
+    now: set[PartName]
+    coming: set[PartName]
+
+
 class PartHolder:
     """The parts that a machine holds for its workers; an actor of Ray's, or a plain object. Many threads may ask.
 
@@ -193,7 +201,7 @@ class PartHolder:
         self._parts: dict[PartName, _CachedPart] = {}
         self._setups: dict[str, tuple[PartStager, Column | None]] = {}
         self._users: dict[str, set[str]] = {}  # coordinators by setup
-        self._wanted: dict[tuple[str, str], frozenset[PartName]] = {}  # by coordinator and setup
+        self._wanted: dict[tuple[str, str], _Wanted] = {}  # by coordinator and setup
         self._members: dict[int, Member] = {}
         self._sizes: dict[PartName, int] = {}
         self._held = 0  # bytes, those included that are about to be read
@@ -216,9 +224,7 @@ class PartHolder:
         with self._changed:
             self._members[member.pid] = member
             self._users.setdefault(request.setup.name, set()).add(request.coordinator)
-            self._wanted[request.coordinator, request.setup.name] = frozenset(
-                (request.setup.name, one) for one in request.wanted
-            )
+            self._note_wanted(request)
             self._drop_foreign(request.setup.name, {*request.owned, part})
             cached = self._parts.pop(name, None)
             reads = cached is None
@@ -311,11 +317,15 @@ class PartHolder:
                     f"part {name[1]} needs {num_bytes} bytes, worker_memory_bytes={cap // count} caps this machine at "
                     f"{cap}: set worker_memory_bytes={-(-num_bytes // count)} or more, or cut the graph into more parts"
                 )
-            wanted = frozenset().union(*self._wanted.values())
-            others = [other for other in self._parts if other != name]
-            # A part that no batch is wanted of is waited for where it is in use: it will not be needed again so soon.
-            idle = [other for other in others if other not in wanted and self._parts[other].is_opened]
-            if any(self._let_go(other) for other in idle or others):
+            others = [other for other in self._parts if other != name and self._parts[other].is_opened]
+            coming = {other for wanted in self._wanted.values() for other in wanted.coming}
+            now = {other for wanted in self._wanted.values() for other in wanted.now}
+            done = [other for other in others if other not in coming]
+            idle = [other for other in done if other not in now]
+            # A part that is not needed again so soon is waited for where it is in use, a while.
+            hurries = time.monotonic() > deadline - _SPACE_LIMIT_S / 2
+            spared = (not hurries and (idle or done)) or [other for other in self._parts if other != name]
+            if any(self._let_go(other) for other in spared):
                 continue
             if time.monotonic() > deadline:
                 raise GNNScaleError(
@@ -324,9 +334,17 @@ class PartHolder:
                 )
             self._changed.wait(_RETRY_S)
 
+    def _note_wanted(self, request: GroupRequest) -> None:
+        """Keep what the latest request says; one that arrives after it tells of an earlier time."""
+        setup = request.setup.name
+        known = self._wanted.get((request.coordinator, setup))
+        if known is None or known.number <= request.number:
+            now, coming = ({(setup, part) for part in parts} for parts in (request.wanted, request.coming))
+            self._wanted[request.coordinator, setup] = _Wanted(request.number, now, coming)
+
     def _drop_foreign(self, setup: str, owned: Collection[int]) -> None:
         """Free the parts of a setup that belong to other machines now, where they can be spared."""
-        wanted = frozenset().union(*self._wanted.values())
+        wanted = {name for one in self._wanted.values() for name in one.now}
         for name in [name for name in self._parts if name[0] == setup and name[1] not in owned and name not in wanted]:
             self._let_go(name)
 

@@ -144,6 +144,7 @@ class Setup(NamedTuple):
             `homes_of`; None: any machine makes its batches.
         chunks: Chunks of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
             another; else 1.
+        open_parts: Parts that batches come from in turn: a part is done once another has its turn.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Setup(NamedTuple):
     is_whole: bool = False
     homes: Mapping[int, Hashable] | None = None
     chunks: int = 1
+    open_parts: int = 1
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, unpickled; to be called where the batches are made."""
@@ -178,8 +180,10 @@ class GroupRequest(NamedTuple):
         setup: Setup that all the keys share.
         keys: Keys of the batches.
         owned: Parts of the setup that are assigned to the worker's machine in this epoch.
-        wanted: Parts of the setup that batches are wanted of, and assigned to the worker's machine.
+        wanted: Parts of the setup that batches are to be made of now, and assigned to the worker's machine.
+        coming: Parts that the next batches of a rank come from, wherever they are made.
         update: Update of the worker's view of the coordinator's cache; None: all rows are sent.
+        number: Of the requests of a coordinator, in their order: those to several workers may arrive in another.
     """
 
     coordinator: str
@@ -187,7 +191,9 @@ class GroupRequest(NamedTuple):
     keys: list[BatchKey]
     owned: tuple[int, ...]
     wanted: tuple[int, ...] = ()
+    coming: tuple[int, ...] = ()
     update: Any = None
+    number: int = 0
 
 
 @dataclass

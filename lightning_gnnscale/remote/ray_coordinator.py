@@ -1,6 +1,7 @@
 """The coordinator of a trainer node, asynchronous, in a thread or an actor: requests of all ranks, credits, faults."""
 
 import asyncio
+import itertools
 import math
 import time
 from collections import deque
@@ -118,6 +119,7 @@ class Coordinator:
         self._probed: set[int] = set()
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
+        self._numbers = itertools.count(time.time_ns())  # of requests; also after a restart they only rise
         self._totals: dict[str, float] = {}
         self._paces: dict[str, deque[tuple[int, float]]] = {}
         self._grown: list[int] = []  # workers that were started here
@@ -160,7 +162,7 @@ class Coordinator:
             return Answer(self._workers.broken)
         self._take(state, taken)
         if first not in state.told:
-            state.told.add(first)
+            state.note(first, keys)
             for number, key in enumerate(keys, first):
                 self._queue.add(state, key, _new_answer(), number)
         job = state.find(place)
@@ -261,7 +263,7 @@ class Coordinator:
             self._queue.take(rank)
 
     def _drop(self, rank: Rank) -> list[Job]:
-        rank.told.clear()
+        rank.start_again()
         return self._queue.forget(rank)
 
     def _hand_out(self) -> None:
@@ -294,7 +296,9 @@ class Coordinator:
         update = self._caches.begin(table, worker)
         try:
             owned, wanted = self._assign.owned(setup, first.key, worker), self._assign.wanted(setup, worker)
-            request = GroupRequest(self.name, setup, [job.key for job in group.jobs], owned, wanted, update)
+            keys = [job.key for job in group.jobs]
+            coming = {part for rank in self._ranks.values() if rank.setup.name == setup.name for _, part in rank.latest}
+            request = GroupRequest(self.name, setup, keys, owned, wanted, (*coming,), update, next(self._numbers))
             header, payload = await self._unless_lost(worker, self._answered(worker, request))
             self._heard_s[worker] = time.monotonic()
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:

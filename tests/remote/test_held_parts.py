@@ -30,8 +30,8 @@ class Machine:
             self.workers.append(worker)
             self.holder._members[number] = worker._member
 
-    def get(self, worker: int, part: int, wanted=(), owned=PARTS):
-        request = GroupRequest("hub", self.setup, [], tuple(owned), (*wanted, part))
+    def get(self, worker: int, part: int, wanted=(), owned=PARTS, **told):
+        request = GroupRequest("hub", self.setup, [], tuple(owned), (*wanted, part), **told)
         return self.workers[worker].get(part, request, self.stage, WORLD.features)
 
     @property
@@ -84,9 +84,9 @@ def test_without_a_cap_the_parts_of_an_epoch_stay_and_those_that_are_wanted():
     machine.workers[0].leave("hub", ["setup"])
 
 
-def waits_for_space(machine: Machine, worker: int, part: int, wanted=()) -> threading.Thread:
+def waits_for_space(machine: Machine, worker: int, part: int, wanted=(), **told) -> threading.Thread:
     """Have a worker get a part, and see that it waits."""
-    waiting = threading.Thread(target=machine.get, args=(worker, part, wanted))
+    waiting = threading.Thread(target=machine.get, args=(worker, part, wanted), kwargs=told)
     waiting.start()
     assert not wait_until(lambda: not waiting.is_alive(), 0.5)
     return waiting
@@ -119,6 +119,35 @@ def test_a_part_that_no_batch_is_wanted_of_makes_room_first_though_it_is_in_use(
     machine.workers[1].release()
     waiting.join(10)
     assert machine.held == {0, 2}
+
+
+def test_a_part_whose_next_batches_are_not_asked_for_yet_stays_while_the_last_batch_of_another_is_made():
+    machine = Machine(2, SIZES[0] + SIZES[1] + SIZES[2] - 1)
+    machine.holder._sizes = {("setup", part): size for part, size in enumerate(SIZES)}  # as in a second epoch
+    machine.get(0, 0)
+    machine.get(1, 1)
+    machine.workers[0].release()  # its batches so far are made; two parts take turns, and part 2 follows part 1
+    waiting = waits_for_space(machine, 0, 2, wanted=(1,), coming=(0, 2))
+    assert 0 in machine.held
+    machine.workers[1].release()
+    waiting.join(10)
+    assert machine.held == {0, 2}
+
+
+def test_a_request_that_arrives_after_a_later_one_changes_nothing():
+    machine = Machine(2, SIZES[0] + SIZES[1] + SIZES[2] - 1)
+    machine.holder._sizes = {("setup", part): size for part, size in enumerate(SIZES)}  # as in a second epoch
+    machine.get(0, 0, coming=(0, 1), number=1)
+    machine.get(1, 1, coming=(0, 1), number=3)
+    machine.holder._note_wanted(GroupRequest("hub", machine.setup, [], PARTS, (0,), (0, 2), number=2))
+    machine.workers[0].release()
+    machine.workers[1].release()
+    machine.get(0, 2, wanted=(1,), coming=(1, 2), number=4)
+    machine.holder._note_wanted(GroupRequest("hub", machine.setup, [], PARTS, (0, 1), (0, 1), number=3))
+    assert machine.held == {1, 2}
+    machine.workers[0].release()
+    machine.get(1, 0, wanted=(1,), coming=(1, 0), number=5)
+    assert machine.held == {0, 1}
 
 
 @pytest.mark.parametrize("cap", [LARGEST, 2 * LARGEST])

@@ -222,7 +222,7 @@ def test_each_part_is_read_once_an_epoch_under_a_cap(local_ray, parts_held):
     """At a cap that holds one part a worker; with two workers, one more is there while the next one is read."""
     stage = make_loader()._stager
     largest = max(SharedValue(hold_part(stage(part), WORLD.features)).handle.num_bytes for part in range(5))
-    loader = make_loader(RayWorkers(num_workers=parts_held, worker_memory_bytes=largest))
+    loader = make_loader(RayWorkers(num_workers=parts_held, worker_memory_bytes=largest, slow_s=1000))
     for epoch in range(3):
         loader.set_epoch(epoch)
         assert all_contents(loader) == EXPECTED or epoch
@@ -246,7 +246,7 @@ def test_under_a_cap_a_batch_mixes_as_many_parts_as_it_holds_and_each_is_read_on
     plain = make(Threads(), 4)
     largest = part_bytes(plain._stager, range(8), store.features)
     with pytest.warns(UserWarning, match=rf"mixes 2 parts, not interleave_parts=4: .*{2 * largest} bytes"):
-        loader = make(RayWorkers(num_workers=2, worker_memory_bytes=largest), 4)
+        loader = make(RayWorkers(num_workers=2, worker_memory_bytes=largest, slow_s=1000), 4)  # no batch is made twice
     assert loader.interleave.open_parts == 2
     for epoch in range(2):
         loader.set_epoch(epoch)
