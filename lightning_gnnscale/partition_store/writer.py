@@ -49,7 +49,7 @@ from .manifest import EDGE_COUNTS, FORMAT_VERSION, describe_files, type_prefix, 
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
 from .typed_features import NodeTypes
-from .value_checks import check_values, least_value, tell_odd_nodes
+from .value_checks import ColumnRanges, check_values, least_value, tell_odd_nodes
 
 
 @passes_on(Columns)
@@ -251,8 +251,15 @@ def _write_features(journal: Journal, name: str, features, storage: str | None, 
         write_sparse_table(journal, features, *common, finite=finite, dtype=storage, name=name)
         return
     holds = storage if row_code(storage, features.shape[1]) is None else np.float32
-    options = {"convert": partial(to_stored, storage=storage), "finite": finite, "holds": holds}
-    write_table(journal, name, f"{name}.npy", features, *common, **options)
+    ranges = ColumnRanges()
+
+    def convert(rows: np.ndarray) -> np.ndarray:
+        ranges.add(rows)
+        return to_stored(rows, storage)
+
+    write_table(journal, name, f"{name}.npy", features, *common, convert=convert, finite=finite, holds=holds)
+    if name.endswith("features"):  # further columns of the nodes may be anything
+        ranges.tell(name)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:

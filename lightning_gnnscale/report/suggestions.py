@@ -11,6 +11,8 @@ _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
 _PAGE_BYTES = 4096
 _EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, with their headers
 _PATIENCE = 10  # of callbacks=early_stopping
+_MOST_LABELS = 24  # that `store_composition` counts
+_NO_BETTER = 0.02  # above the share of the largest class: an accuracy that tells nothing apart
 _WEIGHT_DECAY = 0.0005  # of the GCN paper
 
 
@@ -56,6 +58,27 @@ def loss_not_finite(run: RunRecord) -> Suggestion | None:
             setting = f"model.lr={rate / 10:g}" if isinstance(rate, int | float) else "model.lr=..."
             return Suggestion(f"The training loss was not finite from epoch {row['epoch']} on.", setting, 10.0)
     return None
+
+
+def learns_nothing(run: RunRecord) -> Suggestion | None:
+    """The accuracy is hardly above the share of the largest class: check the features' scale and the learning rate."""
+    counts = [sum(column) for column in zip(*(run.parts.get("label_counts") or ()), strict=True)]
+    best = run.best() if run.monitor == "val_acc" else None
+    found = [value for name, value in run.results.items() if name in ("test_acc", "val_acc_exact")]
+    found += [best[1]] if best else []
+    if len(counts) < 2 or not sum(counts) or not found or run.get("model._target_", "").endswith("EdgeClassifier"):
+        return None
+    total = sum(counts) if len(counts) < _MOST_LABELS else sum(run.parts["nodes"])  # of more labels the rest is unknown
+    share = max(counts) / total
+    if min(found) > share + _NO_BETTER:
+        return None
+    rate = run.get("model.lr")
+    setting = f"model.lr={rate / 10:g}" if isinstance(rate, int | float) else "model.lr=..."
+    why = (
+        f"An accuracy of {min(found):.1%} is hardly above the share of the largest class, {share:.1%}: the model tells "
+        "little apart. Check the scale of the features (standardise each column), then the learning rate:"
+    )
+    return Suggestion(why, setting, 8.0)
 
 
 def ended_early(run: RunRecord) -> Suggestion | None:
@@ -232,6 +255,7 @@ def targets_uneven(run: RunRecord) -> Suggestion | None:
 
 RULES: tuple[Rule, ...] = (
     loss_not_finite,
+    learns_nothing,
     ended_early,
     memory_nearly_full,
     halo_rows_read_separately,

@@ -271,3 +271,27 @@ def test_nodes_in_two_masks_and_labels_without_a_number_are_told(block, prepare,
 def test_finite_features_whose_sum_is_not_are_stored(tmp_path):
     store = write(tmp_path / "store", np.full((4, 3), 1.7e308))
     assert (store.features.read(np.arange(4)) == 1.7e308).all()
+
+
+def test_columns_of_very_different_scale_are_told(prepare):
+    size, age = np.array([12.0, 9e4, 700, 3e3]), np.array([18.0, 80, 44, 31])
+    told = "features: columns are .* column 0 from 12 to 90000 and column 1 from 18 to 80, .*: standardise"
+    with pytest.warns(UserWarning, match=told):
+        prepare(features=np.stack([size, age], axis=1).astype(np.float32))
+    with pytest.warns(UserWarning, match="column 1 from -90000 to -12 and column 0 from 18 to 80"):
+        prepare(features=np.stack([age, -size], axis=1), feature_storage="int8")
+
+
+@pytest.mark.filterwarnings("error")
+def test_columns_of_like_scale_and_those_near_zero_are_not_told(prepare):
+    size, near = np.array([12.0, 9e4, 700, 3e3]), np.array([0.0, 1e-6, 1e-7, 0])
+    for columns in ([size, size / 100], [near, near + 1], [size, np.zeros(4)], [size]):
+        prepare(features=np.stack(columns, axis=1).astype(np.float32))
+
+
+def test_ranges_are_of_all_blocks():
+    ranges = values.ColumnRanges()
+    for rows in (np.zeros((0, 2)), np.array([[1, 2]]), np.array([[-2000, 3]])):
+        ranges.add(rows)
+    with pytest.warns(UserWarning, match="x: .* column 0 from -2000 to 1"):
+        ranges.tell("x")

@@ -24,6 +24,11 @@ CASES = {
         "model.lr=0.001",
         ["not finite from epoch 3"],
     ),
+    "learns_nothing": (
+        {"accuracies": (0.5, 0.61, 0.6, 0.61), "log": log_of()},
+        "model.lr=0.001",
+        ["61.0% is hardly above the share of the largest class, 60.0%", "scale of the features"],
+    ),
     "ended_early": ({"finished": False}, "the same command again", ["ended early", "no checkpoint"]),
     "memory_nearly_full": (
         {"log": with_run(log_of(), memory_bytes=(1 << 30) + (64 << 20))},
@@ -132,6 +137,20 @@ def test_no_rule_speaks_of_a_run_in_which_nothing_stands_out(tmp_path, name):
 
 def test_other_seeds_are_suggested_where_nothing_stands_out(tmp_path):
     assert suggest(recorded(tmp_path)).setting == "--multirun seed=0,1,2"
+
+
+def test_an_accuracy_of_another_number_is_not_compared_with_the_largest_class(tmp_path):
+    low = (0.5, 0.61, 0.6, 0.61)
+    for number, (log, config) in enumerate(
+        (
+            (log_of(), {"model": CONFIG["model"] | {"_target_": "lightning_gnnscale.model.EdgeClassifier"}}),
+            (with_parts(log_of(), label_counts=None), {}),
+            (with_parts(log_of(), label_counts=[[300] + [1] * 23, [100] + [1] * 23]), {}),
+        )
+    ):
+        assert (
+            suggestions.learns_nothing(recorded(tmp_path / str(number), accuracies=low, log=log, config=config)) is None
+        )
 
 
 def test_another_thread_is_suggested_where_a_core_is_free(tmp_path):
