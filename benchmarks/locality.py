@@ -115,7 +115,7 @@ class LocalityBench:
         trained = [
             (
                 {"graph": name, "scale": scale, "seed": seed},
-                [*words[name], f"placement.locality_scale={scale}", f"seed={seed}", *self.overrides],
+                [*words[name], f"rows.locality_scale={scale}", f"seed={seed}", *self.overrides],
             )
             for seed, name, scale in product(self.seeds, self.train_graphs, self.scales)
         ]
@@ -153,12 +153,12 @@ class LocalityBench:
     def _words(self, name: str, file: Path) -> list[str]:
         own = [
             f"dataset.name={file}",
-            f"placement.alpha={ALPHA}",
-            f"placement.buffer_share={self.buffer_share}",
+            f"rows.alpha={ALPHA}",
+            f"rows.buffer_share={self.buffer_share}",
             f"sampler.fanouts=[{','.join(map(str, self.fanouts))}]",
             f"model.backbone.num_layers={len(self.fanouts)}",
             f"datamodule.batch_size={self.batch_size}",
-            f"placement.neighbor_set_size={self.neighbor_set_size}",
+            f"rows.neighbor_set_size={self.neighbor_set_size}",
             f"num_parts={self.num_devices}",
             f"trainer.devices={self.num_devices}",
             f"trainer.max_epochs={self.max_epochs}",

@@ -31,22 +31,24 @@ CHOICES: dict[str, tuple[str, ...]] = {
         *("dataset.hold_out=null", "dataset.use_features=true"),
     ),
     "partitioner=spring": ("partitioner.tau_vol=null", "partitioner.tau_factor=0.1", "partitioner.beta=1.05"),
-    "placement=rule": (
+    "rows=auto": ("rows.preset=auto",),
+    "rows=tiered": (
+        "rows.method=rule",
         *(
-            "placement.buffer_share=0.1",
-            "placement.alpha=0.2",
-            "placement.probability=auto",
-            "placement.host_rows=null",
+            "rows.buffer_share=0.1",
+            "rows.alpha=0.2",
+            "rows.probability=auto",
+            "rows.host_rows=null",
         ),
-        *("placement.cache_rows=0", "placement.cache_policy=lru", "placement.lookahead_batches=16"),
-        *("placement.locality_scale=null", "placement.neighbor_set_size=8192", "placement.gather_threads=1"),
+        *("rows.cache_rows=0", "rows.cache_policy=lru", "rows.lookahead_batches=16"),
+        *("rows.locality_scale=null", "rows.neighbor_set_size=8192", "rows.gather_threads=1"),
     ),
     "sampler=neighbor": ("sampler.fanouts=[25,10]", "sampler.replace=false"),
     "sampler=full_neighbor": ("sampler.fanouts=[-1,-1]", "sampler.replace=false"),
     "source=threads": ("source.num_threads=1", "source.prefetch_batches=null"),
     "datamodule=partition": (
         *("datamodule.mode=mini_batch", "datamodule.batch_size=512", "datamodule.halo_hops=1", "datamodule.scope=part"),
-        *("datamodule.interleave_parts=1", "datamodule.row_reads=auto", "datamodule.stored_features=true"),
+        *("datamodule.interleave_parts=1", "datamodule.stored_features=true"),
         *("datamodule.stored_edge_features=true", "datamodule.seed=${seed}"),
     ),
     "datamodule=full_graph": ("datamodule.seed=${seed}",),
@@ -91,7 +93,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 _ALWAYS = ("dataset=npz", "source=threads", "evaluation=layerwise", "trainer=default", "callbacks=default")
-_ALWAYS += ("strategy=gnnscale", "placement=none", "planner=default", "logger=csv", "test=true", "predict=false")
+_ALWAYS += ("strategy=gnnscale", "rows=auto", "planner=default", "logger=csv", "test=true", "predict=false")
 _ALWAYS += ("feature_storage=null", "pack_halo=auto", "store=null", "resume=null", "seed=0")
 
 # The settings of each paper; a benchmark adds its axes, such as another model of the same paper.
@@ -107,7 +109,7 @@ PAPERS: dict[str, tuple[str, ...]] = {
     ),
     "data_placement": (  # batches cross parts; gradients joined at every step
         *(*_ALWAYS, "partitioner=random", "sampler=neighbor", "datamodule=partition", "datamodule.scope=graph"),
-        *("model=graphsage", "model.backbone.num_layers=3", "sampler.fanouts=[15,10,5]", "placement=rule"),
+        *("model=graphsage", "model.backbone.num_layers=3", "sampler.fanouts=[15,10,5]", "rows=tiered"),
         *("strategy/weights=gradient_averaging", "strategy/exchange=none"),
     ),
 }

@@ -201,8 +201,14 @@ def disk_errors(
         raise kind(f"{error.filename or path}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error
 
 
+# What was called otherwise in 0.2, and what says it now.
+_RENAMED = {"row_reads": "rows", "placement": "rows", "construction": "rows=owners"}
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" where a known name is close to the one given, else ""."""
+    """Return " (did you mean NAME?)" where a known name is close to the one given, or stands for it now, else ""."""
     names = {name.lower(): name for name in map(str, known)}
+    if given in _RENAMED:
+        return f" (it is {_RENAMED[given]} now)"
     close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
     return f" (did you mean {names[close[0]]}?)" if close else ""

@@ -183,14 +183,14 @@ class SourceTraits(Traits):
     """Of a source of batches.
 
     Attributes:
-        connect: Makes what prepares batches; settings of a source have it. open: Opens what answers for rows; settings
-            of `row_reads` have it.
-        replicate_bytes: Bytes of rows of others that a machine keeps.
+        connect: Makes what prepares batches; settings of a source have it. asking: Settings whose workers ask the
+            owners of rows.
+        owners: Whom its workers ask for rows; None: nobody.
         machine_bytes: Bytes of parts that the workers of a machine hold at most; None: no cap.
-        num_threads: Threads that sample. construction: "local", or "distributed" where owners answer for their rows.
+        num_threads: Threads that sample.
         batches_ahead, parts_further: Batches, and parts, that it holds beyond what the loader has asked for.
     """
 
-    connect = construction = open = machine_bytes = None
+    connect = asking = owners = machine_bytes = None
     num_threads = 1
-    batches_ahead = parts_further = replicate_bytes = 0
+    batches_ahead = parts_further = 0

@@ -19,7 +19,6 @@ from lightning_gnnscale.cli.settings import FILE
 from lightning_gnnscale.cli.signatures import PACKAGE, options_of, taker_of
 from lightning_gnnscale.partitioner import available_partitioners
 from lightning_gnnscale.partitioner.registry import get_partitioner
-from lightning_gnnscale.placement.place import METHODS
 from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
 
 
@@ -71,15 +70,14 @@ def _merged(loader, group: str, name: str) -> DictConfig:
 
 
 def _choices_of_code() -> Iterator[tuple[str, str, str, dict]]:
-    """Yield (group, name, base, changed) of every partitioner, placement, scheduling, bound and backbone with a name.
+    """Yield (group, name, base, changed) of every partitioner, bound and backbone with a name.
 
     Each is a file of its group, which documents the settings, with the one thing changed that its name says:
-    `placement=pagraph` is `placement/rule.yaml` with `method: pagraph`. Names that have a file of their own keep it.
+    `partitioner=grem` is `partitioner/streaming_multilevel.yaml` with `method: grem`. Names that have a file of their
+    own keep it.
     """
     for name in available_partitioners():
         yield "partitioner", name, "streaming_multilevel", {"method": name}
-    for name in METHODS:
-        yield "placement", name, "rule", {"method": name}
     for name, bound in BOUNDS.items():
         defaults = {key: one.default for key, one in inspect.signature(bound).parameters.items()}
         given = {key: value for key, value in defaults.items() if value is not None}

@@ -166,7 +166,7 @@ stream = gs.open_edge_stream(rng.integers(0, 400, (2, 3000)), num_nodes=400, to_
 masks = {name: rng.random(400) < 0.4 for name in ("train", "val", "test")}
 given = dict(features=rng.random((400, 8), np.float32), labels=rng.integers(0, 3, 400), masks=masks)
 sampler = gs.NeighborSampler([4, 4])
-dm = gs.PartitionDataModule(root="store", stream=stream, **given, num_parts=4, sampler=sampler, row_reads="planned")
+dm = gs.PartitionDataModule(root="store", stream=stream, **given, num_parts=4, sampler=sampler, rows="planned")
 model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, 3, num_layers=2))
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, strategy="gnnscale", **quiet)

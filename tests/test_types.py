@@ -39,7 +39,7 @@ print(plan.num_parts + 1, plan.explain(), gs.PartitionStore.open("root").num_nod
 dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([15, 10]), batch_size=512, source=gs.Threads())
 gs.PartitionDataModule(
     root="root", stream=stream, features="f.npy", labels=np.zeros(10), masks={}, partitioner="spring", num_parts="auto",
-    evaluation=gs.EvaluationOptions(sample=1), row_reads=gs.OwnerReads(), placement=gs.PlacementSettings(),
+    evaluation=gs.EvaluationOptions(sample=1), rows=gs.OwnerReads(),
 )
 full = gs.FullGraphDataModule("root", pack_halo=True)
 gs.PartitionDataModule(Data(), num_parts=4)

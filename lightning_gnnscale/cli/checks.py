@@ -13,7 +13,7 @@ from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
 _OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "feature_storage", "pack_halo")
-_BATCH_GROUPS = ("sampler", "source", "placement", "pack_halo", "evaluation")
+_BATCH_GROUPS = ("sampler", "source", "rows", "pack_halo", "evaluation")
 
 
 def check_settings(config: DictConfig) -> None:

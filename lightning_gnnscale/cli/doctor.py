@@ -147,7 +147,7 @@ def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
     if read < _SLOW_DISK:
         advice.append(
             f"{folder} reads {format_bytes(read)}/s: put stores on a faster disk (paths.stores=), or keep parts in "
-            "memory where they fit (datamodule.row_reads=resident)"
+            "memory where they fit (rows=resident)"
         )
     return found
 

@@ -42,7 +42,7 @@ FILLED_IN = {
     "planner.edge_row_bytes": "dataset=, whose edges are planned for",
 }
 _OF_TOP = ["dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo"]
-_OF_TOP += ["sampler", "source", "placement", "evaluation"]
+_OF_TOP += ["sampler", "source", "rows", "evaluation"]
 FILLED_IN |= {f"datamodule.{key}": f"{key}=" for key in _OF_TOP}
 for _key in ("features", "labels", "edge_weight", "edge_features"):
     FILLED_IN[f"datamodule.{_key}"] = f"dataset=files and dataset.{_key}="

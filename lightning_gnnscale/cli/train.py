@@ -345,7 +345,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
         options = {
             "sampler": instantiate(config.sampler),
             "source": instantiate(config.source),
-            "placement": instantiate(config.placement) or None,
+            "rows": config.rows.preset if "preset" in config.rows else instantiate(config.rows),
             "evaluation": instantiate(config.evaluation),
         }
     if store is None:

@@ -160,20 +160,17 @@ class Machines:
 
         Cost: samples `batches` batches for each machine that trains, without features.
         """
-        if self.preparing and SourceTraits(data.source).construction is None:
+        if self.preparing and SourceTraits(data.source).asking is None:
             raise ValueError(
                 f"preparing={self.preparing} machines make batches for source=ray alone: set source=ray, or preparing=0"
             )
         store, crosses = data.store, data.scope_under(weights) == "graph"
         if self.preparing:
             owner = self._preparing_owners(data, crosses)
-            whole, replicate = crosses and data.source.construction == "local", data.source.replicate_bytes
         else:
             owner = data.owners(self.training * self.devices, weights) // self.devices
-            whole, replicate = (
-                crosses and not data.asks_owners,
-                SourceTraits(data.row_reads).replicate_bytes,
-            )
+        asked = data.rows.owners
+        whole, replicate = crosses and asked is None, 0 if asked is None else asked.replicate_bytes
         row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
         traffic = RowsAsked(store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"))
         sent, targets = self._sent(data, weights, traffic, asks=crosses and not whole), self._targets(data, weights)
@@ -184,7 +181,7 @@ class Machines:
     def _preparing_owners(self, data: PartitionDataModule, crosses: bool) -> np.ndarray:
         """Return (num_parts,) int64: the machine of those that prepare which holds each part."""
         store, names = data.store, range(self.training, self.number)
-        if crosses and data.source.construction == "distributed":
+        if crosses and data.rows.owners is not None:
             counts = [len(nodes) for nodes in part_targets(store, data.sampler).values()]
             return deal_in_order(counts, np.diff(store.part_offsets), names)
         assigned = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)

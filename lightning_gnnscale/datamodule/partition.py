@@ -47,6 +47,7 @@ from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
 from .train_loader import (
+    Rows,
     check_edge_weights,
     check_even_parts,
     check_scope,
@@ -59,7 +60,6 @@ from .train_loader import (
     mixes_parts,
     part_targets,
     rank_targets,
-    row_reads_setting,
     settle_row_reads,
     source_settings,
 )
@@ -98,30 +98,28 @@ class PartitionDataModule(StoredGraphDataModule):
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
             seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an edge of the whole graph on each rank);
             "auto": "part", but "graph" under gradient averaging where a batch cannot mix parts (other samplers than
-            `NeighborSampler` and `LayerwiseSampler`), a placement spreads the rows of the whole graph, or workers ask
-            each other for rows. Under gradient averaging "part" makes each batch of a chunk of several parts, and every
-            rank takes a share.
+            `NeighborSampler` and `LayerwiseSampler`), or `rows` are tiered or their owners'. Under gradient averaging
+            "part" makes each batch of a chunk of several parts, and every rank takes a share.
         interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory. Where workers of
             "ray" have a cap that holds fewer parts, as many as it holds.
         seed_order: Where the seeds of a batch that crosses parts come from. "graph": from all over its rank's share.
             "part": a batch is `interleave_parts` chunks, the seeds of each of one part, and every rank takes a share:
-            where workers hold the rows together (`construction="distributed"`), a chunk is made where its seeds are.
+            where workers of "ray" ask owners, a chunk is made where its seeds are.
         evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
             "sampled": for any backbone, in batches with all neighbours of each evaluated node.
         seed: Seed of the partitioning, of the order of seeds, and of sampling.
         source: What prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
             `gs.RayWorkers`. A name ("threads", "processes", "task_graphs", "ray") stands for its defaults. All give the
             same batches.
-        row_reads: How training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
-            "auto": depends on the memory that is free when training starts. "owners", or `OwnerReads`: on several
-            machines each holds the parts that its ranks train on, and asks the others for rows; one machine reads the
-            store. The batches are the same. Workers of "ray" hold the rows that they need, and placed rows are read
-            where they lie.
+        rows: Where the feature rows of training batches are; the batches are the same. "mapped", "resident" or
+            "planned": in the store's files, see `RowReads`. "auto": one of these three, by the memory that is free when
+            training starts. "tiered", `PlacementSettings` or a `Placement` made before: on the devices, one a process,
+            in host memory and on disk. "owners" or `OwnerReads`: on several machines each holds the parts that its
+            ranks train on, and asks the others; one machine reads the store. Workers of "ray" hold the rows of the
+            parts that they prepare; under "owners" each of their machines holds some, and asks the others.
         stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
             them.
         stored_edge_features: Whether they read the store's edge features. False: a model without `edge_dim` may train.
-        placement: Where feature rows lie while training, one device per process: `PlacementSettings`, the name of a
-            method for its defaults, a `Placement` made before, or None: batches read the store.
         making: What a store is made from, and how: the keywords of `StoreSource.of` and `StoreSource`, among them root,
             dataset or stream with features, labels and masks, partitioner and num_parts.
 
@@ -149,10 +147,9 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
-        row_reads: "str | OwnerReads" = "auto",
+        rows: "str | OwnerReads | PlacementSettings | Placement" = "auto",
         stored_features: bool = True,
         stored_edge_features: bool = True,
-        placement: PlacementSettings | Placement | str | None = None,
         **making: Unpack[StoreMaking],
     ):
         super().__init__(store, seed, **making)
@@ -173,8 +170,8 @@ class PartitionDataModule(StoredGraphDataModule):
         links = self.evaluation.links
         own = {} if self.dataset is None else self.dataset.links
         self.links = own if links is None else dict(links)
-        self.source = source_settings(source)
-        self.row_reads = row_reads_setting(row_reads, self.source, self.sampler, scope)
+        self.rows = Rows.of(rows)
+        self.source = self.rows.source(source_settings(source), self.sampler, scope)
         if seed_order == "part":
             self._check_seeds_by_part()
         self._held: HeldGraph | None = None
@@ -185,14 +182,11 @@ class PartitionDataModule(StoredGraphDataModule):
             prefetch_batches=self.source.batches_ahead,
             edge_features=stored_edge_features,
         )
-        if self.asks_owners and placement is not None:
-            raise ValueError('a placement reads rows of its own machine: use row_reads="auto", or placement=None')
+        placement = self.rows.placement
         if not stored_features and placement is not None:
-            raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
+            raise ValueError('rows="tiered" places stored features: leave stored_features=True, or say rows="auto"')
         self.stored_features = stored_features
-        self._placed = None
-        if placement is not None:
-            self._placed = PlacedTraining(placement, self.sampler)
+        self._placed = None if placement is None else PlacedTraining(placement, self.sampler)
         self._train_loader: PartLoader | None = None
         self._scratch: Scratch | None = None
 
@@ -214,7 +208,7 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         if self.asks_owners:
             raise ValueError(
-                'row_reads=owners gives each rank the seeds of the parts that its machine holds, seed_order="part" '
+                'rows=owners gives each rank the seeds of the parts that its machine holds, seed_order="part" '
                 "a share of each part: leave one of them out"
             )
 
@@ -320,8 +314,7 @@ class PartitionDataModule(StoredGraphDataModule):
         loader = self._loader(self._weights, options, features, self.source, place, held)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            how = "auto" if self.asks_owners else self.row_reads
-            settle_row_reads(loader, self.store, self.source, place, how, hops)
+            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -453,15 +446,15 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def asks_owners(self) -> bool:
-        """Whether machines ask each other for rows: `row_reads="owners"`."""
-        return not isinstance(self.row_reads, str)
+        """Whether the processes that train ask other machines for rows: `rows="owners"`."""
+        return self.rows.owners is not None and self.source.in_process
 
     def _held_graph(self) -> "HeldGraph | None":
         """Return the graph as the run's machines hold it; None where the store is read. Every rank calls it."""
         place = self._place()
         if self.asks_owners and self._held is None and place.num_local < place.world_size:
             features = self.store.features if self.stored_features else None
-            self._held = self.row_reads.open(self.store, features, self.rank_of_part)
+            self._held = self.rows.owners.open(self.store, features, self.rank_of_part)
         return self._held
 
     def scope_under(self, weights: Any) -> str:
@@ -470,8 +463,7 @@ class PartitionDataModule(StoredGraphDataModule):
             return self.scope
         if weights is None or not weights.equal_batches or self.mode == "full_batch":
             return "part"
-        asks_owners = self.asks_owners or SourceTraits(self.source).construction == "distributed"
-        crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
+        crosses = self.rows.owners is not None or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
     def _mixes(self, weights: Any) -> bool:

@@ -109,7 +109,7 @@ def open_buffer(
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
     """
     if store.features is None:
-        raise PlacementError(f"{store.root}: the store has no features to place: leave placement out")
+        raise PlacementError(f"{store.root}: the store has no features to place: say rows=auto")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
     prob, by_node_type = None, store.features.by_node_type
@@ -196,26 +196,22 @@ class PlacedTraining:
     """The placed features of one process while it trains; open between `open` and `close`.
 
     Args:
-        placement: Settings; the name of a method or a placement made before stands for their defaults.
+        settings: How rows are placed.
         sampler: Sampler of the training batches.
 
     Attributes:
         buffer: The open buffer, or None.
 
     Raises:
-        ValueError: the placement is none of these, or the sampler takes no locality.
+        ValueError: the sampler takes no locality.
     """
 
-    def __init__(self, placement: PlacementSettings | Placement | str, sampler):
-        if not isinstance(placement, PlacementSettings | Placement | str):
-            raise ValueError(
-                f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
-            )
-        self.settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings(placement)
+    def __init__(self, settings: PlacementSettings, sampler):
+        self.settings = settings
         locality_scale = self.settings.locality_scale
         if locality_scale is not None and not sampler.takes_locality:
             raise ValueError(
-                f"placement.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
+                f"rows.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
                 f"LayerwiseSampler, got {type(sampler).__name__}"
             )
         self.buffer: FeatureBuffer | TypedBuffers | None = None
@@ -252,7 +248,7 @@ class PlacedTraining:
         settings = self.settings
         if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
-                "placement.cache_policy='belady' needs reads of batches sampled ahead, and on GPUs rows are read as "
+                "rows.cache_policy='belady' needs reads of batches sampled ahead, and on GPUs rows are read as "
                 "batches arrive: take 'sieve' or 'lru'"
             )
 
@@ -351,5 +347,5 @@ def with_scale(sampler, scale: float):
     """
     locality = sampler.locality
     if locality is None:
-        raise StrategyError("the sampler has no locality scale to set: say placement.locality_scale=1")
+        raise StrategyError("the sampler has no locality scale to set: say rows.locality_scale=1")
     return sampler if locality.scale == scale else sampler.with_locality(replace(locality, scale=scale))

@@ -1,7 +1,7 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..partition_store.planned_reads import read_ranges
+from ..placement import Placement, PlacementSettings
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
@@ -42,8 +43,9 @@ from ..sampler.protocol import BatchSampler
 from ..traits import SourceTraits
 
 if TYPE_CHECKING:
-    from ..remote.holder import HeldGraph
+    from ..remote.holder import HeldGraph, OwnerReads
 
+ROWS = ("auto", *HOWS, "tiered", "owners")
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
 _TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
 
@@ -54,25 +56,62 @@ def _ray_workers() -> SourceSettings:
     return RayWorkers()
 
 
-def row_reads_setting(row_reads: Any, source: SourceSettings, sampler: Any, scope: str) -> Any:
-    """Return how rows are read: a name of `HOWS`, "auto", or `OwnerReads` (also for "owners").
+@dataclass(frozen=True)
+class Rows:
+    """Where the feature rows of training batches are: what the setting `rows` says, see `PartitionDataModule`.
 
-    Raises:
-        ValueError: it is none of these, or owners cannot serve such batches.
+    Attributes:
+        how: "auto" or one of `HOWS`: how the store is read, where nothing else has the rows.
+        owners: Machines ask each other for rows; None: they do not.
+        placement: Rows are on the devices; None: they are not.
     """
-    if row_reads == "owners":
-        from ..remote import OwnerReads
 
-        row_reads = OwnerReads()
-    if isinstance(row_reads, str) or not callable(SourceTraits(row_reads).open):
-        if row_reads not in ("auto", *HOWS):
-            allowed = ", ".join(("auto", *HOWS, "owners"))
-            raise ValueError(f"row_reads must be one of {allowed}, or gs.OwnerReads(), got {row_reads!r}")
-        return row_reads
-    if scope == "part":
-        raise ValueError('row_reads=owners is for batches that cross parts: use scope="graph", or row_reads="auto"')
-    row_reads.check(sampler, source.in_process)
-    return row_reads
+    how: str = "auto"
+    owners: "OwnerReads | None" = None
+    placement: PlacementSettings | None = None
+
+    @classmethod
+    def of(cls, rows: Any) -> "Rows":
+        """Return what a setting says.
+
+        Raises:
+            ValueError: it is none that there is.
+        """
+        if isinstance(rows, str) and rows in ("auto", *HOWS):
+            return cls(rows)
+        if isinstance(rows, str) and rows == "tiered":
+            return cls(placement=PlacementSettings())
+        if isinstance(rows, PlacementSettings | Placement):
+            return cls(placement=rows if isinstance(rows, PlacementSettings) else PlacementSettings(rows))
+        owners = _owners(rows)
+        if owners is None:
+            raise ValueError(
+                f"rows must be one of {', '.join(ROWS)}, or gs.OwnerReads(), gs.PlacementSettings() or a gs.Placement, "
+                f"got {rows!r}"
+            )
+        return cls(owners=owners)
+
+    def source(self, source: SourceSettings, sampler: Any, scope: str) -> SourceSettings:
+        """Return the settings of a source that reads rows this way; of workers that ask owners, these know them.
+
+        Raises:
+            ValueError: owners cannot serve such batches.
+        """
+        if self.owners is None:
+            return source
+        if scope == "part":
+            raise ValueError('rows=owners is for batches that cross parts: use scope="graph", or rows="auto"')
+        asking = SourceTraits(source).asking
+        self.owners.check(sampler, source.in_process or asking is not None)
+        return source if asking is None else asking(self.owners)
+
+
+def _owners(rows: Any) -> "OwnerReads | None":
+    if isinstance(rows, str) and rows != "owners":
+        return None
+    from ..remote import OwnerReads  # its modules need the optional extra where they are used
+
+    return OwnerReads() if isinstance(rows, str) else rows if isinstance(rows, OwnerReads) else None
 
 
 SOURCES = {
@@ -263,7 +302,7 @@ def settle_row_reads(
     )
     if how not in ("auto", reads.how):
         # What is kept was chosen for the other way; parts of other processes would each hold it.
-        reads = replace(reads, how=how, kept_halos=0, why=f"row_reads={how}")
+        reads = replace(reads, how=how, kept_halos=0, why=f"rows={how}")
     elif capped and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":

@@ -66,21 +66,21 @@ class PlacementSettings:
         _check_choice("probability", self.probability, ("auto", "samples", *PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
-            raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share!r}")
+            raise ValueError(f"rows.buffer_share must be in (0, 1], got {self.buffer_share!r}")
         if self.buffer_rows is not None and self.buffer_rows < 1:
-            raise ValueError(f"placement.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
+            raise ValueError(f"rows.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
         if self.alpha != "auto" and not (isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1):
-            raise ValueError(f'placement.alpha must be in [0, 1] or "auto", got {self.alpha!r}')
+            raise ValueError(f'rows.alpha must be in [0, 1] or "auto", got {self.alpha!r}')
         if self.host_rows is not None and self.host_rows < 0:
-            raise ValueError(f"placement.host_rows must be at least 0 or null, got {self.host_rows}")
+            raise ValueError(f"rows.host_rows must be at least 0 or null, got {self.host_rows}")
         if self.cache_rows < 0:
-            raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
+            raise ValueError(f"rows.cache_rows must be at least 0, got {self.cache_rows}")
         if self.locality_scale is not None and not self.locality_scale >= 1:
-            raise ValueError(f"placement.locality_scale must be at least 1 or null, got {self.locality_scale}")
+            raise ValueError(f"rows.locality_scale must be at least 1 or null, got {self.locality_scale}")
         if self.gather_threads < 1:
-            raise ValueError(f"placement.gather_threads must be at least 1, got {self.gather_threads}")
+            raise ValueError(f"rows.gather_threads must be at least 1, got {self.gather_threads}")
         if self.lookahead_batches < 1:
-            raise ValueError(f"placement.lookahead_batches must be at least 1, got {self.lookahead_batches}")
+            raise ValueError(f"rows.lookahead_batches must be at least 1, got {self.lookahead_batches}")
 
     def place(
         self,
@@ -168,4 +168,4 @@ def _device_of_parts(store, num_devices: int) -> np.ndarray:
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"placement.{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"rows.{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -19,6 +19,7 @@ from ..loader.shared_value import pack
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
 from ..loader.work_queue import START_LIMIT_S
+from ..memory import parse_bytes
 from .cluster import (
     PREPARED,
     LocalMeeting,
@@ -29,7 +30,7 @@ from .cluster import (
     one_line,
     workers_named,
 )
-from .holder import assign_shards, check_asks_owners, homes_of, store_of
+from .holder import OwnerReads, assign_shards, check_asks_owners, homes_of, store_of
 from .messages import CoordinatorSettings, Growth, Setup, Table, WorkerSettings
 from .ray_coordinator import Coordinator, start_coordinator
 from .ray_worker import start_workers, worker_places
@@ -96,9 +97,8 @@ class LinkSettings(Protocol):
 
     address: str | None
     label: str | None
-    construction: str
+    owners: OwnerReads | None
     worker_memory_bytes: int | None
-    replicate_bytes: int
     store_bytes: int
     timeout_s: float
     least_workers: int
@@ -245,10 +245,11 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
 
     def make(names: list[str]) -> Setup:
         store, shard_map, homes = store_of(stage), None, None
-        if settings.construction == "distributed" and store is not None:
+        if settings.owners is not None and store is not None:
             check_asks_owners(stage.sampler, crosses_parts=is_whole)
             places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
-            shard_map = assign_shards(store, places, settings.replicate_bytes, maker.gathers, stage.targets.values())
+            replicate = parse_bytes(settings.owners.replicate_bytes, "replicate_bytes")
+            shard_map = assign_shards(store, places, replicate, maker.gathers, stage.targets.values())
             homes = homes_of(shard_map, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         open_parts = 1 if maker.num_ranks is None else maker.parts_open - 1

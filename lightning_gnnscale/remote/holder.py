@@ -127,13 +127,13 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
     """
     if not crosses_parts:
         raise GNNScaleError(
-            "construction=distributed is for batches that cross parts, but these stay in theirs: use scope=graph and "
-            "weights=GradientAveraging(), or construction=local"
+            "rows=owners is for batches that cross parts, but these stay in theirs: use scope=graph and "
+            "weights=GradientAveraging(), or rows=auto"
         )
     if not samples_from_owners(sampler):
         raise GNNScaleError(
-            f"construction=distributed asks the owners of rows for what NeighborSampler samples along edges without "
-            f"locality, got {sampler}: use construction=local"
+            f"rows=owners asks the owners of rows for what NeighborSampler samples along edges without "
+            f"locality, got {sampler}: use rows=auto"
         )
 
 
@@ -348,7 +348,7 @@ class FetchCounts:
 class OwnerReads:
     """Batches read the graph where it is owned: each machine holds the parts that its ranks train on.
 
-    Give it to `PartitionDataModule(row_reads=)`. Neighbours and features of nodes of other machines are asked for while
+    Give it to `PartitionDataModule(rows=)`. Neighbours and features of nodes of other machines are asked for while
     a batch is prepared, ahead of its use, through a Ray cluster that has a node on every machine. Batches are bit for
     bit those that read the store. On one machine the store is read, and no Ray is needed.
 
@@ -376,21 +376,21 @@ class OwnerReads:
         for name in ("replicate_bytes", "memory_bytes"):
             parse_bytes(getattr(self, name), name)
 
-    def check(self, sampler: Any, in_process: bool) -> None:
-        """Refuse batches that cannot be read this way; in_process: the training process prepares its batches.
+    def check(self, sampler: Any, can_ask: bool) -> None:
+        """Refuse batches that cannot be read this way; can_ask: what prepares them can ask other machines.
 
         Raises:
             ValueError: the message names the remedy.
         """
-        if not in_process:
+        if not can_ask:
             raise ValueError(
-                "row_reads=owners asks from the training process: use source=threads or task_graphs, or "
-                "source=ray with construction=distributed, whose workers ask"
+                "rows=owners asks from the training process or from Ray's workers: use source=threads, task_graphs or "
+                "ray"
             )
         if not samples_from_owners(sampler):
             raise ValueError(
-                "row_reads=owners asks the owners of rows for what NeighborSampler samples along edges without "
-                f"locality, got {sampler}: use row_reads=auto"
+                "rows=owners asks the owners of rows for what NeighborSampler samples along edges without "
+                f"locality, got {sampler}: use rows=auto"
             )
 
     def open(self, store: PartitionStore, features: Column | None, rank_of_part: Sequence[int]) -> "HeldGraph":
@@ -406,7 +406,7 @@ class OwnerReads:
         """
         if store.fetched is not None and store.fetched.cap_bytes is not None:
             raise GNNScaleError(
-                "row_reads=owners keeps the rows of a machine on its disk: leave out store_cache_bytes, and bound the "
+                "rows=owners keeps the rows of a machine on its disk: leave out store_cache_bytes, and bound the "
                 "memory with memory_bytes="
             )
 

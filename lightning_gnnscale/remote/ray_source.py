@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import GNNScaleError, check_count
@@ -38,6 +38,7 @@ from .cluster import (
 )
 from .coordinator_link import Link, setup_of
 from .held_parts import machine_caps
+from .holder import OwnerReads
 from .messages import GROUPS_AT_WORKER, Answer, CoordinatorSettings, GroupPayload, Growth, WorkerSettings
 from .ray_worker import worker_places
 
@@ -285,7 +286,6 @@ class RaySource:
             )
 
 
-CONSTRUCTIONS = ("local", "distributed")
 CACHE_POLICIES = ("lru", "sieve")
 
 
@@ -304,29 +304,27 @@ class RayWorkers:
         worker_bounds: Fewest and most workers of "auto".
         label: Resource of Ray that a machine must have to prepare batches, for example "prepare" where the machine was
             started with `ray start --resources='{"prepare": 1}'`. None: any machine of the cluster.
-        construction: "local": a worker samples from the parts it holds. "distributed": for batches that cross parts;
-            each machine holds some rows of the graph once for all its workers, and these ask the other machines for
-            theirs.
         worker_memory_bytes: What each worker adds to the cap on the bytes of parts that its machine holds for all its
-            workers. Under "local" parts beyond it are swapped out, and a batch mixes no more of them than it holds.
-            Under "distributed" nothing is swapped: a machine holds the rows of the first of its parts, as many as fit,
-            and reads those of the others from the files each time. None: a machine holds every part that it is
-            assigned.
+            workers. Parts beyond it are swapped out, and a batch mixes no more of them than it holds. Where workers
+            ask owners, nothing is swapped: a machine holds the rows of the first of its parts, as many as fit, and
+            reads those of the others from the files each time. None: a machine holds every part that it is assigned.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
         cache_rows: Feature rows, of any node type and width, that each trainer node keeps, so that they are not sent
             again; 0: none.
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker, times
             the chunks of a batch where each is made by the machine that holds its seeds.
-        replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of
-            highest degree. This and the other sizes: bytes, or a text such as "1GiB".
-        store_bytes: Shared memory for batches of a Ray that is started here.
+        store_bytes: Shared memory for batches of a Ray that is started here. This and the other sizes: bytes, or a
+            text such as "1GiB".
         timeout_s: How long an address, the coordinator, all workers together, or a batch on its way may stay silent,
             seconds. A worker that is silent for as long loses its batches to the others.
         slow_s: Least time before a slow group is given to a second worker as well, seconds. A group is slow once it
             takes four times as long as any before; until the first group is done, six times slow_s.
         prefetch_batches: Batches of a rank that are kept ready or under way, >= 1; None: two groups for each worker,
             one that it makes and one that it goes on with.
+
+    Attributes:
+        owners: Whom the workers ask for rows, see `asking`; None: a worker samples from the parts that it holds.
 
     Raises:
         ValueError: an argument is out of range.
@@ -336,21 +334,20 @@ class RayWorkers:
     num_workers: int | str = 2
     worker_bounds: Sequence[int] = (1, 16)
     label: str | None = None
-    construction: str = "local"
     worker_memory_bytes: int | str | None = None
     batches_per_group: int = 1
     cache_rows: int = 0
     cache_policy: str = "lru"
     credits: int | None = None
-    replicate_bytes: int | str = 0
     store_bytes: int | str = 1 << 30
     timeout_s: float = 60.0
     slow_s: float = SLOW_S
     prefetch_batches: int | None = None
+    owners: OwnerReads | None = field(default=None, init=False)
     in_process = False
 
     def __post_init__(self):
-        read_sizes(self, "worker_memory_bytes", "replicate_bytes", "store_bytes")
+        read_sizes(self, "worker_memory_bytes", "store_bytes")
         if self.num_workers != "auto":
             check_count("num_workers", self.num_workers)
         bounds = list(self.worker_bounds)
@@ -361,20 +358,31 @@ class RayWorkers:
         for name in ("worker_memory_bytes", "credits", "prefetch_batches"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        for name in ("cache_rows", "replicate_bytes"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
-        for name, choices in (("construction", CONSTRUCTIONS), ("cache_policy", CACHE_POLICIES)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        if self.replicate_bytes and self.construction == "local":
-            raise ValueError(
-                f'replicate_bytes={self.replicate_bytes} needs construction="distributed": '
-                'under "local" no worker asks another'
-            )
+        if not self.cache_rows >= 0:
+            raise ValueError(f"cache_rows must be >= 0, got {self.cache_rows!r}")
+        if self.cache_policy not in CACHE_POLICIES:
+            raise ValueError(f"cache_policy must be one of {', '.join(CACHE_POLICIES)}, got {self.cache_policy!r}")
         for name in ("timeout_s", "slow_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
+
+    def asking(self, owners: OwnerReads) -> "RayWorkers":
+        """Return settings whose workers ask the owners of rows: each machine holds some rows for all its workers.
+
+        Args:
+            owners: How many rows machines hold in addition; what it says of a cluster and of caps is said here.
+
+        Raises:
+            ValueError: it says more than replicate_bytes.
+        """
+        if owners != OwnerReads(replicate_bytes=owners.replicate_bytes):
+            raise ValueError(
+                f"rows={owners}: with source=ray owners take replicate_bytes alone; give source.address, "
+                "source.timeout_s and source.worker_memory_bytes"
+            )
+        made = replace(self)
+        object.__setattr__(made, "owners", owners)
+        return made
 
     @property
     def batches_ahead(self) -> int:

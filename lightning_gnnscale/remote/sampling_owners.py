@@ -62,17 +62,13 @@ class DistributedNeighborSampler(BatchSampler):
     def __post_init__(self):
         sampler = self.sampler
         if not isinstance(sampler, NeighborSampler):
-            raise ValueError(
-                f"distributed construction takes a NeighborSampler, got {type(sampler).__name__}: "
-                "use construction='local'"
-            )
+            raise ValueError(f"rows=owners takes a NeighborSampler, got {type(sampler).__name__}: use rows=auto")
         if sampler.direction != "in":
             raise ValueError(
-                f"distributed construction takes direction='in', got {sampler.direction!r}: "
-                "write the store with to_undirected=True"
+                f"rows=owners takes direction='in', got {sampler.direction!r}: write the store with to_undirected=True"
             )
         if sampler.locality is not None:
-            raise ValueError("distributed construction takes no locality: use construction='local', or leave it out")
+            raise ValueError("rows=owners takes no locality: use rows=auto, or leave it out")
 
     @property
     def fanouts(self) -> tuple[int, ...]:

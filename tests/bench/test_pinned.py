@@ -23,7 +23,7 @@ FREE += ("callbacks.checkpoint.auto_insert_metric_name",)
 OTHERS = {
     "dataset": "files",
     "partitioner": "metis",
-    "placement": "rule",
+    "rows": "tiered",
     "sampler": "layerwise",
     "source": "processes",
     "datamodule": "full_graph",

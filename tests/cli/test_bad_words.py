@@ -46,8 +46,8 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
             ["partitioner=ldgg: no such choice (did you mean ldg?); there are dbh, fennel", "ldg,", "metis"],
         ),
         (
-            ["train", "placement=ruler"],
-            ["placement=ruler: no such choice (did you mean rule?); there are degree, ", "pagraph", "rule_by_cost"],
+            ["train", "rows=planed"],
+            ["rows=planed: no such choice (did you mean planned?); there are auto, ", "owners", "tiered"],
         ),
         (["train", "strategy/exchange=skip_broadcast"], ["strategy.exchange.bound has no value"]),
         (["train", "datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "batch_size"]),

@@ -45,7 +45,7 @@ NO_BATCHES = "has no effect, full-graph training has no batches of parts: leave 
         (["sampler=layerwise", "model.backbone.num_layers=3"], ["sampler.num_layers makes 2 hops", "num_layers is 3"]),
         (["sampler=layerwise", "sampler.num_layers=null", "sampler.nodes_per_layer=[8,8,8]"],
          ["sampler.nodes_per_layer makes 3 hops", "num_layers is 2"]),
-        (["datamodule=full_graph", "placement=rule"], [f"placement=rule {NO_BATCHES}"]),
+        (["datamodule=full_graph", "rows=tiered"], [f"rows=tiered {NO_BATCHES}"]),
         (["datamodule=full_graph", "sampler.fanouts=[5,5]"], [f"sampler.fanouts=[5,5] {NO_BATCHES}"]),
         (["datamodule=full_graph", "pack_halo=true"], [f"pack_halo=true {NO_BATCHES}"]),
         (["datamodule.mode=full_batch", "sampler=cluster"], ["sampler=cluster has no effect, with datamodule.mode="]),

@@ -52,7 +52,7 @@ def test_what_another_choice_does_not_have_is_left_out_of_a_recipe():
     copy, added, left_out = for_other_choices(folder, "locality_sampling", ["sampler=layerwise"])
     assert (added, left_out) == ([], ["sampler.fanouts"])
     assert "fanouts" not in compose_config("locality_sampling", ["sampler=layerwise"], copy).sampler
-    assert compose_config("locality_sampling", [], copy).placement.locality_scale == 1
+    assert compose_config("locality_sampling", [], copy).rows.locality_scale == 1
     for words in (["sampler=layerwise", "sampler.fanouts=[3]"], ["sampler=neighbor"], []):
         assert for_other_choices(folder, "locality_sampling", words) == (folder, [], [])
     _, _, left_out = for_other_choices(folder, "sancus", ["strategy/exchange=halo"])

@@ -66,7 +66,7 @@ def check(batch, store, rows: np.ndarray, both_ways: bool) -> int:
         {"sampler": gs.NeighborSampler([4, 3]), "source": "processes", "dtype": np.float16},
         {"sampler": gs.NeighborSampler([4, 3]), "source": "task_graphs", "dtype": np.int64},
         {"sampler": gs.NeighborSampler([4, 3]), "scope": "graph", "to_undirected": True},
-        {"sampler": gs.NeighborSampler([4, 3]), "placement": gs.PlacementSettings(locality_scale=2.0)},
+        {"sampler": gs.NeighborSampler([4, 3]), "rows": gs.PlacementSettings(locality_scale=2.0)},
         {"sampler": gs.NeighborSampler([4, 3]), "edge_weight": 1 + ROWS[:, 0]},
         {"sampler": gs.LayerwiseSampler([20, 20]), "dtype": np.uint8},
         {"sampler": gs.LinkSampler(gs.NeighborSampler([4, 3]), exclude_pairs=True), "source": "task_graphs"},

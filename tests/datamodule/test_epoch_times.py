@@ -77,7 +77,7 @@ def test_worker_processes_tell_when_they_sampled_and_read(tmp_path):
 
 @pytest.mark.parametrize("how", ["resident", "planned"])
 def test_rows_that_are_read_ahead_count_as_read(tmp_path, how):
-    log, _ = trained(tmp_path, epochs=2, row_reads=how)
+    log, _ = trained(tmp_path, epochs=2, rows=how)
     last = next(event for event in reversed(log) if event["event"] == "epoch_times")
     assert last["beside"]["read"] > 0
 

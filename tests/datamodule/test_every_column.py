@@ -20,7 +20,7 @@ COLUMNS = ("mapped", "quantised", "sparse", "packed", "URL", "cached", "tiered",
 SOURCES = ("threads", "processes", "ray")
 # What is refused, whatever the number of node types: to the names, values and remedies that the one line has.
 REFUSED: dict[tuple[str, str], str] = {
-    ("owners", "processes"): "row_reads=owners source=threads source=ray construction=distributed",
+    ("owners", "processes"): "rows=owners source=threads task_graphs ray",
 }
 
 
@@ -105,16 +105,16 @@ def settings_of(column: str, source: str) -> tuple[dict, dict]:
     store = {"pack_halo": column == "packed", "storage": "int8" if column == "quantised" else None}
     options = {"scope": "part" if column == "packed" else "graph", "interleave_parts": 2}
     options |= {
-        "mapped": {"row_reads": "mapped"},
-        "cached": {"placement": PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=30)},
-        "tiered": {"placement": PlacementSettings(buffer_share=0.2, alpha=0, host_rows=40)},
-        "owners": {"row_reads": "owners"},
+        "mapped": {"rows": "mapped"},
+        "cached": {"rows": PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=30)},
+        "tiered": {"rows": PlacementSettings(buffer_share=0.2, alpha=0, host_rows=40)},
+        "owners": {"rows": "owners"},
     }.get(column, {})
     sources = {"threads": gs.Threads(2), "processes": gs.Processes(num_workers=1), "ray": gs.RayWorkers(address="auto")}
     if (column, source) == ("cached", "ray"):
         return store, {"scope": "graph", "source": gs.RayWorkers(address="auto", cache_rows=30)}
     if (column, source) == ("owners", "ray"):
-        return store, {"scope": "graph", "source": gs.RayWorkers(address="auto", construction="distributed")}
+        return store, {"scope": "graph", "source": gs.RayWorkers(address="auto"), "rows": "owners"}
     return store, options | {"source": sources[source]}
 
 

@@ -48,15 +48,15 @@ def trained(datamodule, weights, evaluated=True):
 
 CASES = {
     "threads": {},
-    "read a part at a time": {"row_reads": "resident"},
-    "read a run of batches at a time": {"row_reads": "planned"},
+    "read a part at a time": {"rows": "resident"},
+    "read a run of batches at a time": {"rows": "planned"},
     "two hops": {"halo_hops": 2},
     "processes": {"source": gs.Processes(2)},
     "task graphs": {"source": gs.TaskGraphs(2)},
     "whole graph": {"scope": "graph"},
     "full batch": {"mode": "full_batch"},
     "sampled evaluation": {"evaluation": "sampled"},
-    "placed": {"placement": PlacementSettings(buffer_rows=20, cache_rows=10)},
+    "placed": {"rows": PlacementSettings(buffer_rows=20, cache_rows=10)},
 }
 
 

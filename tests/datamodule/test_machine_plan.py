@@ -40,7 +40,7 @@ def part_of(store: PartitionStore, node: int) -> int:
 @first(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
-    data, weights = gs.PartitionDataModule(store, row_reads="owners", **BATCHES), GradientAveraging()
+    data, weights = gs.PartitionDataModule(store, rows="owners", **BATCHES), GradientAveraging()
     rows = Machines(2, devices, batches=100, embedding_dim=3).plan(data, weights)
     owner = data.owners(2 * devices, weights) // devices
     away, read, received, given = np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2)
@@ -69,10 +69,10 @@ def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
 
 
 @first(1)
-@pytest.mark.parametrize("construction", ["local", "distributed"])
-def test_machines_that_prepare_send_groups_of_batches(store, construction):
-    source, weights = gs.RayWorkers(construction=construction, batches_per_group=2), GradientAveraging()
-    data = gs.PartitionDataModule(store, source=source, **BATCHES)
+@pytest.mark.parametrize("rows", ["auto", "owners"])
+def test_machines_that_prepare_send_groups_of_batches(store, rows):
+    source, weights = gs.RayWorkers(batches_per_group=2), GradientAveraging()
+    data = gs.PartitionDataModule(store, source=source, rows=rows, **BATCHES)
     trainer, *preparing = Machines(preparing=2, batches=100).plan(data, weights)
     batches = batches_of(data, 0, 1, weights)
     groups = [pack_group(batches[first : first + 2]) for first in range(0, len(batches), 2)]
@@ -82,14 +82,14 @@ def test_machines_that_prepare_send_groups_of_batches(store, construction):
     assert sorted(part for row in preparing for part in row.parts) == [0, 1, 2, 3]
     asked = sum(row.received_bytes for row in preparing)
     assert sum(row.sent_bytes for row in preparing) == trainer.received_bytes + asked
-    assert (asked > 0) == (construction == "distributed") == all(row.away_share > 0 for row in preparing)
+    assert (asked > 0) == (rows == "owners") == all(row.away_share > 0 for row in preparing)
 
 
 def test_chunks_whose_seeds_are_of_a_part_are_made_where_it_is_held(store):
-    source = gs.RayWorkers(construction="distributed", batches_per_group=2)
+    options = {"source": gs.RayWorkers(batches_per_group=2), "rows": "owners", "scope": "graph"}
     plans = {}
     for order in ("graph", "part"):
-        data = gs.PartitionDataModule(store, source=source, scope="graph", seed_order=order, **BATCHES)
+        data = gs.PartitionDataModule(store, seed_order=order, **options, **BATCHES)
         plans[order] = Machines(preparing=2, batches=100).plan(data, GradientAveraging())[1:]
         assert [row.parts for row in plans[order]] == [(0, 1), (2, 3)]
     for mixed, by_part in zip(plans["graph"], plans["part"], strict=True):

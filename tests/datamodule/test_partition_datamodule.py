@@ -106,7 +106,7 @@ def test_auto_parts_ask_the_planner(tmp_path, dataset):
             {"seed_order": "part", "scope": "graph", "sampler": gs.SaintSampler("walk")},
             "seed_order NeighborSampler LayerwiseSampler SaintSampler",
         ),
-        ({"seed_order": "part", "scope": "graph", "row_reads": "owners"}, "row_reads=owners seed_order"),
+        ({"seed_order": "part", "scope": "graph", "rows": "owners"}, "rows=owners seed_order"),
         ({"batch_size": 0}, "batch_size 1 0"),
         ({"halo_hops": 4}, "halo_hops 0 1 2 3 4"),
         ({"num_parts": "many"}, "num_parts 1 'many'"),
@@ -347,7 +347,7 @@ def test_neighbors_are_counted_by_the_rank_that_owns_them(store_root, monkeypatc
         ({"sampler": gs.LayerwiseSampler([64, 64])}, gs.GradientAveraging(), "part"),
         ({"sampler": gs.SaintSampler("walk")}, gs.GradientAveraging(), "graph"),
         ({"sampler": gs.SaintSampler("walk")}, gs.ModelAveraging(), "part"),
-        ({"placement": "rule"}, gs.GradientAveraging(), "graph"),
+        ({"rows": "tiered"}, gs.GradientAveraging(), "graph"),
         ({"mode": "full_batch"}, gs.GradientAveraging(), "part"),
     ],
 )

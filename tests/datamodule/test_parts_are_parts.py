@@ -119,7 +119,7 @@ def train_part(store: gs.PartitionStore, mode: str, **options) -> torch.Tensor:
 )
 def test_a_part_trains_to_the_same_bits_without_the_rest(roots, tmp_path, monkeypatch, features, mode, part):
     monkeypatch.setattr(reader, "compare_once", lambda store, names: 0)  # what is not the part's is overwritten here
-    options = {"row_reads": "mapped"} if "packed" in features else {}  # memory holds all: owners would be read
+    options = {"rows": "mapped"} if "packed" in features else {}  # memory holds all: owners would be read
     root = roots(features, part)
     expected = train_part(gs.PartitionStore.open(root), mode, **options)
     found = train_part(take_away(root, part, tmp_path / "alone"), mode, **options)

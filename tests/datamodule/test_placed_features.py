@@ -47,13 +47,13 @@ def last(name: str) -> dict:
 def test_training_through_any_placement_changes_no_bit(store_root, method):
     plain = trained(make(store_root))
     settings = PlacementSettings(method, buffer_share=0.2, alpha=0.2, cache_rows=5)
-    placed = trained(make(store_root, placement=settings))
+    placed = trained(make(store_root, rows=settings))
     assert all(torch.equal(plain[name], placed[name]) for name in plain)
     assert last("placement")["method"] == method
 
 
 def test_reads_are_counted_and_predicted(store_root):
-    dm = make(store_root, placement=PlacementSettings(buffer_share=0.25, alpha=0.2, host_rows=400 // 2))
+    dm = make(store_root, rows=PlacementSettings(buffer_share=0.25, alpha=0.2, host_rows=400 // 2))
     trained(dm)
     placed, reads = last("placement"), last("reads")
     total = sum(reads[tier] for tier in ("local", "peer", "host", "disk", "cache"))
@@ -78,9 +78,7 @@ def test_any_sampler_is_placed_by_its_own_samples(store_root, sampler):
     options = {"sampler": sampler, "batch_size": 8, "scope": "auto"}
     host = {}
     for probability in ("auto", "vip"):
-        dm = make(
-            store_root, **options, placement=PlacementSettings(buffer_share=0.2, alpha=0, probability=probability)
-        )
+        dm = make(store_root, **options, rows=PlacementSettings(buffer_share=0.2, alpha=0, probability=probability))
         trained(dm)
         placed, reads = last("placement"), last("reads")
         host[probability] = reads["host"] / (reads["host"] + reads["local"])
@@ -111,7 +109,7 @@ def test_belady_goes_by_the_reads_of_batches_sampled_ahead(store_root):
     reads = {}
     for policy in ("lru", "belady"):
         settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
-        weights = trained(make(store_root, placement=settings))
+        weights = trained(make(store_root, rows=settings))
         reads[policy] = last("reads")
         assert all(torch.equal(weights[name], value) for name, value in trained(make(store_root)).items())
     assert reads["belady"]["cache"] > reads["lru"]["cache"] > 0
@@ -154,7 +152,7 @@ def on_gpu(dm: gs.PartitionDataModule) -> gs.PartitionDataModule:
 
 
 def test_a_rank_without_a_batch_gathers_nothing(store_root):
-    dm = on_gpu(make(store_root, placement="ranges"))
+    dm = on_gpu(make(store_root, rows=gs.PlacementSettings("ranges")))
     assert dm.on_after_batch_transfer(None, 0) is None
 
 
@@ -163,11 +161,9 @@ def test_a_cache_that_nothing_foretells_is_refused(store_root):
     placement = PlacementSettings(cache_rows=10, cache_policy="belady")
     trainer = SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
     with pytest.raises(StrategyError, match=said("'belady' 'sieve' 'lru'")):
-        make(store_root, placement=placement).check_trainer(
-            SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
-        )
+        make(store_root, rows=placement).check_trainer(SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy))
     strategy.root_device = torch.device("cpu")
-    make(store_root, placement=placement).check_trainer(trainer)
+    make(store_root, rows=placement).check_trainer(trainer)
 
 
 def test_a_placement_made_before_is_taken(store_root):
@@ -175,16 +171,16 @@ def test_a_placement_made_before_is_taken(store_root):
     train = np.flatnonzero(store.masks["train"])
     prob = gs.access_probability(store, train, fanouts=[4, 3], batch_size=32)
     placement = gs.place(prob, 1, 50, alpha=0, store=store)
-    dm = make(store_root, placement=placement)
+    dm = make(store_root, rows=placement)
     dm.setup("fit")
     assert dm.buffer.placement is placement
     two = gs.place(prob, 2, 50, alpha=0)
     with pytest.raises(PlacementError, match=said("placement 2 devices training 1 processes")):
-        make(store_root, placement=two).setup("fit")
+        make(store_root, rows=two).setup("fit")
 
 
 def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
-    dm = make(store_root, placement=PlacementSettings(buffer_share=0.1, alpha=0, locality_scale=1))
+    dm = make(store_root, rows=PlacementSettings(buffer_share=0.1, alpha=0, locality_scale=1))
     dm.setup("fit")
     loader = dm.train_dataloader()
     near = set(dm.buffer.placement.rows[0].tolist())
@@ -205,7 +201,7 @@ def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
 
 def test_loading_is_gathering_alone(store_root):
     """Of 10 s training waits half, for two threads: they gather 4 of their 20 s, then none, then all of them."""
-    dm = make(store_root, placement="ranges")
+    dm = make(store_root, rows=gs.PlacementSettings("ranges"))
     dm.setup("fit")
     assert dm.loading_share() == 0
     placed = dm._placed
@@ -224,7 +220,7 @@ def test_loading_is_gathering_alone(store_root):
 def test_rows_that_all_lie_near_leave_the_scale_alone(store_root):
     """A run that waits for sampling all the time, and reads nothing from the host: there is nothing to save."""
     controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
-    dm = make(store_root, placement=PlacementSettings("rule", buffer_share=1.0, locality_scale=1))
+    dm = make(store_root, rows=PlacementSettings("rule", buffer_share=1.0, locality_scale=1))
     trained(dm, [controller])
     assert dm.sampler.locality.scale == controller.state.scale == 1
 
@@ -232,11 +228,11 @@ def test_rows_that_all_lie_near_leave_the_scale_alone(store_root):
 @pytest.mark.sweep
 def test_the_controller_turns_the_dial(store_root):
     controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
-    dm = make(store_root, placement=PlacementSettings("rule", locality_scale=1))
+    dm = make(store_root, rows=PlacementSettings("rule", locality_scale=1))
     trained(dm, [controller], max_epochs=4)
     assert controller.state.scale == dm.sampler.locality.scale == 4
     with pytest.raises(StrategyError, match=said("LocalityController sampler locality")):
-        trained(make(store_root, placement="rule"), [gs.LocalityController()])
+        trained(make(store_root, rows=gs.PlacementSettings("rule")), [gs.LocalityController()])
 
 
 NEAR = PlacementSettings(locality_scale=2.0)
@@ -245,29 +241,31 @@ NEAR = PlacementSettings(locality_scale=2.0)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": NEAR, "sampler": gs.SaintSampler()}, "placement.locality_scale=2.0 sampler"),
-        ({"placement": "best"}, "placement.method rule ranges 'best'"),
-        ({"placement": PlacementSettings}, "placement must be"),
+        ({"rows": NEAR, "sampler": gs.SaintSampler()}, "rows.locality_scale=2.0 sampler"),
+        ({"rows": "best"}, "rows auto tiered owners 'best'"),
+        ({"rows": PlacementSettings}, "rows gs.PlacementSettings"),
+        ({"placement": "rule"}, "placement rows"),
     ],
 )
 def test_bad_settings_are_refused(store_root, options, message):
-    with pytest.raises(ValueError, match=said(message)):
+    with pytest.raises((ValueError, TypeError), match=said(message)):
         make(store_root, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"buffer_share": 0.0}, "placement.buffer_share (0, 1] 0.0"),
-        ({"buffer_share": "half"}, "placement.buffer_share (0, 1] 'half'"),
-        ({"alpha": 2}, 'placement.alpha [0, 1] "auto" 2'),
-        ({"alpha": None}, 'placement.alpha [0, 1] "auto" None'),
-        ({"host_rows": -1}, "placement.host_rows 0 null -1"),
-        ({"buffer_rows": 0}, "placement.buffer_rows 1 null 0"),
-        ({"cache_rows": -1}, "placement.cache_rows 0 -1"),
-        ({"probability": "guess"}, "placement.probability"),
-        ({"cache_policy": "fifo"}, "placement.cache_policy lru sieve belady"),
-        ({"lookahead_batches": 0}, "placement.lookahead_batches 1 0"),
+        ({"buffer_share": 0.0}, "rows.buffer_share (0, 1] 0.0"),
+        ({"buffer_share": "half"}, "rows.buffer_share (0, 1] 'half'"),
+        ({"alpha": 2}, 'rows.alpha [0, 1] "auto" 2'),
+        ({"alpha": None}, 'rows.alpha [0, 1] "auto" None'),
+        ({"host_rows": -1}, "rows.host_rows 0 null -1"),
+        ({"buffer_rows": 0}, "rows.buffer_rows 1 null 0"),
+        ({"cache_rows": -1}, "rows.cache_rows 0 -1"),
+        ({"probability": "guess"}, "rows.probability"),
+        ({"cache_policy": "fifo"}, "rows.cache_policy lru sieve belady"),
+        ({"lookahead_batches": 0}, "rows.lookahead_batches 1 0"),
+        ({"method": "best"}, "rows.method rule ranges 'best'"),
     ],
 )
 def test_bad_placement_settings_are_refused(options, message):

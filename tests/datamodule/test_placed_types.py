@@ -77,7 +77,7 @@ CASES = [(name, source) for name in ("rows", "lru", "belady") for source in ("th
 @first(4)
 @pytest.mark.parametrize(("name", "source"), [*CASES, ("disk", "threads")])
 def test_placement_changes_no_bit(root, name, source):
-    found = trained(make(root, placement=SETTINGS[name], source=source))
+    found = trained(make(root, rows=SETTINGS[name], source=source))
     placed, reads = last("placement"), last("reads")
     counts = {tier: reads[tier] for tier in ("local", "peer", "host", "disk", "cache")}
     read = sum(sum(map(len, rows)) for _, rows, *_ in found[0])
@@ -97,7 +97,7 @@ def test_a_placement_made_before_has_caches_by_node_type(root):
     train = np.flatnonzero(store.masks["train"])
     prob = gs.access_probability(store, train, fanouts=[4, 3], batch_size=32)
     placement = gs.place(prob, 1, 60, alpha=0, store=store, row_bytes=store.features.row_bytes)
-    dm = make(root, placement=PlacementSettings(placement, cache_rows=50))
+    dm = make(root, rows=PlacementSettings(placement, cache_rows=50))
     dm.setup("fit")
     assert isinstance(dm.buffer, gs.TypedBuffers) and dm.buffer.placement is placement
     assert any(buffer is not None and buffer.cache is not None for buffer in dm.buffer.buffers)
@@ -106,7 +106,7 @@ def test_a_placement_made_before_has_caches_by_node_type(root):
 
 def test_what_is_gathered_where_a_batch_trains_is_the_batch_s(root):
     """As on a GPU, whose batches come without features."""
-    dm = make(root, placement=PlacementSettings(buffer_share=0.3, alpha=0))
+    dm = make(root, rows=PlacementSettings(buffer_share=0.3, alpha=0))
     dm.setup("fit")
     buffer, dm._placed.buffer = dm.buffer, None
     dm.stored_features = False

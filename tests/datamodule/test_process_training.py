@@ -85,9 +85,9 @@ def test_placed_features_are_gathered_by_the_process_that_trains(store_root, pol
     settings = PlacementSettings(
         buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4, locality_scale=2.0
     )
-    options = {"source": gs.Processes(2), "placement": settings}
+    options = {"source": gs.Processes(2), "rows": settings}
     found = trained(make(store_root, **options))
-    assert equal(found, trained(make(store_root, placement=settings)))
+    assert equal(found, trained(make(store_root, rows=settings)))
 
 
 @pytest.mark.sweep

@@ -85,19 +85,19 @@ def test_kills_in_training_change_no_bit(pool, store_root, num_kills):
     assert [event for event in events.recent()[since:] if event["event"] == "worker_ended"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"replicate_bytes": 4000, "batches_per_group": 2, "cache_rows": 50}])
+@pytest.mark.parametrize("settings", [{}, {"batches_per_group": 2, "cache_rows": 50}])
 def test_rows_that_workers_hold_together_change_no_bit(pool, store_root, settings):
-    source = gs.RayWorkers(address="auto", construction="distributed", **settings)
-    asked = Asked()
-    found = trained(make(store_root, source=source, scope="graph"), callbacks=[asked])
+    rows, asked = gs.OwnerReads(replicate_bytes=4000 if settings else 0), Asked()
+    source = gs.RayWorkers(address="auto", **settings)
+    found = trained(make(store_root, source=source, rows=rows, scope="graph"), callbacks=[asked])
     assert equal(found, trained(make(store_root, scope="graph")))
     assert asked.told["asked"] == 0, "the workers of one machine read one memory"
 
 
 def test_batches_whose_seeds_go_by_part_are_those_of_threads(pool, store_root):
-    source = gs.RayWorkers(address="auto", construction="distributed", batches_per_group=2)
+    source = gs.RayWorkers(address="auto", batches_per_group=2)
     options, since = {"seed_order": "part", "interleave_parts": 3, "scope": "graph"}, len(events.recent())
-    found = trained(make(store_root, source=source, **options))
+    found = trained(make(store_root, source=source, rows="owners", **options))
     assert equal(found, trained(make(store_root, **options)))
     assert not equal(found, trained(make(store_root, scope="graph")))
     told = [event for event in events.recent()[since:] if event["event"] == "preparation"][-1]
@@ -107,18 +107,19 @@ def test_batches_whose_seeds_go_by_part_are_those_of_threads(pool, store_root):
 @pytest.mark.slow
 def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
     killer, asked = Killer(3), Asked()
-    source = gs.RayWorkers(address="auto", construction="distributed")
-    found = trained(make(store_root, source=source, scope="graph"), callbacks=[killer, asked])
+    source = gs.RayWorkers(address="auto")
+    found = trained(make(store_root, source=source, rows="owners", scope="graph"), callbacks=[killer, asked])
     assert killer.left == 0 and equal(found, trained(make(store_root, scope="graph")))
 
 
 def test_only_neighbor_samplers_ask_owners(pool, store_root):
-    source = gs.RayWorkers(address="auto", construction="distributed")
-    dm = make(store_root, source=source, sampler=gs.LayerwiseSampler([20, 20]))
-    with pytest.raises(GNNScaleError, match=said("owners rows LayerwiseSampler")):
-        trained(dm)
+    options = {"source": gs.RayWorkers(address="auto"), "rows": "owners"}
+    with pytest.raises(ValueError, match=said("owners rows LayerwiseSampler")):
+        make(store_root, sampler=gs.LayerwiseSampler([20, 20]), **options)
+    with pytest.raises(ValueError, match=said('batches cross scope="graph"')):
+        make(store_root, scope="part", **options)
     with pytest.raises(GNNScaleError, match=said("batches cross scope=graph")):
-        trained(make(store_root, source=source, scope="part"), gs.ModelAveraging())
+        trained(make(store_root, **options), gs.ModelAveraging())
 
 
 class Asked(L.Callback):

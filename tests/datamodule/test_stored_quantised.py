@@ -46,7 +46,7 @@ CASES = {
     "whole graph": {"scope": "graph"},
     "full batch": {"mode": "full_batch"},
     "sampled evaluation": {"evaluation": "sampled"},
-    "placed": {"placement": PlacementSettings(buffer_rows=20, cache_rows=10)},
+    "placed": {"rows": PlacementSettings(buffer_rows=20, cache_rows=10)},
 }
 
 

@@ -28,8 +28,8 @@ def test_placed_features_are_gathered_chunk_by_chunk(store_root, policy):
     settings = PlacementSettings(
         buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4, locality_scale=2.0
     )
-    found = trained(make(store_root, placement=settings, source="task_graphs"))
-    assert equal(found, trained(make(store_root, placement=settings)))
+    found = trained(make(store_root, rows=settings, source="task_graphs"))
+    assert equal(found, trained(make(store_root, rows=settings)))
 
 
 def on_links(store_root, **options) -> dict[str, torch.Tensor]:

@@ -23,14 +23,14 @@ def train(folder, root):
     """Train without a placement, with one of two linked devices, and with one of two that are not."""
     results = {}
     for name, placement in {
-        "plain": None,
+        "plain": "auto",
         "linked": PlacementSettings("rule", buffer_share=0.3, alpha=0, locality_scale=1),
         "alone": PlacementSettings(
             "rule", buffer_share=0.3, alpha=0, groups=[[0], [1]], cache_rows=50, locality_scale=1
         ),
     }.items():
         dm = gs.PartitionDataModule(
-            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement, scope="graph",
+            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, rows=placement, scope="graph",
         )  # fmt: skip
         torch.manual_seed(0)
         model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02).double()
@@ -42,8 +42,8 @@ def train(folder, root):
         )  # fmt: skip
         trainer.fit(model, dm)
         reads = [event for event in events.recent() if event["event"] == "reads"]
-        scale = dm.sampler.locality.scale if placement else None
-        results[name] = model.state_dict(), reads[-1] if placement else None, scale
+        scale = dm.sampler.locality.scale if name != "plain" else None
+        results[name] = model.state_dict(), reads[-1] if name != "plain" else None, scale
     return results
 
 
@@ -60,9 +60,9 @@ class Rows(L.Callback):
 def train_on_node_types(folder, root):
     """Train where node types have features of their own, with and without a placement."""
     results = []
-    for placement in (None, PlacementSettings("rule", buffer_share=0.2, alpha=0.2, cache_rows=60)):
+    for placement in ("auto", PlacementSettings("rule", buffer_share=0.2, alpha=0.2, cache_rows=60)):
         dm = gs.PartitionDataModule(
-            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement, scope="graph",
+            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, rows=placement, scope="graph",
         )  # fmt: skip
         torch.manual_seed(0)
         model = gs.model.RGCN(dm.feature_dims, 8, dm.num_classes, schema=dm.store.schema)
@@ -90,7 +90,7 @@ def place_for_one(folder, root):
     settings = PlacementSettings(buffer_rows=5, alpha=0)
     store = gs.PartitionStore.open(root)
     placement = settings.place(store, store.masks["train"].nonzero()[0], 1, (3, 3), 8)
-    dm = gs.PartitionDataModule(store=root, sampler=gs.NeighborSampler([3, 3]), placement=placement)
+    dm = gs.PartitionDataModule(store=root, sampler=gs.NeighborSampler([3, 3]), rows=placement)
     model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes))
     trainer = L.Trainer(
         accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=folder,
@@ -106,7 +106,7 @@ def set_up_by_measurement(folder, root):
     os.environ["XDG_CACHE_HOME"] = str(Path("file").resolve())  # no folder can be made there
     link_cost.measure_on_cpu = link_cost.measure_on_cuda = lambda: ((0.0, 0.9)[dist.get_rank()], 1.0)
     dm = gs.PartitionDataModule(
-        store=root, sampler=gs.NeighborSampler([3, 3]), placement=PlacementSettings("rule", buffer_share=0.3)
+        store=root, sampler=gs.NeighborSampler([3, 3]), rows=PlacementSettings("rule", buffer_share=0.3)
     )
     dm.trainer = SimpleNamespace(
         lightning_module=None, global_rank=dist.get_rank(), world_size=2, num_nodes=1, node_rank=0,

@@ -65,7 +65,7 @@ def test_distdgl_reads_the_rows_of_owners_and_on_one_machine_the_store(folder):
     config = composed([f"paths.stores={folder}/stores", "num_parts=2", "partitioner.balance={nodes:1.2}"], "distdgl")
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
-    assert isinstance(datamodule.row_reads, gs.OwnerReads)
+    assert datamodule.rows.owners == gs.OwnerReads()
     rows = datamodule.store.features.array
     assert all(np.array_equal(batch.x.numpy(), rows[batch.n_id]) for batch in datamodule.train_dataloader())
 
@@ -73,17 +73,17 @@ def test_distdgl_reads_the_rows_of_owners_and_on_one_machine_the_store(folder):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"scope": "part"}, 'parts scope="graph" row_reads="auto"'),
+        ({"scope": "part"}, 'parts scope="graph" rows="auto"'),
         ({"source": "processes"}, "source=threads task_graphs"),
-        ({"sampler": gs.SaintSampler()}, "NeighborSampler SaintSampler(kind='walk' row_reads=auto"),
-        ({"placement": "ranges"}, 'placement rows row_reads="auto"'),
-        ({"row_reads": "owner"}, "row_reads gs.OwnerReads"),
+        ({"sampler": gs.SaintSampler()}, "NeighborSampler SaintSampler(kind='walk' rows=auto"),
+        ({"rows": "owner"}, "rows auto mapped owners gs.OwnerReads gs.PlacementSettings 'owner'"),
+        ({"rows": gs.OwnerReads(memory_bytes="1GiB"), "source": "ray"}, "source=ray source.worker_memory_bytes"),
     ],
 )
 def test_where_owners_cannot_be_asked_it_is_said(tmp_path, settings, told):
     store = write_store(tmp_path, features=True)
     with pytest.raises(ValueError, match=said(told)):
-        gs.PartitionDataModule(store=store, **({"row_reads": "owners", "scope": "graph"} | settings))
+        gs.PartitionDataModule(store=store, **({"rows": "owners", "scope": "graph"} | settings))
 
 
 def test_sizes_of_owners_are_read():
@@ -118,7 +118,7 @@ def test_the_plan_counts_learned_rows():
 def test_batches_without_features_need_inputs(tmp_path):
     store = write_store(tmp_path, features=True)
     with pytest.raises(ValueError, match=said("features stored_features=True")):
-        gs.PartitionDataModule(store=store, stored_features=False, placement="ranges")
+        gs.PartitionDataModule(store=store, stored_features=False, rows=gs.PlacementSettings("ranges"))
     dm = gs.PartitionDataModule(store=store, stored_features=False)
     model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, dm.num_classes))
     with pytest.raises(StrategyError, match=said("stored_features=False leaves batches")):

@@ -103,7 +103,7 @@ def given_by(run: Path) -> dict[str, object]:
     return told | pq.read_table(run / "predictions.parquet").to_pydict()
 
 
-DISTDGL = ["datamodule.scope=graph", "datamodule.row_reads=owners", "strategy/weights=gradient_averaging"]
+DISTDGL = ["datamodule.scope=graph", "rows=owners", "strategy/weights=gradient_averaging"]
 SAMPLED, EXACT = ["evaluation=sampled"], ["test=true", "predict=true"]
 QUANTISED = [
     "recipe=quantised_deltas",

@@ -47,7 +47,7 @@ def planned(tmp_path, placement, **options):
     ring = np.stack([np.arange(NODES), (np.arange(NODES) + 1) % NODES])
     dataset = GraphDataset("ring", gs.open_edge_stream(ring, num_nodes=NODES), np.ones((NODES, DIM), np.float32))
     data = gs.PartitionDataModule(
-        root=tmp_path / "store", dataset=dataset, partitioner="random", num_parts=2, placement=placement
+        root=tmp_path / "store", dataset=dataset, partitioner="random", num_parts=2, rows=placement or "auto"
     )
     return data.make_plan(2, **options)
 

@@ -22,8 +22,8 @@ from lightning_gnnscale.cli.recipes import (
 from lightning_gnnscale.cli.settings import known_taker
 from lightning_gnnscale.cli.signatures import taker_of
 from lightning_gnnscale.cli.typed import check_keys
+from lightning_gnnscale.datamodule.train_loader import ROWS
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
-from lightning_gnnscale.placement.place import METHODS
 from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
 
 CONF = Path(__file__).parent.parent.parent / "conf"
@@ -111,8 +111,8 @@ def test_choice_targets_its_own_package(choice):
     group, (folder, _, name) = choice.split("/")[0], choice.rpartition("/")
     node = OmegaConf.select(compose_config("train", [f"{folder}={name}"]), folder.replace("/", "."))
     target = node.get("_target_")
-    if choice == "placement/none":
-        assert not node, "nothing is placed, nothing is made"
+    if group == "rows":
+        assert "preset" in node or callable(get_object(target))
         return
     if PACKAGES.get(group, f"lightning_gnnscale.{group}") is None:
         assert target is None
@@ -128,7 +128,7 @@ def test_every_file_of_a_group_is_a_choice():
 
 def test_names_of_the_code_are_choices():
     assert set(choices_of("partitioner")) >= set(available_partitioners())
-    assert set(choices_of("placement")) == {"none", *METHODS}
+    assert set(choices_of("rows")) == set(ROWS)
     assert set(choices_of("strategy/exchange")) >= {f"skip_{name}" for name in BOUNDS}
     for name in choices_of("partitioner"):
         assert compose_config("train", [f"partitioner={name}"]).partitioner.method == name

@@ -2,7 +2,6 @@
 
 import socket
 import sys
-from functools import partial
 
 import pytest
 
@@ -22,7 +21,6 @@ from tests.says import said
         ({"num_workers": 0}, "num_workers 1 0"),
         ({"credits": 0}, "credits 1 0"),
         ({"cache_rows": -1}, "cache_rows >= 0 -1"),
-        ({"construction": "remote"}, "construction local distributed 'remote'"),
         ({"cache_policy": "belady"}, "cache_policy lru sieve 'belady'"),
         ({"timeout_s": 0}, "timeout_s > 0 0"),
     ],
@@ -35,7 +33,6 @@ def test_bad_settings(options, message):
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (partial(gs.RayWorkers, construction="distributed"), "replicate_bytes"),
         (gs.RayWorkers, "worker_memory_bytes"),
         (gs.RayWorkers, "store_bytes"),
         (Processes, "queue_bytes"),
@@ -47,6 +44,12 @@ def test_a_size_is_a_number_or_a_text(settings, name):
     assert getattr(settings(**{name: "1GiB"}), name) == 1 << 30
     with pytest.raises(ValueError, match=said(f"{name} bytes 24GiB 500MB 8g 'much'")):
         settings(**{name: "much"})
+
+
+def test_workers_that_ask_owners_are_settings_of_their_own():
+    plain, owners = gs.RayWorkers(batches_per_group=3), gs.OwnerReads(replicate_bytes="1MiB")
+    asking = plain.asking(owners)
+    assert (asking.owners, asking.batches_per_group, plain.owners) == (owners, 3, None)
 
 
 def test_the_name_stands_for_the_defaults():

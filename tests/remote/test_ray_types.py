@@ -54,7 +54,7 @@ CASES = {
     "a part by edge type": ({"scope": "part", "sampler": gs.NeighborSampler({"*": [3, 2]})}, {"cache_rows": 60}),
     "groups across parts": ({"scope": "graph"}, {"batches_per_group": 3, "cache_rows": 60}),
     "chunks of parts": ({"scope": "part", "interleave_parts": 2}, {"cache_rows": 60, "cache_policy": "sieve"}),
-    "owners": ({"scope": "graph"}, {"construction": "distributed", "replicate_bytes": 2000, "cache_rows": 60}),
+    "owners": ({"scope": "graph", "rows": gs.OwnerReads(replicate_bytes=2000)}, {"cache_rows": 60}),
 }
 
 
@@ -64,7 +64,7 @@ def test_workers_change_no_bit(pool, store, case):
     options, workers = CASES[case]
     ray, local = (
         loader_of(store, gs.RayWorkers(address="auto", **workers), **options),
-        loader_of(store, "threads", **options),
+        loader_of(store, "threads", **options | {"rows": "auto"}),
     )
     asked = 0
     try:

@@ -1,4 +1,4 @@
-"""Distributed construction: whoever holds which rows, batches are those sampled from the whole graph, bit for bit."""
+"""Rows of owners: whoever holds which rows, batches are those sampled from the whole graph, bit for bit."""
 
 import threading
 import time

@@ -13,7 +13,7 @@ from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, Threads
 from lightning_gnnscale.loader.source_settings import RankPlace
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.remote import OwnerReads, RayWorkers
 from lightning_gnnscale.sampler import NeighborSampler
 
 pytestmark = pytest.mark.sweep
@@ -53,7 +53,7 @@ def test_workers_of_a_machine_hold_rows_together_and_ask_the_other(two_nodes, tm
     load = partial(WholeGraph.of_store, store)
     data, targets = PartData(load, store.features, store.labels, is_whole=True), {0: np.arange(0, store.num_nodes, 3)}
     expected = all_contents(PartLoader([0], data, targets, NeighborSampler([4, 3]), LoaderOptions(16, 1)))
-    settings = RayWorkers(address=two_nodes[0].address, num_workers=4, construction="distributed")
+    settings = RayWorkers(address=two_nodes[0].address, num_workers=4).asking(OwnerReads())
     source = settings.connect(RankPlace())
     loader = PartLoader([0], data, targets, NeighborSampler([4, 3]), LoaderOptions(16, 1), source=source)
     try:
@@ -69,7 +69,7 @@ def test_chunks_are_made_where_their_seeds_lie(two_nodes, tmp_path):
     stream = graph.stream(to_undirected=True)
     arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
     store = gs.write_partition_store(tmp_path, stream, gs.partition(stream, "fennel", num_parts=4, seed=1), **arrays)
-    settings = RayWorkers(address=two_nodes[0].address, num_workers=2, construction="distributed")
+    settings = RayWorkers(address=two_nodes[0].address, num_workers=2).asking(OwnerReads())
 
     def make(source):
         options = LoaderOptions(16, 1)
