@@ -6,6 +6,7 @@ that no trait declares is an `AttributeError`, so that a misspelt one is found w
 
 import inspect
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 ANY = "any"  # of `edge_dim`: an object that does not say takes what there is
@@ -44,6 +45,7 @@ class BackboneTraits(Traits):
         forward_rows: Runs it over the rows of one process on the full graph; None: `RowModel` does.
         layer: Computes one layer of a block; None: it is evaluated on sampled batches alone.
         forward: What is called; None: the object itself is a function.
+        requires: What the graph must have, as `BatchSampler.requires`.
     """
 
     num_layers = in_channels = out_channels = type_channels = time_channels = None
@@ -52,6 +54,7 @@ class BackboneTraits(Traits):
     accepts_sparse = reads_edge_types = False
     supports_edge_weight = supports_edge_attr = True
     forward_rows = layer = forward = None
+    requires: Mapping[str, str] = MappingProxyType({})
 
 
 class ModuleTraits(Traits):
@@ -66,6 +69,7 @@ class ModuleTraits(Traits):
             sampler's class, whether it samples such.
         reads_edge_features: Whether it reads edge features; None: unknown, and not compared.
         check_edge_types: Refuses edge types that it does not read; None: nothing is refused.
+        requires: What the graph must have, as `BatchSampler.requires`.
         row_model: Runs PyG's layers over rows of the full graph (`RowModel`).
         make_optimizer: Makes the optimizer of some parameters.
         backbone_settings: How the backbone was made; the command line sets it where it is declared.
@@ -79,6 +83,7 @@ class ModuleTraits(Traits):
     check_edge_types = make_optimizer = save_inputs = on_batch_missing = None
     backbone_settings: Any = ANY
     write_predictions: Any = ANY
+    requires: Mapping[str, str] = MappingProxyType({})
 
 
 class InputsTraits(Traits):

@@ -16,7 +16,7 @@ from ..dataset import GraphDataset
 from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
 from ..foreign import is_pyg
-from ..graph import GraphSchema
+from ..graph import COLUMNS, GraphSchema, check_requires
 from ..kernel_sets import compile_ahead
 from ..loader import LoaderOptions
 from ..memory import format_bytes
@@ -55,6 +55,11 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     """
     says = ModuleTraits(module)
     backbone = says.backbone
+    try:
+        own = {name: name in store.node_columns for name in says.requires if name not in COLUMNS}
+        check_requires(says.requires, store.has | own)
+    except ValueError as error:
+        raise StrategyError(str(error)) from None
     if store.schema is not None and says.check_edge_types is not None:
         own_features = store.features is not None and store.features.by_node_type
         module.check_edge_types(store.schema.num_edge_types > 1, own_features)

@@ -1,7 +1,7 @@
 """The base of the Lightning modules: a backbone run on batches, on rows and layer by layer, and its optimizer."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
-from ..graph import batch_of
+from ..graph import COLUMNS, batch_of
 from ..traits import BackboneTraits, arguments_of
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
@@ -24,6 +24,13 @@ from .time_encoding import check_times
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "edge_attr")
 BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of", "self_weight")
+# Of these, what comes from a column of the graph alone: the name in `graph.COLUMNS`.
+_COLUMN_OF = {
+    "edge_attr": "edge_features",
+    "edge_type": "edge_types",
+    "node_type": "edge_types",
+    "edge_time": "edge_time",
+}
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -156,6 +163,19 @@ class BackboneModule(TakesInputs):
         if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
+
+    @property
+    def requires(self) -> dict[str, str]:
+        """What the graph must have, see `graph.check_requires`: its own, and what forward cannot do without."""
+        backbone, name = uncompiled(self.backbone), type(uncompiled(self.backbone)).__name__
+        found = dict(BackboneTraits(backbone).requires)
+        for argument in list(_needed_arguments(backbone))[2:]:  # the first two are x and edge_index
+            if argument in _COLUMN_OF or argument not in BATCH_ARGUMENTS:
+                column = _COLUMN_OF.get(argument, argument)
+                given = f"{column}=" if column in COLUMNS else f'node_columns={{"{column}": rows}}'
+                line = f"{name}.forward needs {argument}, which the store does not have: write it with {given}"
+                found.setdefault(column, f"{line}, or give the argument a default")
+        return found
 
     def check_edge_types(self, several: bool, own_features: bool) -> None:
         """Refuse node types and edge types that the backbone does not read.
@@ -362,6 +382,14 @@ def _is_plain(value: Any) -> bool:
 def is_pass(batch: Any) -> bool:
     """Whether an evaluation batch is an `EvaluationShare`."""
     return batch_of(batch).source is not None
+
+
+def _needed_arguments(backbone: nn.Module) -> Iterator[str]:
+    for parameter in inspect.signature(backbone.forward).parameters.values():
+        if parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY,
+        ):  # fmt: skip
+            yield parameter.name
 
 
 def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
 """Further columns of the nodes: stored under their names, in every batch, given to a backbone that names them."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.stored_graph import check_model
+from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.partition_store import publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
@@ -146,3 +150,37 @@ def test_the_disk_that_columns_take_is_counted(tmp_path):
         parts = gs.partition(graph.stream, "random", 3, seed=1)
         sizes.append(disk_bytes(check_inputs(graph.stream, parts, Columns.of(graph), False)))
     assert sizes[1] - sizes[0] == 9 * IMAGE.nbytes
+
+
+class Timed(torch.nn.Module):
+    """A user's backbone that cannot do without times of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x, edge_index, edge_time):
+        return self.layer(x)
+
+
+class Weighing(torch.nn.Module):
+    requires: ClassVar = {"edge_weight": "Weighing reads edge weights: write the store with edge_weight="}
+
+    def forward(self, x, edge_index):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("backbone", "told"),
+    [
+        (Timed(), "Timed.forward edge_time edge_time="),
+        (Sees(), "Sees.forward image node_columns={"),
+        (Weighing(), "Weighing edge_weight="),
+    ],
+)
+def test_what_a_backbone_needs_and_the_store_lacks_is_said_before_the_first_batch(tmp_path, backbone, told):
+    stream = gs.open_edge_stream(EDGES, num_nodes=NODES)
+    parts, features = gs.partition(stream, "random", num_parts=2), np.ones((NODES, 8), np.float32)
+    store = gs.write_partition_store(tmp_path, stream, parts, features=features, labels=np.arange(NODES) % 3)
+    with pytest.raises(StrategyError, match=said(told)):
+        check_model(gs.NodeClassifier(backbone, num_classes=3), store)
