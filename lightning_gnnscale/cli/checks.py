@@ -1,7 +1,6 @@
 """Settings are checked before work starts: by themselves, against each other, and with the data set at hand."""
 
 import inspect
-import re
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
@@ -9,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..object_store import is_url
 from ..traits import BackboneTraits, ModuleTraits
+from .compose import key_of
 from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
@@ -89,7 +89,7 @@ def check_unused(config: DictConfig) -> None:
         unused["sampler"] = "with datamodule.mode=full_batch each part is one batch"
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     for word in words:
-        group = re.match(r"[+~]*(\w*)", word)[1]
+        group = key_of(word).partition(".")[0]
         if group in unused:
             raise UsageError(f"{word.lstrip('+')} has no effect, {unused[group]}: leave it out")
     if not OmegaConf.is_interpolation(config, "num_devices"):

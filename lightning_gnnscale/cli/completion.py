@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .commands import ACTIONS, BENCHES, COMMANDS, locate
+from .commands import ACTIONS, COMMANDS, benches, locate
+from .compose import choices_of, compose_words, key_of
 from .errors import UsageError, did_you_mean
-from .help import choices_of, composed
 from .recipes import available_recipes
 from .settings import UNSET, Place, walk
 
@@ -79,19 +79,13 @@ def candidates(line: str) -> list[str]:
         return _starting(last, COMMANDS)
     if words[0] not in COMMANDS:
         return []
-    if words[0] == "completion":
-        return _starting(last, SHELLS)
-    if words[0] == "bench" and len(words) == 1:
-        return _starting(last, BENCHES)
-    if words[0] == "stores" and len(words) == 1:
-        return _starting(last, ACTIONS)
+    if len(words) == 1 and words[0] in ("completion", "bench", "stores"):
+        return _starting(last, {"completion": SHELLS, "bench": benches(), "stores": ACTIONS}[words[0]])
     key, is_value, value = last.partition("=")
     if key == "recipe" and is_value:
-        return _starting(
-            last, [*(f"recipe={name}" for name in available_recipes()), *_paths(value, "recipe=", ".yaml")]
-        )
-    plain = key.lstrip("+~")
-    if is_value and plain in _FILES:
+        shipped = [f"recipe={name}" for name in available_recipes()]
+        return _starting(last, [*shipped, *_paths(value, "recipe=", ".yaml")])
+    if is_value and key_of(key) in _FILES:
         return _paths(value, f"{key}=")
     found = [] if is_value or words[0] not in _TAKE_PATHS else _paths(last, "")
     return _starting(last, [*found, *_settings(words, key, bool(is_value))])
@@ -100,7 +94,8 @@ def candidates(line: str) -> list[str]:
 def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
     """Return key= of a command's settings, or key=value of a given setting."""
     typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
-    config = composed(locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed]))
+    command = locate(words[0], [*(words[1:2] if words[0] == "bench" else []), *typed])
+    config = compose_words(command.words, command.config_name, command.config_dir)
     choices, places = choices_of(config), list(walk(config))
     if not is_value:
         return ["recipe=", *(f"{group}=" for group in choices), *(_next(place, key) for place in places)]

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from .compose import key_of
 from .errors import UsageError, in_place
 from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
 from .signatures import Taker, taker_of
@@ -122,7 +123,7 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
 
 def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    if any(word.lstrip("+").startswith(f"{path}._target_=") for word in words):
+    if any(key_of(word) == f"{path}._target_" for word in words):
         return f"{here} is a setting of what {target} replaces: say {in_place(path, target)}"
     return not_a_setting(here, [name for name in taker.settings if is_settable(path, name)], path)
 

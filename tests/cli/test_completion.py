@@ -7,7 +7,7 @@ import sys
 import pytest
 from cli.refusals import refused
 
-from lightning_gnnscale.cli.commands import BENCHES
+from lightning_gnnscale.cli.commands import benches
 from lightning_gnnscale.cli.completion import SHELLS, candidates
 from lightning_gnnscale.cli.main import main
 
@@ -54,7 +54,7 @@ def test_all_commands_and_benchmarks_are_offered(capsys):
     main(["completion", "query", "gnnscale "])
     offered = capsys.readouterr().out.split()
     assert {"train", "predict", "test", "verify", "inspect", "stores", "doctor"} <= set(offered)
-    assert candidates("gnnscale bench ") == sorted(BENCHES)
+    assert candidates("gnnscale bench ") == sorted(benches())
     main(["completion", "query", "gnnscale train model=nosuch x"])
     assert capsys.readouterr().out.strip() == ""
 

@@ -18,7 +18,7 @@ def test_the_file_says_what_an_import_tells():
     for name, found in made["targets"].items():
         if name.partition(".")[0] not in other:
             assert kept["targets"][name] == found, f"{name}: make settings"
-    for key in ("commands", "choices", "partitioners"):
+    for key in ("commands", "told", "choices", "partitioners"):
         assert kept[key] == made[key], f"{key}: make settings"
     assert set(kept["targets"]) == set(made["targets"]), "make settings"
 
