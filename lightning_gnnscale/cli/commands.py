@@ -95,9 +95,9 @@ def locate(name: str, words: list[str]) -> Command:
     paths = [word for word, flag in zip(words, before, strict=False) if _is_path(word) and flag not in FLAGS_WITH_VALUE]
     settings = [word for word in words if word not in paths]
     if name == "stores":
-        for action in paths[:1]:
-            check_action(action)
-            settings = [f"action={action}", *_as_list("names", paths[1:]), *settings]
+        if paths:
+            check_action(paths[0])
+            settings = [f"action={paths[0]}", *_as_list("names", paths[1:]), *settings]
         return Command(name, name, None, name, settings)
     if name == "report":
         words = [*_as_list("runs", paths), *settings]

@@ -16,17 +16,11 @@ _KINDS = {
     int: "int",
     float: "float",
     bool: "bool",
-    str: "str",
-    Path: "str",
-    os.PathLike: "str",
     types.NoneType: "null",
-    list: "list",
-    tuple: "list",
-    Sequence: "list",
-    dict: "dict",
-    Mapping: "dict",
-    typing.Any: "any",
-    object: "any",
+    **dict.fromkeys((str, Path, os.PathLike), "str"),
+    **dict.fromkeys((list, tuple, Sequence), "list"),
+    **dict.fromkeys((dict, Mapping), "dict"),
+    **dict.fromkeys((typing.Any, object), "any"),
 }
 _SHARED = ("seed", "masks", "balance", "progress")  # of all partitioners
 
