@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from omegaconf import OmegaConf
 
-from .compose import key_of
+from .compose import compose_config, key_of, prepare_overrides
 from .errors import UsageError, none_such
 from .recipes import take_recipe
 from .run_paths import CONFIG, run_of
@@ -79,6 +80,11 @@ class Command(NamedTuple):
     def recipe(self) -> tuple[str, str] | None:
         return None if self.config_dir is None else (self.config_dir, self.config_name)
 
+    def compose(self) -> dict:
+        """Return its config, unresolved, without what is said to Hydra itself."""
+        words = prepare_overrides([word for word in self.words if not word.lstrip("+").startswith(("-", "hydra"))])
+        return OmegaConf.to_container(compose_config(self.config_name, words, self.config_dir), resolve=False)
+
 
 def locate(name: str, words: list[str]) -> Command:
     """Return the configs that a command's words begin with.
@@ -95,9 +101,8 @@ def locate(name: str, words: list[str]) -> Command:
     paths = [word for word, flag in zip(words, before, strict=False) if _is_path(word) and flag not in FLAGS_WITH_VALUE]
     settings = [word for word in words if word not in paths]
     if name == "stores":
-        if paths:
-            check_action(paths[0])
-            settings = [f"action={paths[0]}", *_as_list("names", paths[1:]), *settings]
+        settings = [*(f"action={action}" for action in paths[:1]), *_as_list("names", paths[1:]), *settings]
+        _check_action(settings)
         return Command(name, name, None, name, settings)
     if name == "report":
         words = [*_as_list("runs", paths), *settings]
@@ -118,6 +123,14 @@ def locate(name: str, words: list[str]) -> Command:
     if name in ("verify", "inspect") and primary == "train":
         settings = [*_NO_FOLDER, *settings]
     return Command(name, primary, *take_recipe(primary, settings))
+
+
+def _check_action(words: list[str]) -> None:
+    """Refuse what `gnnscale stores` does not do; a sweep names several actions."""
+    given = [word.partition("=")[2].strip("'\"") for word in words if key_of(word) == "action"]
+    for action in ",".join(given).split(",") if given else []:
+        if action not in ACTIONS:
+            raise UsageError(none_such(f"stores {action}: no such action", action, ACTIONS))
 
 
 def _check_flags(words: list[str]) -> None:
@@ -184,16 +197,6 @@ def benches() -> dict[str, str]:
     """Return what each benchmark measures, by name: the opening line of its config."""
     told = described()["told"].items()
     return {name.removeprefix("bench/"): one[""] for name, one in told if name.startswith("bench/")}
-
-
-def check_action(given: str) -> None:
-    """Refuse what `gnnscale stores` does not do.
-
-    Raises:
-        UsageError: there is no such action.
-    """
-    if given not in ACTIONS:
-        raise UsageError(none_such(f"stores {given}: no such action", given, ACTIONS))
 
 
 def _is_path(word: str) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .commands import ACTIONS, COMMANDS, benches, locate
-from .compose import choices_of, compose_words, key_of
+from .compose import choices_of, key_of
 from .errors import UsageError, did_you_mean
 from .recipes import available_recipes
 from .settings import UNSET, Place, walk
+from .signatures import as_word
 
 _BASH = """# eval "$(gnnscale completion bash)"
 _gnnscale_complete() {
@@ -94,13 +95,12 @@ def candidates(line: str) -> list[str]:
 def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
     """Return key= of a command's settings, or key=value of a given setting."""
     typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
-    command = locate(words[0], [*(words[1:2] if words[0] == "bench" else []), *typed])
-    config = compose_words(command.words, command.config_name, command.config_dir)
+    config = locate(words[0], [*(words[1:2] if words[0] == "bench" else []), *typed]).compose()
     choices, places = choices_of(config), list(walk(config))
     if not is_value:
         return ["recipe=", *(f"{group}=" for group in choices), *(_next(place, key) for place in places)]
     place = next((one for one in places if one.key == key.lstrip("+")), None)
-    values = choices.get(key) or ([] if place is None or place.value in (None, UNSET) else [str(place.value)])
+    values = choices.get(key) or ([] if place is None or place.value in (None, UNSET) else [as_word(place.value)])
     if place is not None and (isinstance(place.value, bool) or "bool" in place.setting.kinds.split("|")):
         values = ["true", "false"]
     return [f"{key}={text}" for text in values]

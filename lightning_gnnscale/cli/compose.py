@@ -89,12 +89,6 @@ def choices_of(config: dict) -> dict[str, list[str]]:
     return {group: groups[group] for group in groups if OmegaConf.select(present, group.replace("/", ".")) is not None}
 
 
-def compose_words(words: list[str], config_name: str, config_dir: str | None) -> dict:
-    """Return the unresolved config of a command line, without what is for Hydra itself; see `compose_config`."""
-    settings = [word for word in words if not word.lstrip("+").startswith(("-", "hydra"))]
-    return OmegaConf.to_container(compose_config(config_name, prepare_overrides(settings), config_dir), resolve=False)
-
-
 def key_of(word: str) -> str:
     """Return what a word sets or takes away: "model.lr" for ++model.lr=1, "sampler" for ~sampler, "" for a flag."""
     return re.match(r"[+~]*([\w./]*)", word)[1]

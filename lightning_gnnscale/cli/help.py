@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 
 from .commands import COMMANDS, TAKES, Command
-from .compose import choices_of, compose_words
+from .compose import choices_of
 from .errors import UsageError, did_you_mean
 from .settings import UNSET, Place, described, options_of_method, walk
 from .signatures import as_word
@@ -22,7 +22,7 @@ def print_help(command: Command, topic: str = "") -> None:
     Raises:
         UsageError: there is no such group.
     """
-    config = compose_words(command.words, command.config_name, command.config_dir)
+    config = command.compose()
     what = " ".join([command.name, *([command.primary.partition("/")[2]] if command.name == "bench" else [])])
     choices, places = choices_of(config), list(walk(config))
     if topic:

@@ -19,7 +19,6 @@ from ..errors import PartitionStoreError
 from ..events import held_lock
 from ..memory import format_bytes
 from ..partition_store.manifest import MANIFEST, read_manifest
-from .commands import check_action
 from .errors import UsageError, none_such
 
 _DAY_S = 86_400
@@ -63,9 +62,8 @@ def run(config: DictConfig) -> None:
     """Run `action`.
 
     Raises:
-        UsageError: an unknown action, or a name that no store has.
+        UsageError: a name that no store has.
     """
-    check_action(config.action)
     folder = Path(config.paths.stores)
     days = config.unused_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or days < 0):

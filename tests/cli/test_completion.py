@@ -32,6 +32,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("gnnscale train dataset=files dataset.train", ["dataset.train_mask="]),
         ("gnnscale train mod", ["model.", "model="]),
         ("gnnscale train test=", ["test=false", "test=true"]),
+        ("gnnscale train sampler.fanouts=", ["sampler.fanouts=[25,10]"]),
         ("gnnscale train resume=r", ["resume=run/"]),
         ("gnnscale predict r", ["recipe=", "resume=", "run/"]),
         ("gnnscale stores c", ["clean"]),
