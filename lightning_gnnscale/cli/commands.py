@@ -102,6 +102,8 @@ def locate(name: str, words: list[str]) -> Command:
     settings = [word for word in words if word not in paths]
     if name == "stores":
         settings = [*(f"action={action}" for action in paths[:1]), *_as_list("names", paths[1:]), *settings]
+        if any(key_of(word) == "recipe" for word in settings):
+            raise UsageError("stores takes no recipe: leave recipe= out")
         _check_action(settings)
         return Command(name, name, None, name, settings)
     if name == "report":

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .commands import ACTIONS, COMMANDS, benches, locate
+from .commands import ACTIONS, COMMANDS, TAKES, benches, locate
 from .compose import choices_of, key_of
 from .errors import UsageError, did_you_mean
 from .recipes import available_recipes
@@ -40,7 +40,6 @@ _FISH = """# gnnscale completion fish | source
 complete -c gnnscale -f -a '(gnnscale completion query (commandline -cp) 2>/dev/null)'
 """
 SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-_TAKE_PATHS = ("test", "predict", "inspect", "verify", "stores")
 _FILES = ("resume", "store", "output", "dataset.edges", "dataset.features", "dataset.labels", "dataset.nodes")
 
 
@@ -88,7 +87,7 @@ def candidates(line: str) -> list[str]:
         return _starting(last, [*shipped, *_paths(value, "recipe=", ".yaml")])
     if is_value and key_of(key) in _FILES:
         return _paths(value, f"{key}=")
-    found = [] if is_value or words[0] not in _TAKE_PATHS else _paths(last, "")
+    found = [] if is_value or words[0] not in TAKES else _paths(last, "")
     return _starting(last, [*found, *_settings(words, key, bool(is_value))])
 
 

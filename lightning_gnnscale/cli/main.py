@@ -264,7 +264,8 @@ def _run(command: Command) -> None:
             raise UsageError(
                 f"{key[1]}= would change a choice of the run: say {command.name} resume=RUN with all settings"
             ) from None
-        raise UsageError(not_a_setting(key[1], [*allowed, "recipe"], "the top level")) from None
+        allowed += [] if command.name == "stores" else ["recipe"]
+        raise UsageError(not_a_setting(key[1], allowed, "the top level")) from None
     finally:
         sys.argv = before
     if sweep:

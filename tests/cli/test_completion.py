@@ -35,6 +35,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("gnnscale train sampler.fanouts=", ["sampler.fanouts=[25,10]"]),
         ("gnnscale train resume=r", ["resume=run/"]),
         ("gnnscale predict r", ["recipe=", "resume=", "run/"]),
+        ("gnnscale report ru", ["run/", "runs="]),
         ("gnnscale stores c", ["clean"]),
         ("gnnscale bench spr", ["spring"]),
         ("gnnscale bench partition bench.met", ["bench.methods="]),
