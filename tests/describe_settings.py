@@ -23,7 +23,7 @@ from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
 
 
 def describe() -> dict:
-    """Return what `settings.json` holds: commands, choices of groups, targets, options of partitioners, versions."""
+    """Return what `settings.json` holds: commands and comments on them, choices, targets, partitioners, versions."""
     conf = Path(str(files(GROUPS)))
     choices = _choices(conf)
     commands = sorted((*conf.glob("*.yaml"), *conf.glob("bench/*.yaml")))
@@ -38,10 +38,18 @@ def describe() -> dict:
     return {
         "versions": {name: version(name) for name in sorted(others) if _is_installed(name)},
         "commands": {name: _plain(compose_config(name, [])) for name in commands},
+        "told": {name: _told(conf / f"{name}.yaml") for name in commands},
         "choices": choices,
         "partitioners": {name: options_of(get_partitioner(name)) for name in choices["partitioner"]},
         "targets": targets,
     }
+
+
+def _told(path: Path) -> dict[str, str]:
+    """Return the comments of a command's config by key; of a benchmark's, also its opening line, by ""."""
+    text = path.read_text()
+    opening = re.search(r"^# gnnscale bench \w+: (.*)", text, re.M)
+    return ({"": opening[1]} if opening else {}) | dict(re.findall(r"^(\w+):.*?[ ]#[ ](.*)", text, re.M))
 
 
 def _is_installed(name: str) -> bool:

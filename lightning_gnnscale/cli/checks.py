@@ -1,7 +1,6 @@
 """Settings are checked before work starts: by themselves, against each other, and with the data set at hand."""
 
 import inspect
-import re
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
@@ -9,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..object_store import is_url
 from ..traits import BackboneTraits, ModuleTraits
+from .compose import key_of
 from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
@@ -40,7 +40,7 @@ def planned_devices(config: DictConfig) -> int:
     if isinstance(given, ListConfig) and len(given):
         return len(given)
     number = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if not is_integer(number) or number < 1:
+    if not is_integer(number, 1):
         key = "trainer.devices" if OmegaConf.is_interpolation(config, "num_devices") else "num_devices"
         raise UsageError(
             f"{key}={plain(given)} gives the plan no number of devices; say num_devices=, an integer of at least 1"
@@ -62,7 +62,7 @@ def check_num_parts(num_parts: int, num_processes: int) -> None:
 
 
 def takes_sampler(config: DictConfig) -> bool:
-    """Whether the DataModule makes batches, and so takes a sampler, a source of batches and a placement."""
+    """Whether the DataModule makes batches, and so takes a sampler, a source of batches, and a place of their rows."""
     return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
 
 
@@ -89,7 +89,7 @@ def check_unused(config: DictConfig) -> None:
         unused["sampler"] = "with datamodule.mode=full_batch each part is one batch"
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     for word in words:
-        group = re.match(r"[+~]*(\w*)", word)[1]
+        group = key_of(word).partition(".")[0]
         if group in unused:
             raise UsageError(f"{word.lstrip('+')} has no effect, {unused[group]}: leave it out")
     if not OmegaConf.is_interpolation(config, "num_devices"):
@@ -109,15 +109,15 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     if num_layers is None or config.datamodule.get("mode") != "mini_batch":
         return
     samples = config.sampler.get("neighborhoods", True)
-    if bool(num_layers) != samples:
-        if samples:
-            told = "the sampler samples neighbourhoods, but the model has no layers: say sampler.neighborhoods=false"
-        else:
-            told = f"sampler.neighborhoods=false samples none, but the model has {num_layers} layers: leave it true"
-        raise UsageError(told)
-    sampler = config.sampler.get("sampler") or config.sampler
-    if not samples:
-        return
+    if samples and not num_layers:
+        raise UsageError(
+            "the sampler samples neighbourhoods, but the model has no layers: say sampler.neighborhoods=false"
+        )
+    if not samples and num_layers:
+        raise UsageError(
+            f"sampler.neighborhoods=false samples none, but the model has {num_layers} layers: leave it true"
+        )
+    sampler = config.sampler.get("sampler") or config.sampler if samples else {}
     for key in ("fanouts", "nodes_per_layer", "num_layers"):
         value = sampler.get(key)
         if OmegaConf.is_dict(value):  # by edge type
@@ -150,24 +150,19 @@ def _check_monitors(config: DictConfig) -> None:
     from ..model import EdgeClassifier, LinkPredictor, NodeClassifier, NodeRegressor
 
     module = get_object(config.model._target_)
-    logged = ["train_loss", "val_loss"]
-    if module in (NodeClassifier, EdgeClassifier):
-        logged += ["val_acc"]
-    elif module is NodeRegressor:
-        logged += ["val_mae", "val_rmse"]
-    elif module is LinkPredictor:
+    own_metrics = {NodeClassifier: ["val_acc"], EdgeClassifier: ["val_acc"], NodeRegressor: ["val_mae", "val_rmse"]}
+    if module is LinkPredictor:
         hits = config.model.get("hits", inspect.signature(module).parameters["hits"].default)
-        logged += ["val_mrr", *(f"val_hits@{k}" for k in hits)]
-    else:
+        own_metrics[module] = ["val_mrr", *(f"val_hits@{k}" for k in hits)]
+    if module not in own_metrics:
         return
+    logged = ["train_loss", "val_loss", *own_metrics[module]]
+    remedy = {LinkPredictor: "; or say callbacks=links", NodeRegressor: "; or say callbacks=regression"}.get(module, "")
     for name, callback in (config.get("callbacks") or {}).items():
         monitor = callback.get("monitor") if callback else None
-        falls = ("_loss", "_mae", "_rmse")
-        if str(monitor).endswith(falls) and callback.get("mode") == "max":
+        if str(monitor).endswith(("_loss", "_mae", "_rmse")) and callback.get("mode") == "max":
             raise UsageError(f"callbacks.{name}: mode=max keeps the largest {monitor}; say callbacks.{name}.mode=min")
         if monitor is not None and monitor not in logged:
-            remedies = {LinkPredictor: "; or say callbacks=links", NodeRegressor: "; or say callbacks=regression"}
-            remedy = remedies.get(module, "")
             raise UsageError(
                 f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
             )
@@ -220,8 +215,9 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
             f"dataset.features: {dataset.name} has none; training needs features of every node, or "
             "embeddings instead: model.inputs.dim=64, or recipe=embeddings"
         )
-    predicts_edges = config.predict and trains_on_links(config) and classifies_edges(config)
-    if predicts_edges and not dataset.links.keys() & {"val", "test"}:
+    on_links = trains_on_links(config)
+    on_edges = on_links and classifies_edges(config)
+    if config.predict and on_edges and not dataset.links.keys() & {"val", "test"}:
         remedy = "" if command == "predict" else ", or predict=false"
         raise UsageError(
             "dataset.hold_out: predictions are made for held-out edges, and there are none: say "
@@ -229,48 +225,33 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
         )
     if command == "predict":
         return
-    monitors = [str(callback.get("monitor")) for callback in config.callbacks.values() if callback]
-    monitors = monitors if command == "train" else []
-    if trains_on_links(config):
-        _check_links(config, dataset, monitors)
-        return
-    if dataset.labels is None:
-        raise UsageError(f"dataset.labels: {dataset.name} has none; training needs them (-1 where unknown)")
-    purposes = {
-        "train": ("training", ""),
-        "val": ("a callback that monitors val_*", ", or monitor train_loss with mode=min"),
-        "test": ("test=true", ", or say test=false"),
-    }
-    if not any(name.startswith("val_") for name in monitors):
-        del purposes["val"]
-    if not config.test:
-        del purposes["test"]
-    if command == "test":
-        purposes = {"test": ("testing", "")}
-    for split, (purpose, remedy) in purposes.items():
-        if split not in dataset.masks or not dataset.masks[split].any():
-            raise UsageError(f"dataset.{split}_mask: {purpose} needs {split} nodes, and there are none{remedy}")
-
-
-def _check_links(config: DictConfig, dataset, monitors: list[str]) -> None:
-    if config.datamodule.get("mode") != "mini_batch":
+    if on_links and config.datamodule.get("mode") != "mini_batch":
         raise UsageError(
             "training on links needs mini-batches: say datamodule=partition and datamodule.mode=mini_batch"
         )
-    edges = classifies_edges(config)
-    if edges and dataset.num_edge_classes < 2:
+    if on_edges and dataset.num_edge_classes < 2:
         raise UsageError(
             f"dataset.edge_label: {dataset.name} has {dataset.num_edge_classes} classes of edges; classifying them "
             "needs two or more, -1 where unknown"
         )
-    for name in monitors:
-        if name.startswith("val_") and not edges and not name.startswith(("val_mrr", "val_hits@", "val_loss")):
-            raise UsageError(f"callbacks: no {name} is logged for links; say callbacks=links, or monitor val_mrr")
-    needed = {"val": any(name.startswith("val_") for name in monitors), "test": config.test}
-    remedies = {"val": "monitor train_loss with mode=min", "test": "say test=false"}
-    for split, is_needed in needed.items():
-        if is_needed and split not in dataset.links:
+    if not on_links and dataset.labels is None:
+        raise UsageError(f"dataset.labels: {dataset.name} has none; training needs them (-1 where unknown)")
+    for split, (purpose, remedy) in _splits_read(config, command).items():
+        if on_links and split != "train" and split not in dataset.links:  # all other links are trained on
             raise UsageError(
-                f"dataset.hold_out: no {split} links are held out: say dataset.hold_out.{split}=0.05, or "
-                f"{remedies[split]}"
+                f"dataset.hold_out: no {split} links are held out: say dataset.hold_out.{split}=0.05{remedy}"
             )
+        if not on_links and (split not in dataset.masks or not dataset.masks[split].any()):
+            raise UsageError(f"dataset.{split}_mask: {purpose} needs {split} nodes, and there are none{remedy}")
+
+
+def _splits_read(config: DictConfig, command: str) -> dict[str, tuple[str, str]]:
+    """Return the splits that a run reads, each with what reads it and how to do without."""
+    if command == "test":
+        return {"test": ("testing", "")}
+    found = {"train": ("training", "")}
+    if any(callback and str(callback.get("monitor")).startswith("val_") for callback in config.callbacks.values()):
+        found["val"] = ("a callback that monitors val_*", ", or monitor train_loss with mode=min")
+    if config.test:
+        found["test"] = ("test=true", ", or say test=false")
+    return found

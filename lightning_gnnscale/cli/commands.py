@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from omegaconf import OmegaConf
 
-from .errors import UsageError, did_you_mean
+from .compose import compose_config, key_of, prepare_overrides
+from .errors import UsageError, none_such
 from .recipes import take_recipe
 from .run_paths import CONFIG, run_of
 from .saved_config import checked_config, take_trust
@@ -42,28 +44,6 @@ TAKES = {
     "report": "RUN [RUN ...] ",
 }
 
-BENCHES = {
-    "partition": "partitioners side by side: cut, replication, balances, time and memory",
-    "spring": "SPRING's speed, memory and cut",
-    "loader": "seeds per CPU-second of the sampler and loader",
-    "sample": "NeighborLoader beside PyG's and GraphBolt's, uniform and locality-biased: seeds per CPU-second",
-    "gather": "feature rows through placements and caches, beside plain copies",
-    "locality": "locality-aware sampling: host reads saved against variance and accuracy",
-    "placement": "where feature rows are read from under each placement",
-    "placing": "seconds and memory of placing the rows of a graph of papers100M's size",
-    "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
-    "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
-    "grouping": "bytes sent for a batch: groups that share rows, beside a row cache",
-    "ownership": "rows and bytes that machines with parts request from each other, by partitioner",
-    "remote_rows": "rows that come from other machines under armada and distdgl, by partitioner, beside the cut",
-    "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
-    "exchange": "exchange policies of full-graph training: bytes beside accuracy",
-    "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
-    "accuracy": "test accuracy of parts with model averaging beside central training",
-    "memory": "each stage under caps of memory, page cache counted, beside its uncapped run",
-    "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
-}
-
 FLAGS_WITH_VALUE = (  # Hydra's own
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
     *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
@@ -76,7 +56,6 @@ ACTIONS = ("list", "sizes", "clean")  # of gnnscale stores
 # Commands whose settings are those of train, and the words by which some of them leave no folder of their own.
 _LIKE_TRAIN = ("train", "test", "predict", "partition", "plan", "verify", "inspect")
 _NO_FOLDER = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-_RESUME = re.compile(r"\+{0,2}resume=(.+)$")
 # As in conf/run_folder.yaml: a run's own config has no such line.
 _NEW_FOLDER = "${paths.runs}/${name}/${now:%Y-%m-%d_%H-%M-%S}"
 
@@ -101,6 +80,11 @@ class Command(NamedTuple):
     def recipe(self) -> tuple[str, str] | None:
         return None if self.config_dir is None else (self.config_dir, self.config_name)
 
+    def compose(self) -> dict:
+        """Return its config, unresolved, without what is said to Hydra itself."""
+        words = prepare_overrides([word for word in self.words if not word.lstrip("+").startswith(("-", "hydra"))])
+        return OmegaConf.to_container(compose_config(self.config_name, words, self.config_dir), resolve=False)
+
 
 def locate(name: str, words: list[str]) -> Command:
     """Return the configs that a command's words begin with.
@@ -111,35 +95,44 @@ def locate(name: str, words: list[str]) -> Command:
     _check_flags(words)
     trusted, words = take_trust(words)
     if name == "bench":
-        return Command(name, f"bench/{words[0]}", *take_recipe(f"bench/{words[0]}", words[1:]))
-    if name == "stores":
-        return Command(name, name, None, name, _actions(words))
-    if name == "report":
-        folders = [_quoted(word) for word in words if _is_path(word)]
-        words = [*([f"runs=[{','.join(folders)}]"] if folders else []), *(w for w in words if not _is_path(w))]
-    if name not in _LIKE_TRAIN:
-        return Command(name, name, *take_recipe(name, words))
+        primary = f"bench/{words[0]}"
+        return Command(name, primary, *take_recipe(primary, words[1:]))
     before = ["", *words]
     paths = [word for word, flag in zip(words, before, strict=False) if _is_path(word) and flag not in FLAGS_WITH_VALUE]
-    words = [word for word in words if word not in paths]
-    words = [_path_quoted(word) for word in words]
+    settings = [word for word in words if word not in paths]
+    if name == "stores":
+        settings = [*(f"action={action}" for action in paths[:1]), *_as_list("names", paths[1:]), *settings]
+        if any(key_of(word) == "recipe" for word in settings):
+            raise UsageError("stores takes no recipe: leave recipe= out")
+        _check_action(settings)
+        return Command(name, name, None, name, settings)
+    if name == "report":
+        words = [*_as_list("runs", paths), *settings]
+    if name not in _LIKE_TRAIN:
+        return Command(name, name, *take_recipe(name, words))
+    settings = [_path_quoted(word) for word in settings]
     if name in ("train", "partition", "plan") and paths:
         raise UsageError(f"{paths[0]} is not a setting: say key=value, or --help")
     if len(paths) > 1:
         raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
     if name in ("test", "predict") and paths:
-        return _of_run(name, paths[0], words, trusted)
-    run = _gone_on_from(words) if name == "train" else None
+        return _of_run(name, paths[0], settings, trusted)
+    run = _gone_on_from(settings) if name == "train" else None
     if run is not None:
-        return _of_run(name, run, [word for word in words if not _RESUME.match(word)], trusted)
-    primary = _primary(name, paths, words)
-    if name == "inspect" and paths:
-        words = [f"path={_quoted(paths[0])}", *words]
-    elif paths:
-        words = [f"store={_quoted(paths[0])}", *words]
+        return _of_run(name, run, [word for word in settings if key_of(word) != "resume"], trusted)
+    primary = _primary(name, paths, settings)
+    settings = [*(f"{'path' if name == 'inspect' else 'store'}={_quoted(path)}" for path in paths), *settings]
     if name in ("verify", "inspect") and primary == "train":
-        words = [*_NO_FOLDER, *words]
-    return Command(name, primary, *take_recipe(primary, words))
+        settings = [*_NO_FOLDER, *settings]
+    return Command(name, primary, *take_recipe(primary, settings))
+
+
+def _check_action(words: list[str]) -> None:
+    """Refuse what `gnnscale stores` does not do; a sweep names several actions."""
+    given = [word.partition("=")[2].strip("'\"") for word in words if key_of(word) == "action"]
+    for action in ",".join(given).split(",") if given else []:
+        if action not in ACTIONS:
+            raise UsageError(none_such(f"stores {action}: no such action", action, ACTIONS))
 
 
 def _check_flags(words: list[str]) -> None:
@@ -159,22 +152,17 @@ def _primary(name: str, paths: list[str], words: list[str]) -> str:
     """Return "train" where a command's words are settings of train, and its own config else."""
     if name not in ("plan", "verify", "inspect"):
         return "train"
-    own, given = described()["commands"][name], [re.match(r"[+~]*([\w]*)", word)[1] for word in words if "=" in word]
+    own, given = described()["commands"][name], [re.split("[./]", key_of(word))[0] for word in words if "=" in word]
     of_train = {"recipe", *described()["commands"]["train"]}
     return "train" if not paths and any(key in of_train and key not in own for key in given) else name
 
 
 def _gone_on_from(words: list[str]) -> str | None:
     """Return the run that `train resume=RUN` goes on from with its settings; None where the words give all settings."""
-    given = [found[1].strip("'\"") for word in words if (found := _RESUME.match(word))]
-    chosen = any(word.startswith("recipe=") or _is_choice(word) for word in words)
-    return given[0] if len(given) == 1 and given[0] != "null" and "://" not in given[0] and not chosen else None
-
-
-def _is_choice(word: str) -> bool:
-    """Whether a word chooses from a config group: dataset=files, strategy/weights=model_averaging."""
-    found = re.match(r"[+~]*([a-z_/]+)(@[\w.]+)?=", word)
-    return found is not None and found[1] in described()["choices"]
+    given = [word.partition("=")[2].strip("'\"") for word in words if key_of(word) == "resume"]
+    chosen = any("=" in word and key_of(word) in ("recipe", *described()["choices"]) for word in words)
+    is_run = len(given) == 1 and given[0] not in ("", "null") and "://" not in given[0]
+    return given[0] if is_run and not chosen else None
 
 
 def _of_run(name: str, path: str, words: list[str], trusted: bool) -> Command:
@@ -207,25 +195,10 @@ def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
     return alone
 
 
-def check_action(given: str) -> None:
-    """Refuse what `gnnscale stores` does not do.
-
-    Raises:
-        UsageError: there is no such action.
-    """
-    if given not in ACTIONS:
-        near = did_you_mean(str(given), ACTIONS)
-        raise UsageError(f"stores {given}: no such action{near}; there are {', '.join(ACTIONS)}")
-
-
-def _actions(words: list[str]) -> list[str]:
-    """Return the words of `gnnscale stores list NAME ...` as settings."""
-    plain = [word for word in words if _is_path(word)]
-    if not plain:
-        return words
-    check_action(plain[0])
-    names = ",".join(_quoted(word) for word in plain[1:])
-    return [f"action={plain[0]}", *([f"names=[{names}]"] if names else []), *(w for w in words if w not in plain)]
+def benches() -> dict[str, str]:
+    """Return what each benchmark measures, by name: the opening line of its config."""
+    told = described()["told"].items()
+    return {name.removeprefix("bench/"): one[""] for name, one in told if name.startswith("bench/")}
 
 
 def _is_path(word: str) -> bool:
@@ -246,3 +219,8 @@ def _path_quoted(word: str) -> str:
 def _quoted(word: str) -> str:
     """A word quoted for Hydra."""
     return "'" + word.replace("'", "\\'") + "'"
+
+
+def _as_list(key: str, words: list[str]) -> list[str]:
+    """The setting of a key to a list, where there is any word to list."""
+    return [f"{key}=[{','.join(_quoted(word) for word in words)}]"] if words else []

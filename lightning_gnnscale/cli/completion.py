@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .commands import ACTIONS, BENCHES, COMMANDS, locate
+from .commands import ACTIONS, COMMANDS, TAKES, benches, locate
+from .compose import choices_of, key_of
 from .errors import UsageError, did_you_mean
-from .help import choices_of, composed
 from .recipes import available_recipes
 from .settings import UNSET, Place, walk
+from .signatures import as_word
 
 _BASH = """# eval "$(gnnscale completion bash)"
 _gnnscale_complete() {
@@ -39,7 +40,6 @@ _FISH = """# gnnscale completion fish | source
 complete -c gnnscale -f -a '(gnnscale completion query (commandline -cp) 2>/dev/null)'
 """
 SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-_TAKE_PATHS = ("test", "predict", "inspect", "verify", "stores")
 _FILES = ("resume", "store", "output", "dataset.edges", "dataset.features", "dataset.labels", "dataset.nodes")
 
 
@@ -79,33 +79,27 @@ def candidates(line: str) -> list[str]:
         return _starting(last, COMMANDS)
     if words[0] not in COMMANDS:
         return []
-    if words[0] == "completion":
-        return _starting(last, SHELLS)
-    if words[0] == "bench" and len(words) == 1:
-        return _starting(last, BENCHES)
-    if words[0] == "stores" and len(words) == 1:
-        return _starting(last, ACTIONS)
+    if len(words) == 1 and words[0] in ("completion", "bench", "stores"):
+        return _starting(last, {"completion": SHELLS, "bench": benches(), "stores": ACTIONS}[words[0]])
     key, is_value, value = last.partition("=")
     if key == "recipe" and is_value:
-        return _starting(
-            last, [*(f"recipe={name}" for name in available_recipes()), *_paths(value, "recipe=", ".yaml")]
-        )
-    plain = key.lstrip("+~")
-    if is_value and plain in _FILES:
+        shipped = [f"recipe={name}" for name in available_recipes()]
+        return _starting(last, [*shipped, *_paths(value, "recipe=", ".yaml")])
+    if is_value and key_of(key) in _FILES:
         return _paths(value, f"{key}=")
-    found = [] if is_value or words[0] not in _TAKE_PATHS else _paths(last, "")
+    found = [] if is_value or words[0] not in TAKES else _paths(last, "")
     return _starting(last, [*found, *_settings(words, key, bool(is_value))])
 
 
 def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
     """Return key= of a command's settings, or key=value of a given setting."""
     typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
-    config = composed(locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed]))
+    config = locate(words[0], [*(words[1:2] if words[0] == "bench" else []), *typed]).compose()
     choices, places = choices_of(config), list(walk(config))
     if not is_value:
         return ["recipe=", *(f"{group}=" for group in choices), *(_next(place, key) for place in places)]
     place = next((one for one in places if one.key == key.lstrip("+")), None)
-    values = choices.get(key) or ([] if place is None or place.value in (None, UNSET) else [str(place.value)])
+    values = choices.get(key) or ([] if place is None or place.value in (None, UNSET) else [as_word(place.value)])
     if place is not None and (isinstance(place.value, bool) or "bool" in place.setting.kinds.split("|")):
         values = ["true", "false"]
     return [f"{key}={text}" for text in values]

@@ -29,7 +29,7 @@ OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 
 
 def register_choices() -> None:
-    """Register every partitioner, placement method, bound and backbone of the code as a choice.
+    """Register every partitioner, bound and backbone of the code as a choice.
 
     A user's partitioner is a choice as soon as it is registered.
     """
@@ -74,15 +74,24 @@ def own_configs(config_dir: str | None = None) -> Iterator[ConfigLoader]:
         ):
             yield GlobalHydra.instance().config_loader()
     finally:
-        GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = running
 
 
 def group_choices() -> dict[str, list[str]]:
     """Return the choices of each config group, those of the code too, without the groups of benchmarks."""
-    found = {group: list(choices) for group, choices in described()["choices"].items()}
-    found["partitioner"] += own_partitioners()
-    return {group: sorted(names) for group, names in sorted(found.items())}
+    own = {"partitioner": own_partitioners()}
+    return {group: sorted([*names, *own.get(group, ())]) for group, names in sorted(described()["choices"].items())}
+
+
+def choices_of(config: dict) -> dict[str, list[str]]:
+    """Return the names that each group of a config takes."""
+    present, groups = OmegaConf.create(config), group_choices()
+    return {group: groups[group] for group in groups if OmegaConf.select(present, group.replace("/", ".")) is not None}
+
+
+def key_of(word: str) -> str:
+    """Return what a word sets or takes away: "model.lr" for ++model.lr=1, "sampler" for ~sampler, "" for a flag."""
+    return re.match(r"[+~]*([\w./]*)", word)[1]
 
 
 def prepare_overrides(words: list[str]) -> list[str]:

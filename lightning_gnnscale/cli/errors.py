@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,6 +30,12 @@ class Interrupted(KeyboardInterrupt):
 
 class UsageError(ValueError):
     """Invalid arguments."""
+
+
+def none_such(told: str, given: str, known: Iterable[str]) -> str:
+    """Return the message on a word that is none of those known: what is told of it, a similar one, and all of them."""
+    known = list(known)
+    return f"{told}{did_you_mean(str(given), known)}; there are {', '.join(known) or 'none'}"
 
 
 def in_place(key: str, target: str) -> str:
@@ -175,8 +181,7 @@ def _missing_choice(text: str) -> str:
     if group and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name):
         return f"{group}={name}: no such choice; for a class of your own say {in_place(group.replace('/', '.'), name)}"
     choices = options[1].split() if options else []
-    told = ", ".join(choices) or "none"
-    return f"{group or 'config'}={name}: no such choice{did_you_mean(name, choices)}; there are {told}"
+    return none_such(f"{group or 'config'}={name}: no such choice", name, choices)
 
 
 def _last_line(text: str) -> str:

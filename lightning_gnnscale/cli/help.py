@@ -1,18 +1,15 @@
 """`gnnscale COMMAND --help`: choices and settings in short; `--help GROUP`: each setting of a group, described."""
 
-import re
+import textwrap
 from collections.abc import Iterable
-from importlib.resources import files
-
-from omegaconf import OmegaConf
 
 from .commands import COMMANDS, TAKES, Command
-from .compose import GROUPS, compose_config, group_choices, prepare_overrides
+from .compose import choices_of
 from .errors import UsageError, did_you_mean
 from .settings import UNSET, Place, described, options_of_method, walk
+from .signatures import as_word
 
 _WIDTH = 116
-_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def print_help(command: Command, topic: str = "") -> None:
@@ -25,7 +22,7 @@ def print_help(command: Command, topic: str = "") -> None:
     Raises:
         UsageError: there is no such group.
     """
-    config = composed(command)
+    config = command.compose()
     what = " ".join([command.name, *([command.primary.partition("/")[2]] if command.name == "bench" else [])])
     choices, places = choices_of(config), list(walk(config))
     if topic:
@@ -45,26 +42,12 @@ def print_help(command: Command, topic: str = "") -> None:
         given = [one for one in places if one.key.startswith(f"{group}.") and one.value != UNSET]
         shown = [_shown(one).removeprefix(f"{group}.") for one in given if not isinstance(one.value, dict)]
         _print_wrapped(f"  {group + '.':<22} ", " ".join(shown) or "-")
-    told = _comments(command.primary)
+    told = described()["told"][command.primary]
     for one in places:
         if one.key in config and one.key not in groups:
             text = told.get(one.key)
             print(f"  {_shown(one):<30}  # {text}" if text else f"  {_shown(one)}")
     print("\nflags: --multirun runs every combination of key=a,b; --cfg job prints the settings; GNNSCALE_TRACEBACK=1")
-
-
-def composed(command: Command) -> dict:
-    """Return the config of a command line, unresolved."""
-    words = [word for word in command.words if not word.lstrip("+").startswith(("-", "hydra"))]
-    config = compose_config(command.config_name, prepare_overrides(words), command.config_dir)
-    return OmegaConf.to_container(config, resolve=False)
-
-
-def choices_of(config: dict) -> dict[str, list[str]]:
-    """Return the names that each group of a config takes."""
-    present, groups = OmegaConf.create(config), group_choices()
-    has = {group: OmegaConf.select(present, group.replace("/", ".")) is not None for group in groups}
-    return {group: names for group, names in groups.items() if has[group]}
 
 
 def _print_topic(topic: str, choices: dict[str, list[str]], places: list[Place]) -> None:
@@ -100,27 +83,14 @@ def _of_choice(group: str, name: str) -> Iterable[str]:
     return [_shown(one).removeprefix(f"{group}.") for one in found if one.key.count(".") == 1]
 
 
-def _comments(primary: str) -> dict[str, str]:
-    """Return the comments on keys in a command's own config."""
-    lines = files(GROUPS).joinpath(f"{primary}.yaml").read_text().splitlines()
-    return {found[1]: found[2] for line in lines if (found := re.match(r"(\w+):.*?[ ]#[ ](.*)", line))}
-
-
 def _shown(one: Place) -> str:
     """Return key=value as the command line takes it, with the default where the config has no value."""
-    value = one.setting.default if one.value == UNSET else one.value
-    if value is None and one.value == UNSET:
-        return f"{one.key}=?"
-    text = _WORDS[value] if value is None or isinstance(value, bool) else str(value).replace(" ", "")
-    return f"{one.key}={text}"
+    value = one.setting.default if one.value == UNSET else as_word(one.value)
+    return f"{one.key}={'?' if value is None else value}"
 
 
 def _print_wrapped(head: str, text: str) -> None:
     """Print a heading and a text beside it, wrapped."""
-    line, indent = head, " " * len(head)
-    for word in text.split(" "):
-        if len(line) + len(word) > _WIDTH and line.strip() and line != indent:
-            print(line.rstrip())
-            line = indent
-        line += word + " "
-    print(line.rstrip())
+    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    wrapped = textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), **whole_words)
+    print(wrapped or head.rstrip())

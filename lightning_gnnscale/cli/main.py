@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from itertools import islice
 from pathlib import Path
 
-from .commands import BENCHES, COMMANDS, FLAGS_WITH_VALUE, Command, locate
-from .errors import Interrupted, UsageError, did_you_mean, one_line, wants_traceback
+from .commands import COMMANDS, FLAGS_WITH_VALUE, Command, benches, locate
+from .errors import Interrupted, UsageError, none_such, one_line, wants_traceback
 from .run_paths import find_benchmarks
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
@@ -157,14 +157,13 @@ def _pick(words: list[str]) -> Command | None:
         run(rest)
         return None
     if name not in COMMANDS:
-        raise UsageError(f"no command {name!r}{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}")
+        raise UsageError(none_such(f"no command {name!r}", name, COMMANDS))
     if name == "bench":
         if not rest or rest[0] in _HELP:
             print(_usage())
             return None
-        if rest[0] not in BENCHES:
-            near = did_you_mean(rest[0], BENCHES)
-            raise UsageError(f"no benchmark {rest[0]!r}{near}; there are {', '.join(BENCHES)}")
+        if rest[0] not in benches():
+            raise UsageError(none_such(f"no benchmark {rest[0]!r}", rest[0], benches()))
         find_benchmarks()
     flag = next((number for number, word in enumerate(rest) if word in _HELP[:2]), None)
     if flag is None:
@@ -180,13 +179,13 @@ def _pick(words: list[str]) -> Command | None:
 def _usage() -> str:
     from .recipes import available_recipes, bench_of, recipes_folder
 
-    benches = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
+    bench_of_recipe = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
     return USAGE.format(
         commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
-        benches="\n".join(f"  {name:<10} {text}" for name, text in BENCHES.items()),
-        recipes=", ".join(name for name, bench in benches.items() if bench is None),
+        benches="\n".join(f"  {name:<10} {text}" for name, text in benches().items()),
+        recipes=", ".join(name for name, bench in bench_of_recipe.items() if bench is None),
         bench_recipes="\n".join(
-            f"  gnnscale {bench.replace('/', ' ')} recipe={name}" for name, bench in benches.items() if bench
+            f"  gnnscale {bench.replace('/', ' ')} recipe={name}" for name, bench in bench_of_recipe.items() if bench
         ),
     )
 
@@ -265,7 +264,8 @@ def _run(command: Command) -> None:
             raise UsageError(
                 f"{key[1]}= would change a choice of the run: say {command.name} resume=RUN with all settings"
             ) from None
-        raise UsageError(not_a_setting(key[1], [*allowed, "recipe"], "the top level")) from None
+        allowed += [] if command.name == "stores" else ["recipe"]
+        raise UsageError(not_a_setting(key[1], allowed, "the top level")) from None
     finally:
         sys.argv = before
     if sweep:

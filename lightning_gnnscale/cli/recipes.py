@@ -15,7 +15,7 @@ from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_optio
 from ..report.run_files import yaml_problem
 from .compose import GROUPS
 from .environment import check_names
-from .errors import UsageError, did_you_mean
+from .errors import UsageError, none_such
 from .settings import OPTIONS, PACKAGE, described, taker_at, walk
 from .signatures import Taker
 
@@ -75,8 +75,7 @@ def _file_of(name: str) -> Path:
         return recipes_folder() / f"{name}.yaml"
     if path.with_name(f"{path.name}.yaml").is_file():
         raise UsageError(f"recipe={name}: no such recipe in the package; for the file here say recipe={name}.yaml")
-    near = did_you_mean(name, available_recipes())
-    raise UsageError(f"recipe={name}: no such recipe{near}; there are {', '.join(available_recipes())}")
+    raise UsageError(none_such(f"recipe={name}: no such recipe", name, available_recipes()))
 
 
 def bench_of(path: Path) -> str | None:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,36 +20,38 @@ FILE = Path(__file__).with_name("settings.json")
 OPTIONS = "storage_options"  # whose entries another package reads
 UNSET = "???"  # of a setting that a config does not name
 _BY_RUN = ("stream", "progress", "callbacks")  # arguments that the run fills in, not the user
+_OF_TOP = ("store", "dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo")
+_OF_TOP += ("sampler", "source", "rows", "evaluation")
 # Settings that the run fills in, so that a given value would be lost, and what to say instead.
 FILLED_IN = {
     "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
     "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
     "trainer.default_root_dir": "hydra.run.dir=",
     "datamodule.root": "output=, or paths.stores=",
-    "datamodule.store": "store=",
     "datamodule.stream": "dataset=",
     "datamodule.masks": "dataset=files and dataset.masks=, or train_mask=, val_mask=, test_mask=",
+    **{f"datamodule.{key}": f"{key}=" for key in _OF_TOP},
+    **{
+        f"datamodule.{key}": f"dataset=files and dataset.{key}="
+        for key in ("features", "labels", "edge_weight", "edge_features")
+    },
     "partitioner.num_parts": "num_parts=",
     "planner.num_parts": "num_parts=",
     "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
     "planner.batch_size": "datamodule.batch_size=",
     "planner.fanouts": "sampler.fanouts=",
     "planner.prefetch_batches": "source.prefetch_batches=",
+    **dict.fromkeys(("planner.num_nodes", "planner.num_edges"), "dataset=, whose graph is planned for"),
+    **{
+        f"planner.{key}": "dataset=, whose features are planned for"
+        for key in ("feature_bytes", "feature_dim", "feature_row_bytes")
+    },
+    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
     "model.multilabel": "dataset=, which gives the labels",
     "model.edge_channels": "dataset=, which gives the edge features",
     "model.backbone.in_channels": "dataset=, which gives the features",
     "model.backbone.schema": "dataset=, which gives the edge types",
-    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
 }
-_OF_TOP = ["dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo"]
-_OF_TOP += ["sampler", "source", "rows", "evaluation"]
-FILLED_IN |= {f"datamodule.{key}": f"{key}=" for key in _OF_TOP}
-for _key in ("features", "labels", "edge_weight", "edge_features"):
-    FILLED_IN[f"datamodule.{_key}"] = f"dataset=files and dataset.{_key}="
-for _key in ("num_nodes", "num_edges"):
-    FILLED_IN[f"planner.{_key}"] = "dataset=, whose graph is planned for"
-for _key in ("feature_bytes", "feature_dim", "feature_row_bytes"):
-    FILLED_IN[f"planner.{_key}"] = "dataset=, whose features are planned for"
 
 
 class Place(NamedTuple):
@@ -73,17 +75,11 @@ def known_taker(target: str) -> Taker | None:
     known, (top, _, name) = described()["targets"], target.partition(".")
     if target not in known and top == PACKAGE:  # another path to the same name of the package
         target = next((one for one in known if one.startswith(f"{PACKAGE}.") and one.endswith(f".{name}")), "")
-    if target not in known or described()["versions"].get(top) not in (None, _version(top)):
+    installed = {one.version for one in distributions(name=top)}
+    if target not in known or described()["versions"].get(top) not in (None, *installed):
         return None
     settings = {key: Setting(*one) for key, one in known[target]["settings"].items()}
     return Taker(settings, known[target]["takes_more"])
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def taker_at(node: dict, takes: Callable[[str], Taker | None] = known_taker) -> Taker | None:

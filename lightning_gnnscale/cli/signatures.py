@@ -16,20 +16,13 @@ _KINDS = {
     int: "int",
     float: "float",
     bool: "bool",
-    str: "str",
-    Path: "str",
-    os.PathLike: "str",
     types.NoneType: "null",
-    list: "list",
-    tuple: "list",
-    Sequence: "list",
-    dict: "dict",
-    Mapping: "dict",
-    typing.Any: "any",
-    object: "any",
+    **dict.fromkeys((str, Path, os.PathLike), "str"),
+    **dict.fromkeys((list, tuple, Sequence), "list"),
+    **dict.fromkeys((dict, Mapping), "dict"),
+    **dict.fromkeys((typing.Any, object), "any"),
 }
 _SHARED = ("seed", "masks", "balance", "progress")  # of all partitioners
-_SHOWN = {None: "null", True: "true", False: "false"}
 
 
 class Setting(NamedTuple):
@@ -87,13 +80,13 @@ def _setting(one: inspect.Parameter, told: str) -> Setting:
         options = typing.get_args(one.annotation) if is_union else (one.annotation,)
         kinds = [_KINDS.get(typing.get_origin(option) or option, "other") for option in options]
         kinds += ["null"] if one.default is None else []
-    return Setting("|".join(dict.fromkeys(kinds)), None if one.default is one.empty else _shown(one.default), told)
+    return Setting("|".join(dict.fromkeys(kinds)), None if one.default is one.empty else as_word(one.default), told)
 
 
-def _shown(value: typing.Any) -> str:
-    """Return a default as on the command line."""
+def as_word(value: typing.Any) -> str:
+    """Return a value as on the command line."""
     if value is None or isinstance(value, bool):
-        return _SHOWN[value]
+        return "null" if value is None else str(value).lower()
     value = getattr(value, "__name__", None) or (list(value) if isinstance(value, tuple) else value)
     return re.sub(r" at 0x\w+", "", str(value)).replace(" ", "")
 

@@ -19,8 +19,7 @@ from ..errors import PartitionStoreError
 from ..events import held_lock
 from ..memory import format_bytes
 from ..partition_store.manifest import MANIFEST, read_manifest
-from .commands import check_action
-from .errors import UsageError, did_you_mean
+from .errors import UsageError, none_such
 
 _DAY_S = 86_400
 _OF_KIND = re.compile(r"^kind\d+_")  # before the names of a node type's own files
@@ -63,9 +62,8 @@ def run(config: DictConfig) -> None:
     """Run `action`.
 
     Raises:
-        UsageError: an unknown action, or a name that no store has.
+        UsageError: a name that no store has.
     """
-    check_action(config.action)
     folder = Path(config.paths.stores)
     days = config.unused_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or days < 0):
@@ -74,8 +72,7 @@ def run(config: DictConfig) -> None:
     known = [one.root.name for one in stores]
     for name in config.names:
         if not fnmatch.filter(known, str(name)):
-            near = did_you_mean(str(name), known)
-            raise UsageError(f"no store {name} in {folder}{near}; there are {', '.join(known) or 'none'}")
+            raise UsageError(none_such(f"no store {name} in {folder}", name, known))
     chosen = [one for one in stores if any(fnmatch.fnmatch(one.root.name, str(name)) for name in config.names)]
     if config.action == "clean":
         old = [] if days is None else [one for one in stores if one.used_s < time.time() - days * _DAY_S]

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from .compose import key_of
 from .errors import UsageError, in_place
 from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
 from .signatures import Taker, taker_of
@@ -29,15 +30,26 @@ _TYPES = {
     **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
     **dict.fromkeys(("resume", "output", "feature_storage", "store"), "str|null"),
 }
-# Smallest values of settings that are not checked elsewhere before work begins, or not in these words.
-_LEAST = {
-    "trainer.accumulate_grad_batches": ("an integer of at least 1", int, lambda value: value >= 1),
-    "trainer.check_val_every_n_epoch": ("an integer of at least 1", int, lambda value: value >= 1),
-    "model.lr": ("a number above 0", (int, float), lambda value: value > 0),
-    "model.weight_decay": ("a number of at least 0", (int, float), lambda value: value >= 0),
-    "patience": ("an integer of at least 0", int, lambda value: value >= 0),
-}
 LARGEST_SEED = 2**32 - 1  # of numpy's generator
+_COUNT = ("an integer of at least 1", lambda value: is_integer(value, 1))
+# Ranges of settings that are not checked elsewhere before work begins, or not in these words.
+_RANGES = {
+    "seed": (f"an integer in [0, {LARGEST_SEED}]", lambda value: is_integer(value, 0) and value <= LARGEST_SEED),
+    "num_parts": ("an integer of at least 1, or auto", lambda value: value == "auto" or is_integer(value, 1)),
+    "trainer.logger": (
+        "true, false or a logger with its _target_",
+        lambda value: isinstance(value, bool | dict | list),
+    ),
+    "trainer.accumulate_grad_batches": _COUNT,
+    "trainer.check_val_every_n_epoch": _COUNT,
+    "model.lr": ("a number above 0", lambda value: _is_number(value) and value > 0),
+    "model.weight_decay": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
+}
+# Of each of the callbacks.
+_RANGES_OF_CALLBACK = {
+    "": ("null or settings with a _target_", lambda value: isinstance(value, dict)),
+    ".patience": ("an integer of at least 0", lambda value: is_integer(value, 0)),
+}
 
 
 def check_config(
@@ -122,7 +134,7 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
 
 def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    if any(word.lstrip("+").startswith(f"{path}._target_=") for word in words):
+    if any(key_of(word) == f"{path}._target_" for word in words):
         return f"{here} is a setting of what {target} replaces: say {in_place(path, target)}"
     return not_a_setting(here, [name for name in taker.settings if is_settable(path, name)], path)
 
@@ -150,12 +162,8 @@ def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
     if fits or "any" in kinds or (not is_plain and value is not None):
         return
     told = " or ".join(_SAID[kind] for kind in kinds if kind in _SAID) if is_plain else "given"
-    raise UsageError(f"{key} must {'hold' if kinds[0] == 'dict' else 'be'} {told}, got {said(value)}")
-
-
-def said(value: Any) -> str:
-    """Return a value as on the command line."""
-    return "null" if value is None else repr(value)
+    shown = "null" if value is None else repr(value)
+    raise UsageError(f"{key} must {'hold' if kinds[0] == 'dict' else 'be'} {told}, got {shown}")
 
 
 def check_ranges(config: DictConfig) -> None:
@@ -170,28 +178,22 @@ def check_ranges(config: DictConfig) -> None:
         value = plain(OmegaConf.select(config, key))
         if value is not None:
             raise UsageError(f"{key}={value} has no effect, the run fills it in: say {instead}")
-    seed, num_parts = config.get("seed", 0), config.get("num_parts")
-    if not is_integer(seed) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"seed must be an integer in [0, {LARGEST_SEED}], got {plain(seed)}")
-    if num_parts not in ("auto", None) and (not is_integer(num_parts) or num_parts < 1):
-        raise UsageError(f"num_parts must be an integer of at least 1, or auto, got {plain(num_parts)}")
-    logger = OmegaConf.select(config, "trainer.logger")
-    if logger is not None and not isinstance(logger, bool) and not OmegaConf.is_config(logger):
-        raise UsageError(f"trainer.logger must be true, false or a logger with its _target_, got {logger}")
-    least = dict(_LEAST)
-    for name, callback in (config.get("callbacks") or {}).items():
-        if callback is not None and not OmegaConf.is_dict(callback):
-            raise UsageError(f"callbacks.{name} must be null or settings with a _target_, got {plain(callback)}")
-        least[f"callbacks.{name}.patience"] = _LEAST["patience"]
-    for key, (allowed, kind, fits) in least.items():
+    ranges = dict(_RANGES)
+    for name in config.get("callbacks") or ():
+        ranges |= {f"callbacks.{name}{key}": allowed for key, allowed in _RANGES_OF_CALLBACK.items()}
+    for key, (allowed, fits) in ranges.items():
         value = plain(OmegaConf.select(config, key))
-        is_kind = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not (is_kind and fits(value)):
-            raise UsageError(f"{key} must be {allowed}, got {said(value)}")
+        if value is not None and not fits(value):
+            raise UsageError(f"{key} must be {allowed}, got {value}")
 
 
-def is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def is_integer(value: Any, least: int) -> bool:
+    """Whether a value is an integer of at least `least`; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
 from .train_loader import (
-    Rows,
+    RowsSetting,
     check_edge_weights,
     check_even_parts,
     check_scope,
@@ -170,7 +170,7 @@ class PartitionDataModule(StoredGraphDataModule):
         links = self.evaluation.links
         own = {} if self.dataset is None else self.dataset.links
         self.links = own if links is None else dict(links)
-        self.rows = Rows.of(rows)
+        self.rows = RowsSetting.of(rows)
         self.source = self.rows.source(source_settings(source), self.sampler, scope)
         if seed_order == "part":
             self._check_seeds_by_part()

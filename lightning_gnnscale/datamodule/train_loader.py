@@ -57,7 +57,7 @@ def _ray_workers() -> SourceSettings:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsSetting:
     """Where the feature rows of training batches are: what the setting `rows` says, see `PartitionDataModule`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Rows:
     placement: PlacementSettings | None = None
 
     @classmethod
-    def of(cls, rows: Any) -> "Rows":
+    def of(cls, rows: Any) -> "RowsSetting":
         """Return what a setting says.
 
         Raises:

@@ -21,7 +21,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     ("words", "parts"),
     [
         (["frobnicate"], ["no command 'frobnicate'", "train, test, predict, partition, plan, verify"]),
-        (["bench", "speed"], ["no benchmark 'speed'", "partition, spring, loader"]),
+        (["bench", "speed"], ["no benchmark 'speed'", "accuracy, averaging, exchange"]),
         (["train", "recipe=nothing"], ["recipe=nothing", "no such recipe", "demo"]),
         (["train", "recipe=./none.yaml"], ["recipe=./none.yaml", "no such file"]),
         (["train", "recipe=demo", "recipe=cora"], ["recipe= is given 2 times"]),
@@ -124,6 +124,17 @@ def test_flags_may_stand_anywhere(words, expected):
 @pytest.mark.parametrize("word", ["~model.backbone", "~strategy/weights", "+dataset.x=1", "--cfg", "a.b=~/c"])
 def test_what_takes_a_setting_away_is_no_path(word):
     assert locate("train", [word]).words == [word]
+
+
+@pytest.mark.parametrize("command", ["stores", "report"])
+def test_the_value_of_a_flag_is_no_action_and_no_run(command):
+    assert locate(command, ["a=1", "--cfg", "job"]).words == ["a=1", "--cfg", "job"]
+
+
+def test_paths_and_actions_are_settings():
+    assert locate("stores", ["clean", "x", "dry_run=true"]).words == ["action=clean", "names=['x']", "dry_run=true"]
+    assert locate("report", ["a", "output=o", "b"]).words == ["runs=['a','b']", "output=o"]
+    assert locate("inspect", ["a"]).words == ["path='a'"] and locate("verify", ["a"]).words == ["store='a'"]
 
 
 def test_the_value_of_a_flag_is_no_path(capsys):

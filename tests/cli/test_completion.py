@@ -7,7 +7,7 @@ import sys
 import pytest
 from cli.refusals import refused
 
-from lightning_gnnscale.cli.commands import BENCHES
+from lightning_gnnscale.cli.commands import benches
 from lightning_gnnscale.cli.completion import SHELLS, candidates
 from lightning_gnnscale.cli.main import main
 
@@ -32,8 +32,10 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("gnnscale train dataset=files dataset.train", ["dataset.train_mask="]),
         ("gnnscale train mod", ["model.", "model="]),
         ("gnnscale train test=", ["test=false", "test=true"]),
+        ("gnnscale train sampler.fanouts=", ["sampler.fanouts=[25,10]"]),
         ("gnnscale train resume=r", ["resume=run/"]),
         ("gnnscale predict r", ["recipe=", "resume=", "run/"]),
+        ("gnnscale report ru", ["run/", "runs="]),
         ("gnnscale stores c", ["clean"]),
         ("gnnscale bench spr", ["spring"]),
         ("gnnscale bench partition bench.met", ["bench.methods="]),
@@ -54,7 +56,7 @@ def test_all_commands_and_benchmarks_are_offered(capsys):
     main(["completion", "query", "gnnscale "])
     offered = capsys.readouterr().out.split()
     assert {"train", "predict", "test", "verify", "inspect", "stores", "doctor"} <= set(offered)
-    assert candidates("gnnscale bench ") == sorted(BENCHES)
+    assert candidates("gnnscale bench ") == sorted(benches())
     main(["completion", "query", "gnnscale train model=nosuch x"])
     assert capsys.readouterr().out.strip() == ""
 

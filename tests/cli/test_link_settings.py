@@ -27,7 +27,6 @@ def test_a_run_on_links_needs_no_labels():
     [
         (["sampler=links"], "sampler model=link_predictor"),
         (["model=link_gcn"], "model sampler=links"),
-        (LINKS, "val_acc callbacks=links"),
         ([*LINKS, "callbacks=links"], "out dataset.hold_out.test=0.05 test=false"),
         ([*LINKS, "callbacks=links", "datamodule=full_graph"], "links needs mini-batches"),
     ],

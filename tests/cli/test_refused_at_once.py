@@ -44,6 +44,8 @@ WRONG = {
     "train --resum x": "--resum is not a flag: say resum=x",
     "predict nowhere": "nowhere: no such run",
     "stores lst": "stores lst: no such action (did you mean list?)",
+    "stores recipe=demo": "stores takes no recipe: leave recipe= out",
+    "stores action=lst": "stores lst: no such action (did you mean list?)",
     "completion bsh": "one of bash, zsh, fish, got bsh (did you mean bash?)",
     "bench smaple": "no benchmark 'smaple' (did you mean sample?)",
 }

@@ -18,7 +18,7 @@ def test_the_file_says_what_an_import_tells():
     for name, found in made["targets"].items():
         if name.partition(".")[0] not in other:
             assert kept["targets"][name] == found, f"{name}: make settings"
-    for key in ("commands", "choices", "partitioners"):
+    for key in ("commands", "told", "choices", "partitioners"):
         assert kept[key] == made[key], f"{key}: make settings"
     assert set(kept["targets"]) == set(made["targets"]), "make settings"
 
@@ -31,7 +31,7 @@ def test_what_is_not_described_is_left_to_an_import(target):
 
 
 def test_what_an_other_version_takes_is_left_to_an_import(monkeypatch):
-    monkeypatch.setattr(settings, "_version", lambda name: "0")
+    monkeypatch.setitem(described()["versions"], "lightning", "0")
     known_taker.cache_clear()
     assert known_taker("lightning.Trainer") is None
     assert known_taker("lightning_gnnscale.NodeClassifier") == known_taker("lightning_gnnscale.model.NodeClassifier")

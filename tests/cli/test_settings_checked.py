@@ -305,3 +305,5 @@ def test_monitors_of_links_are_their_own():
     words = ["model=link_gcn", "sampler=links", "callbacks=links"]
     with pytest.raises(UsageError, match=said("val_hits@7 LinkPredictor val_mrr val_hits@1")):
         check_settings(compose_config("train", [*words, "callbacks.checkpoint.monitor=val_hits@7"]))
+    with pytest.raises(UsageError, match=said("val_acc LinkPredictor val_mrr callbacks=links")):
+        check_settings(compose_config("train", words[:2]))
