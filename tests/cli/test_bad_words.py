@@ -101,6 +101,21 @@ def test_values_need_no_plus_and_hydra_keeps_its_own():
     assert prepare_overrides(words) == ["++a.b=1", *words[1:]]
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("dataset.features=nodes.csv:a,b", '"nodes.csv:a,b"'),
+        ("dataset.features=s3://bucket/my data/n.tsv.gz:a b,c", '"s3://bucket/my data/n.tsv.gz:a b,c"'),
+        ("dataset.features=a.csv:x,b.csv:x", "a.csv:x,b.csv:x"),  # two files: a sweep
+        ("sampler.fanouts=15,10", "15,10"),
+        ("dataset.features='nodes.csv:a,b'", "'nodes.csv:a,b'"),
+        ("dataset.nodes={paper:{features:p.csv:a}}", "{paper:{features:p.csv:a}}"),
+    ],
+)
+def test_columns_of_a_table_are_one_value(word, value):
+    assert prepare_overrides([word]) == [f"++{word.partition('=')[0]}={value}"]
+
+
 def test_traceback_when_asked(monkeypatch):
     """The error goes on to whoever shows it: `test_garbage_held` ends a program with one."""
     monkeypatch.setenv("GNNSCALE_TRACEBACK", "1")

@@ -146,7 +146,7 @@ def two_machines():
 @pytest.mark.sweep
 def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
     shard_map = shard_map_of(store, two_machines)
-    graph = HeldGraph(shard_map, store, store.features)
+    graph = HeldGraph(shard_map, store, store.features, timeout_s=300)
     expected = all_contents(loader_over(store, None))
     assert all_contents(loader_over(store, graph)) == expected
     told = graph.counts.told()
@@ -180,5 +180,5 @@ def test_a_holder_that_is_killed_is_stood_in_for_and_comes_back(two_machines, st
         graph._silent.clear()
         return graph.counts.unanswered == before
 
-    assert wait_until(answers_again)
+    assert wait_until(answers_again, 180)
     assert all_contents(loader_over(store, graph)) == expected
