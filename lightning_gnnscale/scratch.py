@@ -136,7 +136,12 @@ def keep_sockets() -> None:
             folder.close()
         elif folder is not None:
             config["tempdir"] = str(folder.folder)
-            multiprocessing.util.Finalize(None, folder.close, exitpriority=-100)  # when mp removes its own
+            close_at_exit(folder)
+
+
+def close_at_exit(folder: Scratch) -> None:
+    """Remove a folder after multiprocessing has removed its own in it, at the end of the process."""
+    multiprocessing.util.Finalize(None, folder.close, exitpriority=-200)
 
 
 def _set_aside(path: Path) -> None:

@@ -97,8 +97,8 @@ def key_of(word: str) -> str:
 def prepare_overrides(words: list[str]) -> list[str]:
     """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then refuses unknown keys.
 
-    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test. Columns of a table,
-    `dataset.features=nodes.csv:a,b`, are one value and no sweep: they are quoted.
+    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test. Columns of a
+    table, `dataset.features=nodes.csv:a,b`, are one value and no sweep: they are quoted.
     """
     inner_key = re.compile(r"^(?!hydra\.)[A-Za-z_]\w*(\.\w+)+=")
     plain = r"[^'\"{}\[\]=:]*"

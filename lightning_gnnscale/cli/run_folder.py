@@ -24,7 +24,7 @@ from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..report.terminal import stage_rows
-from ..scratch import temporary_scratch
+from ..scratch import close_at_exit, temporary_scratch
 from ..traits import CheckpointTraits
 from .errors import UsageError, one_line
 from .ranks import is_first_rank
@@ -63,7 +63,8 @@ def temporary_folder() -> Iterator[None]:
     """Have this process, and those that it starts, keep temporary files in one folder that is removed at the end.
 
     The next run removes files of killed runs. PyG leaves a module for each layer, torch and Lightning a file or
-    a folder for each start, Ray the logs of a session; none of them is used afterwards. Compiled kernels stay.
+    a folder for each start, Ray the logs of a session; none of them is used afterwards. Compiled kernels stay. Sockets
+    of multiprocessing are used as long as the process lives, also by the next jobs of a sweep: they go at its end.
 
     Raises:
         OSError: the system's temporary folder cannot be written to.
@@ -83,7 +84,7 @@ def temporary_folder() -> Iterator[None]:
         tempfile.tempdir = before
         for name in ("TMPDIR", events.SYSTEM_TEMPORARY):
             os.environ.pop(name) if name not in variables else os.environ.update({name: variables[name]})
-        folder.close()
+        close_at_exit(folder) if any(folder.folder.glob("pymp-*")) else folder.close()
 
 
 def leave_report(folder: Path) -> None:

@@ -1,6 +1,9 @@
 """Paths are looked at before anything is imported; a start that fails leaves no folder, one that did something does."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +125,26 @@ def test_what_has_done_something_stays(monkeypatch, error):
     folder = write(Path("runs/c/rank"))
     fail_in(folder)
     assert folder.exists()
+
+
+JOBS = """
+import multiprocessing
+from lightning_gnnscale.cli.run_folder import temporary_folder
+
+if __name__ == "__main__":
+    for _ in range(2):  # jobs of a sweep
+        with temporary_folder():
+            process = multiprocessing.get_context("forkserver").Process(target=print, args=("ran",))
+            process.start()
+            process.join()
+"""
+
+
+def test_the_second_job_of_a_sweep_starts_processes_and_the_end_leaves_nothing(tmp_path):
+    Path("jobs.py").write_text(JOBS)
+    (tmp_path / "t").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "jobs.py"], env={**os.environ, "TMPDIR": str(tmp_path / "t")}, capture_output=True, text=True
+    )
+    assert (ended.stdout, ended.stderr) == ("ran\nran\n", "")
+    assert [path.name for path in (tmp_path / "t").rglob("*") if path.is_dir()] == [f"gnnscale-{os.getuid()}"]
