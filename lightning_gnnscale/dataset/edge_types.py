@@ -27,6 +27,14 @@ def column_of(edges: str, edge_type: str, name: str = "edge_type") -> str:
     return f"{edges}:{edge_type}"
 
 
+def header_of(edges: object, column: object) -> dict[str, bool]:
+    """Return what a column named in a text file of edges says to its reader: the file has a header."""
+    if not (isinstance(edges, str) and isinstance(column, str)) or table_path(edges) is None:
+        return {}
+    in_edges = (table_path(column) is None and Path(column).suffix != ".npy") or split_columns(column)[0] == edges
+    return {"header": True} if in_edges and ".parquet" not in Path(edges).suffixes else {}
+
+
 def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema]:
     """Return the number of the edge type of each edge, and the names in that order, which is sorted.
 

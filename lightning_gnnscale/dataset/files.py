@@ -17,7 +17,7 @@ from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..keywords import passes_on
 from ..object_store import graph_name, is_url, local_copy
 from ..partition_store.inputs import masks_by_name, named_file
-from .edge_types import column_of, numbered
+from .edge_types import column_of, header_of, numbered
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split
 
@@ -132,7 +132,7 @@ def load_files(
         if edge_type is not None:  # not "edge_type: not read with the edges": it is read separately
             column = re.escape(str(split_columns(edge_type)[1]))
             warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
-        stream = open_edge_stream(edges, **stream_options, **(reader or {}))
+        stream = open_edge_stream(edges, **stream_options, **{**header_of(edges, edge_type), **(reader or {})})
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
         num_nodes, _ = stream.count()
     label_array = arrays.get("labels")

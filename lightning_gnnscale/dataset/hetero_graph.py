@@ -1,8 +1,8 @@
 """Heterogeneous graphs: the description of node types and edge types, and the data set made from it."""
 
-import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
-from .edge_types import column_of
+from .edge_types import column_of, header_of, numbered
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
 
@@ -40,9 +40,10 @@ class HeteroGraph:
             which the edges name them, each once. Without `nodes` the edges name rows.
         edges: By edge type, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one
             an edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the
-            edge reader. Ids of either end are those of its node type. "*" stands for one source of several edge types,
-            with `relation`, (num_edges,) names or numbers of `edge_types`, or the name of a column of the edge file.
-        edge_types: The edge types, in this order; None: the keys of `edges`.
+            edge reader. Ids of either end are those of its node type. "source,*,target" stands for one source of all
+            edge types between two node types, with `relation`, (num_edges,) names or a column of the edge file that
+            holds them; "*" for any edge types, names or numbers of `edge_types`.
+        edge_types: The edge types of "*", in this order, before those of other keys of `edges`; None: the keys.
         to_undirected: Whether reverses are added: of an edge type within one node type to the edge type itself, of
             another as an edge type "target,rev_name,source". `separate_reverses` gives those within one node type an
             edge type of their own, too; None: they share it, which a warning says.
@@ -81,12 +82,17 @@ class HeteroGraph:
     def __post_init__(self):
         self._node_types = {str(node_type): _keyed(f"nodes[{node_type!r}]", given, _OF_NODES, "num_nodes")
                        for node_type, given in self.nodes.items()}  # fmt: skip
-        given = [_edge_type(name) for name in (self.edges if self.edge_types is None else self.edge_types)]
-        self._listed = GraphSchema(tuple(self._node_types), tuple(name for name in given if name != ("*",)))
+        names = {name: _edge_type(name) for name in self.edges}
+        given = {name: _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges") for name, source in self.edges.items()}
+        found = {name: _names_in(name, given[name]) for name, parts in names.items() if parts[1:2] == ("*",)}
+        self._listed = GraphSchema(tuple(self._node_types), self._edge_types(names, found))
         self._sources = []
-        for name, source in self.edges.items():
-            number = None if _edge_type(name) == ("*",) else self._listed.edge_type_number(_edge_type(name))
-            self._sources.append((number, _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges")))
+        for name, parts in names.items():
+            if name in found:
+                numbers, types = found[name]
+                given[name]["relation"] = np.array([self._listed.edge_type_number(one) for one in types])[numbers]
+            number = None if "*" in parts else self._listed.edge_type_number(parts)
+            self._sources.append((number, given[name]))
         within = [",".join(name) for name in self._listed.edge_types if name[0] == name[2]]
         if self.to_undirected and self.separate_reverses is None and within:
             warnings.warn(
@@ -94,6 +100,16 @@ class HeteroGraph:
                 "which a model needs where the direction matters; False keeps this and says nothing",
                 stacklevel=3,
             )
+
+    def _edge_types(self, names: Mapping[Any, tuple], found: Mapping[Any, tuple]) -> tuple[EdgeType, ...]:
+        """Return all edge types: those given, then those of the keys of `edges` and of their columns of names."""
+        listed = [_edge_type(name) for name in self.edge_types or ()]
+        for name, parts in names.items():
+            if name in found:
+                listed += found[name][1]
+            elif parts != ("*",) and (self.edge_types is None or ("*",) in names.values()):
+                listed.append(parts)
+        return tuple(dict.fromkeys(listed))
 
     @classmethod
     def of_hetero(cls, data, to_undirected: bool = False, **options) -> "HeteroGraph":
@@ -211,31 +227,33 @@ class HeteroGraph:
     def _edges_of(self, number: int | None, given: dict, ids: dict, counts: dict[str, int]) -> EdgesByType:
         """Return the edges of one source, with the edge type of each."""
         relation = number
-        ends = list(self._listed.edge_types) if number is None else [self._listed.edge_types[number]]
+        if number is None:
+            relation = _relation_numbers(given["relation"], self._listed, given["edges"])
+            ends = [self._listed.edge_types[one] for one in _used(relation, self._listed.num_edge_types)]
+        else:
+            ends = [self._listed.edge_types[number]]
         node_types = [{edge_type[end] for edge_type in ends} for end in (0, 2)]
         named = sorted({node_type for node_type in node_types[0] | node_types[1] if ids[node_type] is not None})
         listed = bool(named)
         if listed and max(map(len, node_types)) > 1:  # the node type of an end is known once its edge type is
             raise ValueError(
-                f'edges["*"]: nodes[{named[0]!r}] lists ids, and several edge types in one source name rows by '
-                f"number: give the edges of each edge type a file of their own, {','.join(ends[0])}=PATH"
+                f'edges["*"]: nodes[{named[0]!r}] lists ids, and edge types of several node types in one source name '
+                f"rows by number: give those of each two node types a file of their own, {ends[0][0]},*,{ends[0][2]}"
             )
-        reader = {**(self.reader or {}), **(given["reader"] or {})}
+        column = given["column"]
+        reader = {**header_of(given["edges"], column), **(self.reader or {}), **(given["reader"] or {})}
         stream = given["edges"]
         if not isinstance(stream, EdgeStream):
-            with warnings.catch_warnings():
-                if isinstance(given["relation"], str):  # a column that is not read with the edges, but separately
-                    column = re.escape(given["relation"].rpartition(":")[2])
-                    warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
+            with _told_for_types(column):
                 stream = open_edge_stream(stream, chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
         if listed:
             source, _, target = ends[0]
             stream.node_ids = PairIds(ids[source], ids[target])
             stream.num_nodes = max(counts[source], counts[target])
-        if number is None:
-            relation = _relation_numbers(given["relation"], self._listed, given["edges"])
-        elif given["relation"] is not None:
-            raise ValueError('relation= is only for edges["*"]: leave it out')
+        if number is not None and given["relation"] is not None:
+            raise ValueError(
+                f'relation= is for edges of several types, "{ends[0][0]},*,{ends[0][2]}": say that, or leave it out'
+            )
         return EdgesByType(stream, relation)
 
     def _node_columns(self) -> dict[str, dict[str, Any]]:
@@ -328,13 +346,15 @@ def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
     unknown = sorted(set(given) - set(allowed))
     if unknown:
         raise ValueError(f"{where}: unknown key {unknown[0]!r}, allowed: {', '.join(allowed)}")
-    return {name: given.get(name) for name in allowed}
+    return {name: given.get(name) for name in allowed} | {"column": given.get("relation")}
 
 
 def _edge_type(name: Any) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
     if parts != ("*",) and len(parts) != 3:
-        raise ValueError(f'an edge type must be "source,name,target", or "*" for several, got {name!r}')
+        raise ValueError(
+            f'an edge type must be "source,name,target", or "source,*,target" or "*" for several, got {name!r}'
+        )
     return parts
 
 
@@ -351,16 +371,59 @@ def _relation_numbers(relation: Any, schema: GraphSchema, edges: Any) -> np.ndar
     """Return (num_edges,) numbers of edge types given as numbers, names, or a column of the file of the edges."""
     if relation is None:
         raise ValueError('edges["*"] needs relation=, the name or number of the edge type of each edge')
+    relation = _relation_column(relation, edges)
+    if relation.dtype.kind in "iu":
+        return relation
+    names, places = np.unique(relation.astype(str), return_inverse=True)
+    return np.array([schema.edge_type_number(str(name)) for name in names])[places]
+
+
+def _relation_column(relation: Any, edges: Any) -> np.ndarray:
     if isinstance(relation, str):
         from ..edge_stream.table import ids_or_rows
 
         relation = column_of(edges, relation, "relation") if isinstance(edges, str) else relation
         relation = ids_or_rows(relation) if not relation.endswith(".npy") else opened(relation)
-    relation = as_array("relation", relation)
-    if relation.dtype.kind in "iu":
-        return relation
-    names, places = np.unique(relation.astype(str), return_inverse=True)
-    return np.array([schema.edge_type_number(str(name)) for name in names])[places]
+    return as_array("relation", relation)
+
+
+def _names_in(name: Any, given: dict) -> tuple[np.ndarray, list[EdgeType]]:
+    """Return of one source of all edge types between two node types the type of each edge, and the types, sorted."""
+    source, _, target = _edge_type(name)
+    if given["relation"] is None:
+        raise ValueError(f"edges[{name!r}] needs relation=, the name of the edge type of each edge, or its column")
+    told = given["relation"] if isinstance(given["relation"], str) else f"edges[{name!r}].relation"
+    numbers, schema = numbered(_relation_column(given["relation"], given["edges"]), told)
+    return numbers, [(source, one, target) for _, one, _ in schema.edge_types]
+
+
+def _used(relation: np.ndarray, num_edge_types: int) -> np.ndarray:
+    """Return the edge types that edges have; all of them where there is no edge, or one of a number out of range."""
+    if not len(relation) or int(relation.min()) < 0 or int(relation.max()) >= num_edge_types:
+        return np.arange(num_edge_types)  # which the stream refuses, with the edge
+    return np.flatnonzero(np.bincount(relation.astype(np.int64), minlength=num_edge_types))
+
+
+@contextmanager
+def _told_for_types(relation: Any) -> Iterator[None]:
+    """Have the warning of columns that are not read with the edges name what an edge type takes, but not `relation`."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+    read = relation.rpartition(":")[2] if isinstance(relation, str) else None
+    for one in told:
+        where, unread, _ = f"{one.message}".partition(": not read with the edges")
+        if unread:
+            path, _, columns = where.rpartition(": ")
+            left = [column for column in columns.split(", ") if column != read]
+            if left:
+                warnings.warn(
+                    f"{path}: {', '.join(left)}: not read with the edges; an edge type takes such columns as relation, "
+                    f"time, weight, features or labels, as time: {path}:{left[0]}",
+                    stacklevel=4,
+                )
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:

@@ -28,7 +28,9 @@ def load_hetero(
         nodes: By node type, their number, or a mapping: {paper: {nodes: "papers.csv:id", features: "papers.csv:x0,x1",
             labels: "papers.csv:label"}}, with the keys num_nodes, nodes (ids of your own), features, labels, masks,
             time and columns.
-        edge_types: The edge types of {type: "*", edges: all.csv, relation: kind}, one file with a column of them.
+            {type: "paper,*,paper", edges: all.csv, relation: kind} is one file of all edge types between two node
+            types, with a column of their names.
+        edge_types: The edge types of {type: "*", edges: all.csv, relation: kind}, one file of any edge types.
         to_undirected: Whether models gather along both directions of each edge: reverses are added.
         separate_reverses: Whether reverses within one node type have an edge type of their own, as models need where
             the direction matters; None: they share it, which a warning says.

@@ -32,7 +32,6 @@ def loaded(files, **options):
 def test_a_column_of_the_edge_file_is_named_alone_and_not_warned_of(files, reader):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*header")  # a guess above ids that are words, where no reader says so
         graph = loaded(files, reader=reader)
     assert [name for _, name, _ in graph.schema.edge_types] == ["runs", "tests", "rev_runs", "rev_tests"]
     assert graph.stream.count() == (3, 3)
@@ -64,3 +63,40 @@ def test_a_model_without_layers_asks_for_sampled_evaluation_before_work():
     words = ["dataset=hetero", "model=hetero", "sampler=hetero", "dataset.nodes={a: 3}", "dataset.edges=[]"]
     with pytest.raises(UsageError, match=said("evaluation=layerwise Hetero evaluation=sampled")):
         check_settings(compose_config("train", words))
+
+
+def test_a_column_of_names_between_two_node_types_stands_beside_other_files(files):
+    (files / "people.csv").write_text("mail\nx@a\ny@a\n")
+    (files / "maintains.csv").write_text("mail,pkg,since\nx@a,a,2001\ny@a,c,2002\n")
+    nodes = {"pkg": {"nodes": f"{files}/packages.csv:id"}, "person": {"nodes": f"{files}/people.csv:mail"}}
+    edges = [
+        f"person,maintains,pkg={files}/maintains.csv",
+        {"type": "pkg,*,pkg", "edges": f"{files}/deps.csv", "relation": "kind"},
+    ]
+    options = {"separate_reverses": True, "reader": {"header": True}}
+    graph = load_hetero(edges, nodes=nodes, **options)
+    types = ["person,maintains,pkg", "pkg,runs,pkg", "pkg,tests,pkg"]
+    assert [",".join(one) for one in graph.schema.edge_types[:3]] == types
+    listed = load_hetero(edges, nodes=nodes, edge_types=types[::-1], **options)
+    for one in (graph, listed):
+        edges_of = [
+            (source, one.schema.edge_types[number][1], target)
+            for chunk in one.stream.chunks()
+            for source, target, number in zip(
+                chunk.src.tolist(),
+                chunk.dst.tolist(),
+                one.stream.edge_type_of(np.arange(len(chunk.src))).tolist(),
+                strict=True,
+            )
+        ]
+        assert set(edges_of) == {
+            (0, "runs", 1), (1, "tests", 2), (2, "runs", 0), (3, "maintains", 0), (4, "maintains", 2),
+        }  # fmt: skip
+    with pytest.raises(ValueError, match=said("pkg,*,pkg relation=")):
+        load_hetero([{"type": "pkg,*,pkg", "edges": f"{files}/deps.csv"}], nodes=nodes)
+
+
+def test_a_column_that_is_not_read_is_told_with_the_keys_of_an_edge_type(files):
+    nodes = {"pkg": {"nodes": f"{files}/packages.csv:id"}}
+    with pytest.warns(UserWarning, match=said("deps.csv: kind: not read relation time weight")):
+        load_hetero([f"pkg,needs,pkg={files}/deps.csv"], nodes=nodes, separate_reverses=True)

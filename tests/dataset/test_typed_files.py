@@ -109,9 +109,9 @@ def test_one_source_of_relations_between_one_node_type_reads_ids():
 
 def test_the_remedy_for_ids_of_several_node_types_works():
     nodes, types = {"paper": {"nodes": IDS}, "tag": {"nodes": ["x"]}}, ["paper,cites,paper", "paper,has,tag"]
-    with pytest.raises(ValueError, match=said("edges nodes paper lists ids number paper,cites,paper=PATH")):
+    with pytest.raises(ValueError, match=said("edges nodes paper lists ids number paper,*,paper")):
         gs.HeteroGraph(
-            nodes, {"*": {"edges": np.array([["a"], ["x"]]), "relation": ["has"]}}, edge_types=types
+            nodes, {"*": {"edges": np.array([["a", "a"], ["x", "b"]]), "relation": ["has", "cites"]}}, edge_types=types
         ).dataset()
     Path("cites.tsv").write_text("a\tb\nb\tc\n")
     Path("has.tsv").write_text("a\tx\n")
