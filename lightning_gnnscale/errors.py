@@ -9,7 +9,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -124,10 +124,36 @@ def _end_stopped() -> str:
     return "".join(named)
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise ValueError unless an argument is an integer of at least `low`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+_MOST_SHOWN = 80
+_LONGEST_S = 1e9  # the system's timers take no more
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it: on one line, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # Python may refuse to write its digits
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes) and len(value) > _MOST_SHOWN:
+        return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} letters)"
+    if isinstance(value, list | tuple | dict | set) and len(value) > _MOST_SHOWN:
+        return f"a {type(value).__name__} of {len(value):,} entries"
+    try:
+        told = " ".join(repr(value).split())
+    except Exception:  # of a user's class
+        told = f"a {type(value).__name__}"
+    return told if len(told) <= 2 * _MOST_SHOWN else f"{told[: 2 * _MOST_SHOWN]}... ({len(told):,} letters)"
+
+
+def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) -> None:
+    """Raise ValueError unless an argument is an integer, also one of numpy, of at least `low` and at most `high`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        allowed = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} must be an integer {allowed}, got {short(value)}")
+
+
+def check_mapping(name: str, value: Any, example: str) -> None:
+    """Raise ValueError unless an argument holds values by name."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a mapping such as {example}, got {short(value)}")
 
 
 def check_flags(**flags: Any) -> None:
@@ -135,19 +161,19 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         whole = isinstance(value, Integral) and value in (0, 1)
         if not whole and type(value).__name__ not in ("bool", "bool_"):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
+            raise ValueError(f"{name} must be True or False, got {short(value)}")
 
 
 def check_callable(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is a function or None."""
     if value is not None and not callable(value):
-        raise ValueError(f"{name} must be a function or None, got {value!r}")
+        raise ValueError(f"{name} must be a function or None, got {short(value)}")
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raise ValueError unless an argument is a number of seconds above 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{name} must be a number of seconds > 0, got {value!r}")
+    """Raise ValueError unless an argument is a finite number of seconds above 0, at most those of 30 years."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value <= _LONGEST_S:
+        raise ValueError(f"{name} must be a number of seconds > 0 and at most {_LONGEST_S:.0e}, got {short(value)}")
 
 
 def check_count(name: str, value: Any) -> None:

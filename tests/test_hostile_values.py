@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.errors import CheckpointError, plain_text
 from lightning_gnnscale.foreign import is_hetero, is_pyg
 from lightning_gnnscale.partition_store.manifest import unsealed
@@ -59,6 +60,8 @@ def test_a_checkpoint_is_a_path_or_a_file(path):
 
 
 DATA = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
+ENDS = np.array([[0, 1], [1, 2]])
+STREAM = gs.open_edge_stream(ENDS, num_nodes=3)
 GRAPH = {"nodes": {"a": 3}, "edges": {"a,to,a": np.array([[0, 1], [1, 2]])}, "separate_reverses": False}
 
 
@@ -135,3 +138,27 @@ def test_values_under_a_mask_are_not_taken(name):
     values[1] = np.ma.masked
     with pytest.raises(ValueError, match=said("masks filled")):
         gs.GraphDataset("g", stream, **{name: values})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gs.HeteroGraph(None, {}), "nodes mapping None"),
+        (lambda: gs.HeteroGraph({"a": 3}, 5), "edges mapping 5"),
+        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types=[1]), "edge type source,name,target 1"),
+        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types="a,to,a"), "edge_types list a,to,a"),
+        (lambda: gs.HeteroGraph(**GRAPH, reader="x"), "reader mapping x"),
+        (lambda: gs.HeteroGraph(**GRAPH | {"nodes": {"a": {"columns": 5, "num_nodes": 3}}}).dataset(), "columns 5"),
+        (lambda: gs.GraphDataset("g", STREAM, links=None), "links mapping None"),
+        (lambda: gs.GraphDataset("g", STREAM, links={"foo": gs.LinkSet(ENDS)}), "links val test 'foo'"),
+        (lambda: gs.GraphDataset("g", STREAM, links={"test": ENDS}), "links['test'] LinkSet"),
+        (lambda: gs.EvaluationOptions(links={"tset": gs.LinkSet(ENDS)}), "links val test 'tset'"),
+        (lambda: gs.GraphDataset("g", STREAM, node_columns=5), "node_columns mapping 5"),
+        (lambda: gs.partition(None), "stream gs.open_edge_stream None"),
+        (lambda: gs.partition(STREAM, ["random"]), "partitioner ['random'] available"),
+        (lambda: random_split([0, 1], 5), "fractions three 5"),
+    ],
+)
+def test_containers_of_another_kind_are_refused(make, message):
+    with pytest.raises(ValueError, match=said(message)):
+        make()

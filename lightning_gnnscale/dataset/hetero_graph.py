@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..edge_stream.open import open_edge_stream
 from ..edge_stream.options import CHUNK_EDGES, table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
+from ..errors import check_integer, check_mapping, short
 from ..foreign import is_array, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
@@ -79,9 +80,16 @@ class HeteroGraph:
     _node_types: dict[str, dict] = field(init=False, repr=False)
 
     def __post_init__(self):
+        check_mapping("nodes", self.nodes, '{"author": 100, "paper": {"features": "paper.npy"}}')
+        check_mapping("edges", self.edges, '{"author,writes,paper": "writes.csv"}')
+        check_mapping("reader", {} if self.reader is None else self.reader, "{separator: ';'}")
+        check_integer("split_seed", self.split_seed)
         self._node_types = {str(node_type): _keyed(f"nodes[{node_type!r}]", given, _OF_NODES, "num_nodes")
                        for node_type, given in self.nodes.items()}  # fmt: skip
-        given = [_edge_type(name) for name in (self.edges if self.edge_types is None else self.edge_types)]
+        listed = self.edges if self.edge_types is None else self.edge_types
+        if isinstance(listed, str) or not isinstance(listed, Iterable):
+            raise ValueError(f'edge_types must be a list such as ["author,writes,paper"], got {short(listed)}')
+        given = [_edge_type(name) for name in listed]
         self._listed = GraphSchema(tuple(self._node_types), tuple(name for name in given if name != ("*",)))
         self._sources = []
         for name, source in self.edges.items():
@@ -220,7 +228,9 @@ class HeteroGraph:
                 f'edges["*"]: nodes[{named[0]!r}] lists ids, and several edge types in one source name rows by '
                 f"number: give the edges of each edge type a file of their own, {','.join(ends[0])}=PATH"
             )
-        reader = {**(self.reader or {}), **(given["reader"] or {})}
+        of_type = {} if given["reader"] is None else given["reader"]
+        check_mapping("reader of edges", of_type, "{separator: ';'}")
+        reader = {**(self.reader or {}), **of_type}
         stream = given["edges"]
         if not isinstance(stream, EdgeStream):
             with warnings.catch_warnings():
@@ -242,7 +252,9 @@ class HeteroGraph:
         """Return the further columns by name, and each by node type."""
         found: dict[str, dict[str, Any]] = {}
         for node_type, given in self._node_types.items():
-            for name, rows in (given["columns"] or {}).items():
+            columns = {} if given["columns"] is None else given["columns"]
+            check_mapping(f"nodes[{node_type!r}].columns", columns, '{"degree": "degree.npy"}')
+            for name, rows in columns.items():
                 found.setdefault(name, {})[node_type] = rows
         return found
 
@@ -332,9 +344,11 @@ def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
 
 
 def _edge_type(name: Any) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
+    text = name.split(",") if isinstance(name, str) else name
+    is_text = isinstance(text, list | tuple) and all(isinstance(part, str) for part in text)
+    parts = tuple(part.strip() for part in text) if is_text else ()
     if parts != ("*",) and len(parts) != 3:
-        raise ValueError(f'an edge type must be "source,name,target", or "*" for several, got {name!r}')
+        raise ValueError(f'an edge type must be "source,name,target", or "*" for several, got {short(name)}')
     return parts
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
-from .made_again import OBJECTS, is_admitted, short, wrong_value
+from ..errors import CheckpointError, short
+from .made_again import OBJECTS, is_admitted, wrong_value
 
 ROWS_KEY = "gnnscale_inputs"  # a checkpoint's entry on the learned rows beside it
 MODEL_KEY = "gnnscale_model"  # and on its model: the backbone's class and plain arguments

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, short
 from .backbone import Backbone
 
 _GIVE = "give load_from_checkpoint(..., backbone=...)"
@@ -208,11 +208,3 @@ def _word(text: str) -> str:
 
 def _subclasses(kind: type) -> list[type]:
     return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
-
-
-def short(value: Any) -> str:
-    """Return a value of a file on a line, cut where it is long."""
-    if isinstance(value, int) and abs(value) > _LARGEST:  # Python may refuse to write its digits
-        return f"an integer of {value.bit_length()} bits"
-    told = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    return told if len(told) <= 80 else f"{told[:80]}..."
