@@ -143,9 +143,14 @@ def short(value: Any) -> str:
     return told if len(told) <= 2 * _MOST_SHOWN else f"{told[: 2 * _MOST_SHOWN]}... ({len(told):,} letters)"
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) -> None:
     """Raise ValueError unless an argument is an integer, also one of numpy, of at least `low` and at most `high`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low or (high is not None and value > high):
+    if not is_integer(value) or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be an integer {allowed}, got {short(value)}")
 
@@ -173,7 +178,8 @@ def check_callable(name: str, value: Any) -> None:
 def check_seconds(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is a finite number of seconds above 0, at most those of 30 years."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value <= _LONGEST_S:
-        raise ValueError(f"{name} must be a number of seconds > 0 and at most {_LONGEST_S:.0e}, got {short(value)}")
+        longest = f", and at most {_LONGEST_S:.0e}" if isinstance(value, Real) and not value <= 0 else ""
+        raise ValueError(f"{name} must be a number of seconds > 0{longest}, got {short(value)}")
 
 
 def check_count(name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import GNNScaleError, check_count
+from ..errors import GNNScaleError, check_count, check_integer, check_seconds, is_integer, short
 from ..events import record
 from ..loader.batch_builder import BatchMaker, batch_error
 from ..loader.batch_source import BatchKey
@@ -353,17 +353,17 @@ class RayWorkers:
         read_sizes(self, "worker_memory_bytes", "replicate_bytes", "store_bytes")
         if self.num_workers != "auto":
             check_count("num_workers", self.num_workers)
-        bounds = list(self.worker_bounds)
-        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
-            raise ValueError(f"worker_bounds must be two numbers, 1 <= fewest <= most, got {bounds}")
+        bounds = list(self.worker_bounds) if isinstance(self.worker_bounds, Sequence) else []
+        if len(bounds) != 2 or not all(map(is_integer, bounds)) or not 1 <= bounds[0] <= bounds[1]:
+            told = short(self.worker_bounds)
+            raise ValueError(f"worker_bounds must be two integers, 1 <= fewest <= most, got {told}")
         for name in ("batches_per_group", "store_bytes"):
             check_count(name, getattr(self, name))
         for name in ("worker_memory_bytes", "credits", "prefetch_batches"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in ("cache_rows", "replicate_bytes"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
+            check_integer(name, getattr(self, name))
         for name, choices in (("construction", CONSTRUCTIONS), ("cache_policy", CACHE_POLICIES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -373,8 +373,7 @@ class RayWorkers:
                 'under "local" no worker asks another'
             )
         for name in ("timeout_s", "slow_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
+            check_seconds(name, getattr(self, name))
 
     @property
     def batches_ahead(self) -> int:
