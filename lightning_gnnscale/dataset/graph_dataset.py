@@ -26,7 +26,7 @@ from ..partition_store.inputs import (
 )
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
-from ..values import exact_integers, exact_times, same_clock
+from ..values import exact_integers, exact_times, of_tensor, same_clock
 
 LINK_SPLITS = ("val", "test")
 SPARSE_LABELS = 100  # labels this many times above the number of distinct ones are taken for a mistake
@@ -208,7 +208,7 @@ class GraphDataset:
         if isinstance(self.stream, HeteroStream):
             self.schema = self.stream.schema
         elif self.edge_type is not None:
-            self.edge_type = np.asarray(opened(self.edge_type))
+            self.edge_type = np.asarray(of_tensor(opened(self.edge_type)))
             self.stream = with_relations(self.stream, self.edge_type, self.schema)
             self.schema = self.stream.schema
         check_link_names(self.links)
@@ -265,7 +265,7 @@ class GraphDataset:
                 if name != "labels" and table_path(rows) is None:
                     continue
             try:
-                found = np.asanyarray(opened(rows))
+                found = np.asanyarray(of_tensor(opened(rows)))
                 of_file = name in ("features", "edge_features") and isinstance(rows, str | os.PathLike)
                 setattr(self, name, found[:, None] if of_file and found.ndim == 1 else found)  # one column
             except ValueError as error:
@@ -278,7 +278,7 @@ class GraphDataset:
     def _mask(self, name: str, mask: Any) -> np.ndarray:
         if isinstance(mask, str | os.PathLike) and not named_file(mask).is_file() and "://" not in str(mask):
             raise ValueError(f"masks[{name!r}]: no such file: {mask}")
-        mask = np.asarray(opened(mask))
+        mask = np.asarray(of_tensor(opened(mask)))
         if mask.dtype == bool or mask.dtype.kind not in "iu":
             return mask  # checked where the store is written
         rows = next((rows for rows in (self.labels, self.features) if rows is not None), None)

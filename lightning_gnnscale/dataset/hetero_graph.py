@@ -17,7 +17,7 @@ from ..foreign import is_array, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
-from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
+from ..values import ALWAYS, as_array, exact_integers, exact_times, of_tensor, same_clock
 from .edge_types import column_of
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
@@ -276,7 +276,7 @@ class HeteroGraph:
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
         """Return (num_nodes,) values of all node types, `missing` for those without; None if no type has any."""
         given = {
-            node_type: np.asarray(opened(one[name]))
+            node_type: np.asarray(of_tensor(opened(one[name])))
             for node_type, one in self._node_types.items()
             if one[name] is not None
         }
@@ -320,7 +320,7 @@ class HeteroGraph:
             for name, mask in masks_by_name(self._node_types[node_type]["masks"]).items():
                 whole = masks.setdefault(name, np.zeros(total, bool))
                 where = f"nodes[{node_type!r}].masks[{name!r}]"
-                whole[first : first + count] = as_mask(where, np.asarray(opened(mask)), count)
+                whole[first : first + count] = as_mask(where, np.asarray(of_tensor(opened(mask))), count)
             first += count
         return masks
 
