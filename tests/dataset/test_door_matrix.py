@@ -157,9 +157,10 @@ def table(values):
 
 
 def first_column(rows):
-    return (
-        rows[:, 0] if isinstance(rows, np.ndarray) else csr_array((rows[2], rows[1], rows[0]), rows[3])[:, 0].toarray()
-    )
+    if isinstance(rows, np.ndarray):
+        return rows[:, 0]
+    indptr, indices, values, shape = rows
+    return csr_array((values, indices, indptr), shape).toarray()[:, 0]
 
 
 def column(values):
