@@ -19,8 +19,23 @@ UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowErr
 UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
+_LONGEST_TEXT = 2000
+
+
 class GNNScaleError(Exception):
-    """Base of every error that this package raises on its own account."""
+    """Base of every error that this package raises on its own account; its message is one line."""
+
+    def __str__(self) -> str:
+        return message_line(re.sub(r"\s*[\r\n]\s*", " ", super().__str__()))
+
+
+def message_line(text: str) -> str:
+    """Return a message without control characters, which become \\x1b, and without the middle of a long one."""
+    shown = text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    if len(shown) <= _LONGEST_TEXT:
+        return shown
+    head, tail = shown[: _LONGEST_TEXT * 3 // 4], shown[-_LONGEST_TEXT // 4 :]  # the remedy is at the end
+    return f"{head}... ({len(shown):,} letters) ...{tail}"
 
 
 class EdgeStreamError(GNNScaleError):
@@ -188,11 +203,8 @@ def check_count(name: str, value: Any) -> None:
 
 
 def one_line_of(error: BaseException) -> str:
-    """Return an error's message on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-_LONGEST_TEXT = 2000
+    """Return an error's message on one line, cut where it is long."""
+    return message_line(" ".join(str(error).split())) or type(error).__name__
 
 
 def plain_text(text: str) -> str:

@@ -11,8 +11,9 @@ from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.cli.errors import one_line
 from lightning_gnnscale.dataset.split import random_split
-from lightning_gnnscale.errors import CheckpointError, plain_text
+from lightning_gnnscale.errors import CheckpointError, GNNScaleError, one_line_of, plain_text, short
 from lightning_gnnscale.foreign import is_hetero, is_pyg
 from lightning_gnnscale.object_store import ObjectStore
 from lightning_gnnscale.partition_store.manifest import unsealed
@@ -252,3 +253,35 @@ def test_seconds_are_finite(door, value, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=said(f"{name} seconds 0")):
         make(**{name: value})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [GNNScaleError, CheckpointError])
+def test_a_message_is_one_line_that_no_value_stretches(kind):
+    error = kind("\x1b[2Jx\n" + "y" * 100_000 + ": give another")
+    assert str(error).startswith(r"\x1b[2Jx yyy") and str(error).endswith("yyy: give another")
+    for text in (
+        str(error),
+        one_line(error),
+        one_line(ValueError("z\r\n" * 100_000)),
+        one_line_of(OSError("\x07" * 9)),
+    ):
+        assert text.isprintable() and len(text) < 2100
+    assert str(kind("short")) == "short" and str(kind()) == ""
+
+
+def test_a_value_in_a_message_is_short():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError
+
+    for value in (
+        "x" * 100_000,
+        b"x" * 100_000,
+        [1] * 100_000,
+        Broken(),
+        10**9999,
+        np.zeros((200, 200)),
+        {"a": "b" * 999},
+    ):
+        assert len(short(value)) < 250 and "\n" not in short(value)
+    assert short("a\nb") == r"'a\nb'" and short(5) == "5"
