@@ -23,7 +23,7 @@ _LONGEST_TEXT = 2000
 
 
 class GNNScaleError(Exception):
-    """Base of every error that this package raises on its own account; its message is one line."""
+    """Base of every error that this package raises on its own account."""
 
     def __str__(self) -> str:
         return message_line(re.sub(r"\s*[\r\n]\s*", " ", super().__str__()))
