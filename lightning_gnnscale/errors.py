@@ -9,7 +9,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -19,8 +19,23 @@ UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowErr
 UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
+_LONGEST_TEXT = 2000
+
+
 class GNNScaleError(Exception):
     """Base of every error that this package raises on its own account."""
+
+    def __str__(self) -> str:
+        return message_line(re.sub(r"\s*[\r\n]\s*", " ", super().__str__()))
+
+
+def message_line(text: str) -> str:
+    """Return a message without control characters, which become \\x1b, and without the middle of a long one."""
+    shown = text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    if len(shown) <= _LONGEST_TEXT:
+        return shown
+    head, tail = shown[: _LONGEST_TEXT * 3 // 4], shown[-_LONGEST_TEXT // 4 :]  # the remedy is at the end
+    return f"{head}... ({len(shown):,} letters) ...{tail}"
 
 
 class EdgeStreamError(GNNScaleError):
@@ -124,10 +139,41 @@ def _end_stopped() -> str:
     return "".join(named)
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise ValueError unless an argument is an integer of at least `low`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+_MOST_SHOWN = 80
+_LONGEST_S = 1e9  # the system's timers take no more
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it: on one line, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # Python may refuse to write its digits
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes) and len(value) > _MOST_SHOWN:
+        return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} letters)"
+    if isinstance(value, list | tuple | dict | set) and len(value) > _MOST_SHOWN:
+        return f"a {type(value).__name__} of {len(value):,} entries"
+    try:
+        told = " ".join(repr(value).split())
+    except Exception:  # of a user's class
+        told = f"a {type(value).__name__}"
+    return told if len(told) <= 2 * _MOST_SHOWN else f"{told[: 2 * _MOST_SHOWN]}... ({len(told):,} letters)"
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) -> None:
+    """Raise ValueError unless an argument is an integer, also one of numpy, of at least `low` and at most `high`."""
+    if not is_integer(value) or value < low or (high is not None and value > high):
+        allowed = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} must be an integer {allowed}, got {short(value)}")
+
+
+def check_mapping(name: str, value: Any, example: str) -> None:
+    """Raise ValueError unless an argument holds values by name."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a mapping such as {example}, got {short(value)}")
 
 
 def check_flags(**flags: Any) -> None:
@@ -135,19 +181,20 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         whole = isinstance(value, Integral) and value in (0, 1)
         if not whole and type(value).__name__ not in ("bool", "bool_"):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
+            raise ValueError(f"{name} must be True or False, got {short(value)}")
 
 
 def check_callable(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is a function or None."""
     if value is not None and not callable(value):
-        raise ValueError(f"{name} must be a function or None, got {value!r}")
+        raise ValueError(f"{name} must be a function or None, got {short(value)}")
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raise ValueError unless an argument is a number of seconds above 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{name} must be a number of seconds > 0, got {value!r}")
+    """Raise ValueError unless an argument is a finite number of seconds above 0, at most those of 30 years."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value <= _LONGEST_S:
+        longest = f", and at most {_LONGEST_S:.0e}" if isinstance(value, Real) and not value <= 0 else ""
+        raise ValueError(f"{name} must be a number of seconds > 0{longest}, got {short(value)}")
 
 
 def check_count(name: str, value: Any) -> None:
@@ -156,11 +203,8 @@ def check_count(name: str, value: Any) -> None:
 
 
 def one_line_of(error: BaseException) -> str:
-    """Return an error's message on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-_LONGEST_TEXT = 2000
+    """Return an error's message on one line, cut where it is long."""
+    return message_line(" ".join(str(error).split())) or type(error).__name__
 
 
 def plain_text(text: str) -> str:

@@ -52,11 +52,19 @@ def is_sparse(matrix: Any) -> bool:
 
 
 def csr_of(rows: Any) -> tuple[Any, Any, Any, tuple] | None:
-    """Return (indptr, indices, data, shape) of sparse rows of any library, CSR ones shared; None of others."""
+    """Return (indptr, indices, data, shape) of sparse rows of any library, CSR ones shared; None of others.
+
+    Raises:
+        ValueError: a sparse tensor that is no table, or holds no data.
+    """
     if is_sparse_tensor(rows):
         rows = rows.to_torch_sparse_csr_tensor()
     if torch_layout(rows).startswith("sparse"):
-        rows = rows.detach().cpu().to_sparse_csr()
+        try:
+            rows = rows.detach().cpu().to_sparse_csr()
+        except (RuntimeError, NotImplementedError) as error:
+            told = " ".join(str(error).split())[:80]
+            raise ValueError(f"a sparse tensor of {tuple(rows.shape)} is not read as rows ({told})") from None
         return rows.crow_indices(), rows.col_indices(), rows.values(), tuple(rows.shape)
     if is_scipy(rows):
         rows = rows.tocsr()  # SciPy's other formats have the same attributes, and mean other things by them
@@ -117,7 +125,7 @@ def is_column(source: Any) -> bool:
 
 def is_array(source: Any) -> bool:
     """Whether a value has a shape: an array or a tensor of any library."""
-    return hasattr(source, "shape")
+    return torch_layout(source) != "" or _has(source, "shape")  # nested tensors have no shape
 
 
 def is_pair_of_arrays(source: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .errors import is_integer, short
 from .jit import kernel
 
 MASK_NAMES = ("train", "val", "test")
@@ -117,6 +118,23 @@ class GraphSchema:
                 raise ValueError(
                     f"an edge type must be (source type, name, target type) with node types of "
                     f"{', '.join(self.node_types)}, got {edge_type}"
+                )
+        self._check_reverse()
+
+    def _check_reverse(self) -> None:
+        """Refuse reverses that do not join the same node types the other way round, and back again."""
+        if not self.reverse:
+            return
+        known = range(len(self.edge_types))
+        if len(self.reverse) != len(known):
+            raise ValueError(f"reverse must have {len(known)} entries, one an edge type, got {len(self.reverse)}")
+        for at, back in enumerate(self.reverse):
+            if not is_integer(back) or back not in known:
+                raise ValueError(f"reverse[{at}] must be an edge type in [0, {len(known)}), got {short(back)}")
+            (source, _, target), (first, _, last) = self.edge_types[at], self.edge_types[back]
+            if self.reverse[back] != at or (source, target) != (last, first):
+                raise ValueError(
+                    f"reverse[{at}] must be an edge type from {target} to {source} whose reverse is {at}, got {back}"
                 )
 
     @property

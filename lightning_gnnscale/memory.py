@@ -4,10 +4,13 @@ import ctypes
 import os
 import re
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+from .errors import short
 
 _SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {"": 1, "b": 1} | {
@@ -37,9 +40,11 @@ def parse_bytes(size: int | float | str | None, name: str = "size") -> int | Non
     """
     if size is None:
         return None
+    if isinstance(size, bool) or not isinstance(size, str | Real):
+        raise ValueError(f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got {short(size)}")
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(size).lower())
     if not match or match[2] not in _FACTORS:
-        raise ValueError(f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got {size!r}")
+        raise ValueError(f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got {short(size)}")
     return int(float(match[1]) * _FACTORS[match[2]])
 
 

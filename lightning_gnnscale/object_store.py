@@ -106,17 +106,30 @@ class ObjectStore:
         """Return the bytes [begin, end) of an object, all of them.
 
         Raises:
-            ObjectStoreError: it is not there, is shorter, or did not come in time.
+            ObjectStoreError: it is not there, is shorter, which is not tried again, or did not come in time.
         """
         path = self._path(name)
 
         def read_range() -> bytes:
-            data = self._system.cat_file(path, start=begin, end=end)
+            try:
+                data = self._system.cat_file(path, start=begin, end=end)
+            except (OSError, ValueError) as error:
+                if _is_outside(error):
+                    self._check_holds(path, end)
+                raise
             if len(data) != end - begin:
+                self._check_holds(path, end)
                 raise OSError(f"gave {len(data)} of {end - begin} bytes")
             return data
 
         return self._tried("read", name, read_range)
+
+    def _check_holds(self, path: str, end: int) -> None:
+        """Raise `_Short` where the store knows that an object is shorter than `end` bytes: no retry mends that."""
+        self._system.invalidate_cache()
+        size = self._system.info(path).get("size")
+        if size is not None and size < end:
+            raise _Short(f"it holds {size} bytes, and {end} were expected")
 
     def stream(self, name: str, spans: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the bytes of spans of an object in order; a few requests are under way at a time."""
@@ -274,6 +287,10 @@ class _NotThere(ObjectStoreError):
     """There is no such object."""
 
 
+class _Short(ObjectStoreError):
+    """An object is shorter than expected."""
+
+
 def _plain_url(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
@@ -307,7 +324,14 @@ def _is_final(error: BaseException) -> bool:
     return getattr(error, "errno", None) in _FULL or "Credentials" in type(error).__name__
 
 
+def _is_outside(error: BaseException) -> bool:
+    """Whether a server refused a range because the object ends before it."""
+    return getattr(error, "errno", None) == errno.EINVAL or getattr(error, "status", None) == 416
+
+
 def _remedy(error: BaseException) -> str:
+    if isinstance(error, _Short):
+        return "it was cut off or replaced: write or publish it again"
     if getattr(error, "errno", None) in _FULL:
         return "make space there, and run the same command again: it continues from what was written"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .foreign import is_tensor
+from .errors import one_line_of
+from .foreign import is_tensor, torch_layout
 
 ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
 _LOWEST, _HIGHEST = ALWAYS, np.iinfo(np.int64).max
@@ -127,11 +128,22 @@ def refuse_masked(name: str, values: Any) -> None:
 
 
 def of_tensor(values: Any) -> Any:
-    """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are."""
+    """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are.
+
+    Raises:
+        ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
+    """
     if not is_tensor(values):
         return values
-    tensor = values.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    try:
+        tensor = values.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        layout = "nested" if getattr(values, "is_nested", False) else torch_layout(values)
+        raise ValueError(
+            f"a {layout} tensor of {values.dtype} on {values.device} cannot be read as an array"
+            f" ({one_line_of(error)[:80]}): give a dense one, such as .to_dense(), .dequantize() or .float() returns"
+        ) from None
 
 
 def refuse_outside(name: str, array: np.ndarray, low: int, high: int, unit: str = "row") -> None:

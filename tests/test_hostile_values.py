@@ -11,8 +11,11 @@ from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
-from lightning_gnnscale.errors import CheckpointError, plain_text
+from lightning_gnnscale.cli.errors import one_line
+from lightning_gnnscale.dataset.split import random_split
+from lightning_gnnscale.errors import CheckpointError, GNNScaleError, one_line_of, plain_text, short
 from lightning_gnnscale.foreign import is_hetero, is_pyg
+from lightning_gnnscale.object_store import ObjectStore
 from lightning_gnnscale.partition_store.manifest import unsealed
 from lightning_gnnscale.values import exact_times
 from tests.says import said
@@ -59,6 +62,9 @@ def test_a_checkpoint_is_a_path_or_a_file(path):
 
 
 DATA = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
+ENDS = np.array([[0, 1], [1, 2]])
+STREAM = gs.open_edge_stream(ENDS, num_nodes=3)
+PARTS = gs.partition(STREAM, "random", num_parts=1)
 GRAPH = {"nodes": {"a": 3}, "edges": {"a,to,a": np.array([[0, 1], [1, 2]])}, "separate_reverses": False}
 
 
@@ -135,3 +141,147 @@ def test_values_under_a_mask_are_not_taken(name):
     values[1] = np.ma.masked
     with pytest.raises(ValueError, match=said("masks filled")):
         gs.GraphDataset("g", stream, **{name: values})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gs.HeteroGraph(None, {}), "nodes mapping None"),
+        (lambda: gs.HeteroGraph({"a": 3}, 5), "edges mapping 5"),
+        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types=[1]), "edge type source,name,target 1"),
+        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types="a,to,a"), "edge_types list a,to,a"),
+        (lambda: gs.HeteroGraph(**GRAPH, reader="x"), "reader mapping x"),
+        (lambda: gs.HeteroGraph(**GRAPH | {"nodes": {"a": {"columns": 5, "num_nodes": 3}}}).dataset(), "columns 5"),
+        (lambda: gs.GraphDataset("g", STREAM, links=None), "links mapping None"),
+        (lambda: gs.GraphDataset("g", STREAM, links={"foo": gs.LinkSet(ENDS)}), "links val test 'foo'"),
+        (lambda: gs.GraphDataset("g", STREAM, links={"test": ENDS}), "links['test'] LinkSet"),
+        (lambda: gs.EvaluationOptions(links={"tset": gs.LinkSet(ENDS)}), "links val test 'tset'"),
+        (lambda: gs.GraphDataset("g", STREAM, node_columns=5), "node_columns mapping 5"),
+        (lambda: gs.partition(None), "stream gs.open_edge_stream None"),
+        (lambda: gs.partition(STREAM, ["random"]), "partitioner ['random'] available"),
+        (lambda: random_split([0, 1], 5), "fractions three 5"),
+    ],
+)
+def test_containers_of_another_kind_are_refused(make, message):
+    with pytest.raises(ValueError, match=said(message)):
+        make()
+
+
+FEATURES = torch.ones(3, 4)
+WIDTHS = {"in_channels": 4, "hidden_channels": 8, "out_channels": 4}
+SCHEMA = gs.GraphSchema(("a",), (("a", "to", "a"),))
+DATASET = gs.GraphDataset("g", STREAM, features=FEATURES, labels=[0, 1, 2])
+
+
+def _model(name, more=None):
+    kind = getattr(gs.model, name)
+    return lambda key, value: kind(**{**WIDTHS, **(more or {}), key: value})
+
+
+def _module(kind, **given):
+    return lambda key, value: kind(gs.model.GCN(4, 8, 4), **{**given, key: value})
+
+
+INTEGERS = {
+    "partition": (lambda key, value: gs.partition(STREAM, "random", **{"num_parts": 1, key: value}), "num_parts seed"),
+    "dataset": (lambda key, value: gs.GraphDataset("g", STREAM, labels=[0, 1, 2], **{key: value}), "num_classes"),
+    "hetero": (lambda key, value: gs.HeteroGraph(**GRAPH, **{key: value}), "split_seed"),
+    "split": (lambda key, value: random_split([0, 1], **{key: value}), "seed"),
+    "generated": (lambda key, value: gs.SyntheticGraph(**{"num_nodes": 99, "num_edges": 99, key: value}),
+                  "num_nodes num_edges seed"),
+    "NodeClassifier": (_module(gs.NodeClassifier), "num_classes"),
+    "NodeRegressor": (_module(gs.NodeRegressor), "num_targets"),
+    "EdgeClassifier": (_module(gs.EdgeClassifier, num_classes=2), "num_classes hidden_channels edge_channels"),
+    "LinkPredictor": (_module(gs.LinkPredictor), "embedding_channels"),
+    "DistMult": (_module(gs.LinkPredictor, decoder="distmult"), "num_relations"),
+    "GCN": (_model("GCN"), "in_channels hidden_channels out_channels num_layers"),
+    "GraphSAGE": (_model("GraphSAGE"), "in_channels hidden_channels"),
+    "GAT": (_model("GAT"), "heads edge_dim time_channels hidden_channels"),
+    "NGNN": (_model("NGNN"), "feed_forward_layers num_layers"),
+    "GINE": (_model("GINE", {"edge_dim": 2}), "edge_dim"),
+    "RGCN": (_model("RGCN", {"schema": SCHEMA}), "in_channels num_bases"),
+    "RGAT": (_model("RGAT", {"schema": SCHEMA}), "heads num_bases time_channels"),
+    "HGT": (_model("HGT", {"schema": SCHEMA}), "heads edge_dim"),
+    "DataModule": (lambda key, value: gs.PartitionDataModule(dataset=DATASET, **{key: value}),
+                   "seed batch_size interleave_parts halo_hops"),
+    "FullGraph": (lambda key, value: gs.FullGraphDataModule(dataset=DATASET, **{key: value}), "seed"),
+    "NeighborLoader": (lambda key, value: gs.NeighborLoader(DATA, [2], **{key: value}), "seed batch_size"),
+    "Placement": (lambda key, value: gs.PlacementSettings(**{key: value}),
+                  "buffer_rows host_rows cache_rows gather_threads lookahead_batches neighbor_set_size"),
+    "Ray": (lambda key, value: gs.RayWorkers(**{key: value}), "cache_rows credits batches_per_group"),
+    "Embedding": (lambda key, value: gs.DistributedEmbedding(**{"num_nodes": 4, "dim": 4, key: value}),
+                  "num_nodes dim seed"),
+    "averaging": (lambda key, value: gs.ModelAveraging(**{key: value}), "every_n_epochs"),
+    "gradients": (lambda key, value: gs.GradientAveraging(**{key: value}), "bucket_bytes"),
+    "plan": (lambda key, value: gs.plan(**{"num_nodes": 9, "num_edges": 9, key: value}),
+             "num_nodes num_edges num_devices num_parts interpreter_bytes"),
+}  # fmt: skip
+PLACES = [(door, key) for door, (_, keys) in INTEGERS.items() for key in keys.split()]
+
+
+@pytest.mark.parametrize(("door", "key"), PLACES)
+def test_an_integer_is_an_integer(door, key):
+    make = INTEGERS[door][0]
+    for value in (1.5, 2.0, True, "5", [1], float("nan"), np.float64(2), "x" * 100_000):
+        with pytest.raises(ValueError, match=said(key)) as caught:
+            make(key, value)
+        assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+@pytest.mark.parametrize(("door", "key"), [place for place in PLACES if place not in [("partition", "num_parts")]])
+def test_an_integer_of_numpy_is_one(door, key, dtype):
+    value = 3 if key in ("num_classes", "halo_hops") else 99 if door == "generated" else 4 if key == "heads" else 8
+    INTEGERS[door][0](key, dtype(value))
+
+
+SECONDS = {
+    "Processes": (gs.Processes, "timeout_s"),
+    "RayWorkers": (gs.RayWorkers, "timeout_s"),
+    "a slow worker": (gs.RayWorkers, "slow_s"),
+    "strategy": (gs.GNNScaleStrategy, "timeout"),
+    "storage": (lambda storage_timeout_s: ObjectStore("memory://x", None, storage_timeout_s), "storage_timeout_s"),
+    "lock": (lambda **given: gs.write_partition_store("x", STREAM, PARTS, **given), "lock_timeout_s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1, True, "5", 1e300, [1]])
+@pytest.mark.parametrize("door", SECONDS)
+def test_seconds_are_finite(door, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, name = SECONDS[door]
+    with pytest.raises(ValueError, match=said(f"{name} seconds 0")):
+        make(**{name: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [GNNScaleError, CheckpointError])
+def test_a_message_is_one_line_that_no_value_stretches(kind):
+    error = kind("\x1b[2Jx\n" + "y" * 100_000 + ": give another")
+    assert str(error).startswith(r"\x1b[2Jx yyy") and str(error).endswith("yyy: give another")
+    for text in (
+        str(error),
+        one_line(error),
+        one_line(ValueError("z\r\n" * 100_000)),
+        one_line_of(OSError("\x07" * 9)),
+    ):
+        assert text.isprintable() and len(text) < 2100
+    assert str(kind("short")) == "short" and str(kind()) == ""
+
+
+def test_a_value_in_a_message_is_short():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError
+
+    for value in (
+        "x" * 100_000,
+        b"x" * 100_000,
+        [1] * 100_000,
+        Broken(),
+        10**9999,
+        np.zeros((200, 200)),
+        {"a": "b" * 999},
+    ):
+        assert len(short(value)) < 250 and "\n" not in short(value)
+    assert short("a\nb") == r"'a\nb'" and short(5) == "5"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from omegaconf import DictConfig, OmegaConf
 
 from ..errors import did_you_mean as did_you_mean
+from ..errors import message_line, one_line_of
 
 
 class Interrupted(KeyboardInterrupt):
@@ -75,7 +76,7 @@ def one_line(error: BaseException) -> str:
     if given and "Cannot merge DictConfig" in str(error.__cause__):
         key, value = given.groups()
         return f"{key} holds names with values each, got {value}; replace it whole: '~{key}' '+{key}={{name:...}}'"
-    text = " ".join(str(error).split())
+    text = one_line_of(error) if str(error) else ""
     text = text if isinstance(error, UsageError) else in_words_of_shell(text)
     named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
     return text if named and text else _of_lost_process(f"{kind}: {text}")
@@ -129,7 +130,7 @@ def in_words_of_shell(text: str) -> str:
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Print a warning as one line with keys as on the command line: a `warnings.showwarning`."""
-    print(f"gnnscale: warning: {in_words_of_shell(' '.join(str(message).split()))}", file=sys.stderr)
+    print(f"gnnscale: warning: {in_words_of_shell(message_line(' '.join(str(message).split())))}", file=sys.stderr)
 
 
 def _at_key(key: str, message: str, target: str | None = None) -> str:

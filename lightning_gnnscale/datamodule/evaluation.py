@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dataset import LinkSet
+from ..dataset.graph_dataset import check_link_names
 from ..errors import StrategyError, check_count
 from ..graph import CSC, build_csc
 from ..jit import kernel
@@ -80,6 +81,8 @@ class EvaluationOptions:
             raise ValueError(
                 f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {self.table_dtype!r}"
             )
+        if self.links is not None:
+            check_link_names(self.links)
         check_count("evaluation.block_edges", self.block_edges)
         if self.negatives not in ("auto", "all"):
             if isinstance(self.negatives, str):

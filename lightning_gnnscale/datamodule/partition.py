@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from ..errors import StrategyError, check_count
+from ..errors import StrategyError, check_count, is_integer, short
 from ..events import record
 from ..graph import check_requires
 from ..keywords import passes_on
@@ -158,8 +158,8 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("seed_order", seed_order, SEED_ORDERS)
         check_count("batch_size", batch_size)
         check_count("interleave_parts", interleave_parts)
-        if halo_hops not in (0, 1, 2, 3):
-            raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
+        if not is_integer(halo_hops) or halo_hops not in (0, 1, 2, 3):
+            raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {short(halo_hops)}")
         self.mode, self.scope, self.evaluation = mode, scope, evaluation_options(evaluation)
         if mode == "full_batch" and not isinstance(sampler, FullBatchSampler):
             sampler = FullBatchSampler()

@@ -11,7 +11,8 @@ import numpy as np
 from ..edge_stream import EdgeStream, NodeIds
 from ..edge_stream.options import table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream
-from ..foreign import is_csr, is_sparse
+from ..errors import check_integer, check_mapping, short
+from ..foreign import has_all, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import (
@@ -25,8 +26,9 @@ from ..partition_store.inputs import (
 )
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
-from ..values import exact_integers, exact_times, same_clock
+from ..values import exact_integers, exact_times, of_tensor, same_clock
 
+LINK_SPLITS = ("val", "test")
 SPARSE_LABELS = 100  # labels this many times above the number of distinct ones are taken for a mistake
 
 
@@ -84,6 +86,20 @@ def _checked_single(labels: np.ndarray, num_classes: int | None) -> int:
             f"from 0, or set num_classes={largest + 1}"
         )
     return largest + 1
+
+
+def check_link_names(links: Any) -> None:
+    """Refuse links that are not by split, which would never be evaluated.
+
+    Raises:
+        ValueError: no mapping, another split than "val" and "test", or no `LinkSet`.
+    """
+    check_mapping("links", links, '{"test": LinkSet(edges)}')
+    for name, given in links.items():
+        if name not in LINK_SPLITS:
+            raise ValueError(f"links must be named {' or '.join(LINK_SPLITS)}, got {short(name)}")
+        if given is not None and not has_all(given, "edges", "negatives", "_replace"):
+            raise ValueError(f"links[{name!r}] must be a LinkSet(edges, ...), got {short(given)}")
 
 
 def checked_targets(labels: np.ndarray) -> np.ndarray:
@@ -185,13 +201,17 @@ class GraphDataset:
     node_columns: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
+        if self.num_classes is not None:
+            check_integer("num_classes", self.num_classes, 1)
+            self.num_classes = int(self.num_classes)
         self.masks = masks_by_name(self.masks)
         if isinstance(self.stream, HeteroStream):
             self.schema = self.stream.schema
         elif self.edge_type is not None:
-            self.edge_type = np.asarray(opened(self.edge_type))
+            self.edge_type = np.asarray(of_tensor(opened(self.edge_type)))
             self.stream = with_relations(self.stream, self.edge_type, self.schema)
             self.schema = self.stream.schema
+        check_link_names(self.links)
         self.links = {name: self._checked_links(name, links) for name, links in self.links.items()}
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
@@ -207,7 +227,9 @@ class GraphDataset:
             check_storage(self.feature_storage, rows)
         if self.features is None:
             check_storage(self.feature_storage, None)
-        self.node_columns = {checked_name(name): rows for name, rows in (self.node_columns or {}).items()}
+        columns = {} if self.node_columns is None else self.node_columns
+        check_mapping("node_columns", columns, '{"degree": "degree.npy"}')
+        self.node_columns = {checked_name(name): rows for name, rows in columns.items()}
         self._check_row_order()
         self.masks = {name: self._mask(name, mask) for name, mask in self.masks.items()}
         if self.labels is not None and self.regression:
@@ -243,7 +265,7 @@ class GraphDataset:
                 if name != "labels" and table_path(rows) is None:
                     continue
             try:
-                found = np.asanyarray(opened(rows))
+                found = np.asanyarray(of_tensor(opened(rows)))
                 of_file = name in ("features", "edge_features") and isinstance(rows, str | os.PathLike)
                 setattr(self, name, found[:, None] if of_file and found.ndim == 1 else found)  # one column
             except ValueError as error:
@@ -256,7 +278,7 @@ class GraphDataset:
     def _mask(self, name: str, mask: Any) -> np.ndarray:
         if isinstance(mask, str | os.PathLike) and not named_file(mask).is_file() and "://" not in str(mask):
             raise ValueError(f"masks[{name!r}]: no such file: {mask}")
-        mask = np.asarray(opened(mask))
+        mask = np.asarray(of_tensor(opened(mask)))
         if mask.dtype == bool or mask.dtype.kind not in "iu":
             return mask  # checked where the store is written
         rows = next((rows for rows in (self.labels, self.features) if rows is not None), None)

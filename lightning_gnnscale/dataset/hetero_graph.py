@@ -1,7 +1,7 @@
 """Heterogeneous graphs: the description of node types and edge types, and the data set made from it."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +12,12 @@ from ..edge_stream.open import open_edge_stream
 from ..edge_stream.options import CHUNK_EDGES, table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
+from ..errors import check_integer, check_mapping, short
 from ..foreign import is_array, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
-from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
+from ..values import ALWAYS, as_array, exact_integers, exact_times, of_tensor, same_clock
 from .edge_types import column_of, header_of, numbered
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import random_split
@@ -80,8 +81,15 @@ class HeteroGraph:
     _node_types: dict[str, dict] = field(init=False, repr=False)
 
     def __post_init__(self):
+        check_mapping("nodes", self.nodes, '{"author": 100, "paper": {"features": "paper.npy"}}')
+        check_mapping("edges", self.edges, '{"author,writes,paper": "writes.csv"}')
+        check_mapping("reader", {} if self.reader is None else self.reader, "{separator: ';'}")
+        check_integer("split_seed", self.split_seed)
         self._node_types = {str(node_type): _keyed(f"nodes[{node_type!r}]", given, _OF_NODES, "num_nodes")
                        for node_type, given in self.nodes.items()}  # fmt: skip
+        listed = () if self.edge_types is None else self.edge_types
+        if isinstance(listed, str) or not isinstance(listed, Iterable):
+            raise ValueError(f'edge_types must be a list such as ["author,writes,paper"], got {short(listed)}')
         names = {name: _edge_type(name) for name in self.edges}
         given = {name: _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges") for name, source in self.edges.items()}
         found = {name: _names_in(name, given[name]) for name, parts in names.items() if parts[1:2] == ("*",)}
@@ -240,8 +248,9 @@ class HeteroGraph:
                 f'edges["*"]: nodes[{named[0]!r}] lists ids, and edge types of several node types in one source name '
                 f"rows by number: give those of each two node types a file of their own, {ends[0][0]},*,{ends[0][2]}"
             )
-        column = given["column"]
-        reader = {**header_of(given["edges"], column), **(self.reader or {}), **(given["reader"] or {})}
+        of_type, column = {} if given["reader"] is None else given["reader"], given["column"]
+        check_mapping("reader of edges", of_type, "{separator: ';'}")
+        reader = {**header_of(given["edges"], column), **(self.reader or {}), **of_type}
         stream = given["edges"]
         if not isinstance(stream, EdgeStream):
             with _told_for_types(column):
@@ -260,7 +269,9 @@ class HeteroGraph:
         """Return the further columns by name, and each by node type."""
         found: dict[str, dict[str, Any]] = {}
         for node_type, given in self._node_types.items():
-            for name, rows in (given["columns"] or {}).items():
+            columns = {} if given["columns"] is None else given["columns"]
+            check_mapping(f"nodes[{node_type!r}].columns", columns, '{"degree": "degree.npy"}')
+            for name, rows in columns.items():
                 found.setdefault(name, {})[node_type] = rows
         return found
 
@@ -282,7 +293,7 @@ class HeteroGraph:
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
         """Return (num_nodes,) values of all node types, `missing` for those without; None if no type has any."""
         given = {
-            node_type: np.asarray(opened(one[name]))
+            node_type: np.asarray(of_tensor(opened(one[name])))
             for node_type, one in self._node_types.items()
             if one[name] is not None
         }
@@ -326,7 +337,7 @@ class HeteroGraph:
             for name, mask in masks_by_name(self._node_types[node_type]["masks"]).items():
                 whole = masks.setdefault(name, np.zeros(total, bool))
                 where = f"nodes[{node_type!r}].masks[{name!r}]"
-                whole[first : first + count] = as_mask(where, np.asarray(opened(mask)), count)
+                whole[first : first + count] = as_mask(where, np.asarray(of_tensor(opened(mask))), count)
             first += count
         return masks
 
@@ -350,10 +361,12 @@ def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
 
 
 def _edge_type(name: Any) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
+    text = name.split(",") if isinstance(name, str) else name
+    is_text = isinstance(text, list | tuple) and all(isinstance(part, str) for part in text)
+    parts = tuple(part.strip() for part in text) if is_text else ()
     if parts != ("*",) and len(parts) != 3:
         raise ValueError(
-            f'an edge type must be "source,name,target", or "source,*,target" or "*" for several, got {name!r}'
+            f'an edge type must be "source,name,target", or "source,*,target" or "*" for several, got {short(name)}'
         )
     return parts
 

@@ -11,8 +11,8 @@ from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
 from ..edge_stream.open import ONE_NODE_TYPE
 from ..edge_stream.options import StreamOptions
-from ..foreign import csr_of, is_array, is_hetero, is_temporal, is_tensor
-from ..values import exact_integers, exact_times
+from ..foreign import csr_of, is_array, is_hetero, is_temporal
+from ..values import exact_integers, exact_times, of_tensor
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
 
@@ -190,7 +190,7 @@ def _weights_only(make, **options):
 
 
 def _numpy(values) -> np.ndarray:
-    return values.detach().cpu().numpy() if is_tensor(values) else np.asarray(values)
+    return np.asarray(of_tensor(values))
 
 
 def _features(x):

@@ -2,15 +2,16 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
 from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..edge_stream.stream import FilteredStream
-from ..errors import check_flags, check_integer
+from ..errors import check_flags, check_integer, short
 from ..jit import kernel
 from ..partition_store.inputs import Columns, load_arrays
 from ..rng import combine, fold, permutation, unit
@@ -34,16 +35,19 @@ def random_split(
     Raises:
         ValueError: fractions out of range, or labels that are not numbers.
     """
-    fractions = [float(fraction) for fraction in fractions]
-    if len(fractions) != 3 or min(fractions) < 0 or not sum(fractions) <= 1 + 1e-9:
-        raise ValueError(f"fractions must be three numbers in [0, 1] that add up to at most 1, got {fractions}")
+    check_integer("seed", seed)
+    three = isinstance(fractions, Iterable) and not isinstance(fractions, str)
+    given = list(fractions) if three else []
+    numbers = [one for one in given if isinstance(one, Real) and not isinstance(one, bool) and one >= 0]
+    if len(given) != 3 or len(numbers) != 3 or not sum(numbers) <= 1 + 1e-9:
+        raise ValueError(f"fractions must be three numbers in [0, 1] that add up to at most 1, got {short(fractions)}")
     labels = np.asarray(labels)
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"labels must be numbers, got {labels.dtype}")
     known = labels >= 0 if labels.dtype.kind != "f" or not regression else np.isfinite(labels)
     labelled = np.flatnonzero(known if labels.ndim == 1 else known.any(axis=1))
     order = labelled[permutation(len(labelled), fold(seed))]
-    bounds = [math.floor(len(order) * sum(fractions[:i]) + 0.5) for i in range(4)]
+    bounds = [math.floor(len(order) * sum(map(float, numbers[:i])) + 0.5) for i in range(4)]
     masks = {}
     for name, start, stop in zip(("train", "val", "test"), bounds[:-1], bounds[1:], strict=True):
         masks[name] = np.zeros(len(labels), bool)

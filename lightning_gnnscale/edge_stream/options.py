@@ -1,6 +1,5 @@
 """The options of every edge stream, and the choice of the two columns of a table that are the ends of edges."""
 
-import operator
 import os
 import re
 import warnings
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import is_integer, short
 from ..graph import id_dtype
 
 _NAME_PAIRS = (
@@ -171,16 +171,12 @@ class StreamOptions:
 def checked_integer(name: str, value, low: int, high: int | None = None) -> int:
     """Return a whole number in [low, high], or raise one line that names it."""
     allowed = f">= {low}" if high is None else f"in [{low}, {high}]"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}") from None
-    if isinstance(value, bool) or number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
-    return number
+    if not is_integer(value) or value < low or (high is not None and value > high):
+        raise ValueError(f"{name} must be a whole number {allowed}, got {short(value)}")
+    return int(value)
 
 
 def checked_number(name: str, value, low: float, high: float) -> None:
     """Raise one line that names it unless it is a number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {short(value)}")

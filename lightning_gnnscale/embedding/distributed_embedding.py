@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, PartitionStoreError
+from ..errors import CheckpointError, PartitionStoreError, check_integer
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
 from ..partition_store.manifest import sync_folder
@@ -192,6 +192,7 @@ class DistributedEmbedding(OwnedRows):
             raise ValueError(f"node_keys must have {num_nodes} entries, got {len(node_keys)}")
         self.optimizer = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
         super().__init__(num_nodes, dim, dtype, part_offsets, hosts, node_types)
+        check_integer("seed", seed)
         self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
         self.loaded = False
         self._traced: list[tuple[np.ndarray, Tensor]] = []

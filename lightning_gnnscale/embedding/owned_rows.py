@@ -1,12 +1,12 @@
 """Rows by node that the hosts of a run own, and read from each other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import PlacementError, wait_for_others
+from ..errors import PlacementError, check_count, short, wait_for_others
 from ..events import record
 from ..loader import BufferPool
 from ..partition_store.typed_features import NodeTypesWithRows
@@ -51,8 +51,7 @@ class OwnedRows:
         node_types: NodeTypesWithRows | None = None,
     ):
         for name, value in {"num_nodes": num_nodes, "dim": dim}.items():
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+            check_count(name, value)
         self.num_nodes, self.dim, self.dtype = int(num_nodes), int(dim), np.dtype(dtype)
         self.part_offsets = None if part_offsets is None else checked_offsets(part_offsets)
         if part_offsets is not None and self.part_offsets[-1] != num_nodes:
@@ -66,6 +65,8 @@ class OwnedRows:
                 "node_types=[...])"
             )
         self.node_types, self.num_rows = node_types, self.num_nodes if node_types is None else node_types.num_rows
+        if hosts is not None and (isinstance(hosts, str) or not isinstance(hosts, Iterable)):
+            raise ValueError(f"hosts must be a list of integers, the host of each rank, got {short(hosts)}")
         self.hosts_given = None if hosts is None else list(hosts)
         self._hosts, self._rank_of_part = Hosts.alone(), None
         self._ownership = self._owners(self._hosts)

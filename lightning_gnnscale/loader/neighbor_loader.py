@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import check_callable, check_flags
+from ..foreign import torch_layout
 from ..graph import CSC
 from ..partition_store.inputs import opened
 from ..partition_store.part_graph import WholeGraph
@@ -236,6 +237,9 @@ class SeedLoader(PartLoader):
         """
         import torch_geometric.loader as pyg
 
+        for name, value in inputs.items():
+            if torch_layout(value):
+                as_array(name, value)  # refuses what PyG would fail on
         made = getattr(pyg, loader)(sampler.data, sampler, **inputs)
         _check_inputs(made.input_data, sampler.num_nodes)
         hand_out, num_seeds = NeighborSampler([-1]), len(made.dataset)

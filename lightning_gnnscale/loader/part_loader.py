@@ -89,10 +89,12 @@ class LoaderOptions:
 
     def __post_init__(self):
         check_count("batch_size", self.batch_size)
+        check_integer("seed", self.seed)
         check_count("passes", self.passes)
         check_integer("num_threads", self.num_threads, 0)
         if self.prefetch_batches is not None:
             check_count("prefetch_batches", self.prefetch_batches)
+        object.__setattr__(self, "batch_size", int(self.batch_size))  # numpy's own would overflow
 
     @property
     def batches_ahead(self) -> int:

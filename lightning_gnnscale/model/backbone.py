@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import check_integer
 from .block import Block, make_block, target_counts
 from .dropout import dropout
 from .row_dropout import RowDropout
@@ -31,6 +32,10 @@ def _remembering(init: Callable) -> Callable:
         init(self, *args, **kwargs)
 
     return remembered
+
+
+MOST_CHANNELS = 1 << 31
+MOST_LAYERS = 10_000
 
 
 class Backbone(nn.Module):
@@ -80,9 +85,11 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         widths = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
-        for name, value in {**widths, "num_layers": num_layers}.items():
-            if value < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {value}")
+        for name, value in widths.items():
+            check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
+        check_integer("model.num_layers", num_layers, 1, MOST_LAYERS)
+        # layers of PyG read sizes that are not Python's as pairs
+        in_channels, hidden_channels, out_channels, num_layers = map(int, (*widths.values(), num_layers))
         for name, value in {"dropout": dropout, "input_dropout": input_dropout}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"model.{name} must be in [0, 1), got {value}")

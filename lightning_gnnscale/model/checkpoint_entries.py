@@ -8,8 +8,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
-from .made_again import OBJECTS, is_admitted, short, wrong_value
+from ..errors import CheckpointError, short
+from .made_again import OBJECTS, is_admitted, wrong_value
 
 ROWS_KEY = "gnnscale_inputs"  # a checkpoint's entry on the learned rows beside it
 MODEL_KEY = "gnnscale_model"  # and on its model: the backbone's class and plain arguments
@@ -101,6 +101,11 @@ def _renamed(saved: Any, rename: Callable[[str], str]) -> Any:
     return saved if same else named
 
 
+def is_of_package(module: type) -> bool:
+    """Whether a class is made by a constructor of this package."""
+    return module.__init__.__module__.startswith(f"{__package__.partition('.')[0]}.")
+
+
 def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
     """Refuse a checkpoint's arguments of a module where they are more than plain values.
 
@@ -112,7 +117,7 @@ def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
     Raises:
         CheckpointError: one line that names the entry.
     """
-    own = module.__init__.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    own = is_of_package(module)
     objects = OBJECTS if own else ()
     for key in _HYPER_PARAMETERS:
         for name, value in saved.get(key, {}).items():

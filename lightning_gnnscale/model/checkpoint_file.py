@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -22,7 +22,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError
-from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters
+from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters, is_of_package
+from .made_again import NoLargerThan
 
 _UNFINISHED = "gnnscale.tmp"  # suffix of an unfinished file
 _ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive
@@ -102,11 +103,14 @@ class LoadsWeightsOnly:
         with _opened(checkpoint_path, cls) as (file, path):
             saved = check_is_lightnings(_read(path, file, "cpu", mmap=isinstance(path, Path)), path)
             check_hyper_parameters(saved, cls, path)
+            bounded = NoLargerThan(saved["state_dict"], path)
             if hasattr(cls, "made_again"):
-                kwargs |= cls.made_again(saved.get(MODEL_KEY) or {}, kwargs)
+                with bounded:
+                    kwargs |= cls.made_again(saved.get(MODEL_KEY) or {}, kwargs)
             file.seek(0)
             try:
-                return load(file, *args, weights_only=True, **kwargs)
+                with bounded if is_of_package(cls) else nullcontext():  # others may make what they do not save
+                    return load(file, *args, weights_only=True, **kwargs)
             except (TypeError, ValueError) as error:
                 if "'backbone'" in str(error):
                     raise CheckpointError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import check_count
 from ..traits import DecoderTraits, arguments_of
 
 
@@ -91,8 +92,7 @@ class RelationDecoder(LinkDecoder):
     def __init__(self, channels: int, num_relations: int, inverse: bool = False):
         super().__init__()
         for name, value in (("channels", channels), ("num_relations", num_relations)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_count(name, value)
         self.channels, self.num_relations, self.inverse = channels, num_relations, inverse
         self.relations = nn.Parameter(torch.empty(num_relations * (2 if inverse else 1), channels))
         self.reset_parameters()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from ..errors import StrategyError
+from ..errors import StrategyError, check_count, check_integer
 from ..graph import batch_of
 from ..traits import BackboneTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
@@ -63,13 +63,14 @@ class EdgeClassifier(BackboneModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        check_integer("num_classes", num_classes, 2)
+        check_integer("edge_channels", edge_channels)
+        for name, value in (("embedding_channels", embedding_channels), ("hidden_channels", hidden_channels)):
+            if value is not None:
+                check_count(name, value)
         channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
-        if edge_channels < 0:
-            raise ValueError(f"edge_channels must be at least 0, got {edge_channels}")
         num_classes, edge_channels = int(num_classes), int(edge_channels)
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "inputs"])
         self.num_edge_classes, self.edge_channels, self.predict_logits = num_classes, edge_channels, predict_logits

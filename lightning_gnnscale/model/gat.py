@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv
 
+from ..errors import check_count, check_integer
 from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
-from .backbone import Backbone, check_edge_attr
+from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
 from .block import Block, make_block, with_self_loops
 from .dropout import dropout
 from .row_dropout import RowDropout
@@ -111,10 +112,14 @@ class GAT(Backbone):
         edge_dim: int | None = None,
         time_channels: int | None = None,
     ):
-        if heads < 1 or hidden_channels % heads:
+        check_count("model.heads", heads)
+        check_count("model.hidden_channels", hidden_channels)
+        heads, hidden_channels = int(heads), int(hidden_channels)
+        if hidden_channels % heads:
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
-        if edge_dim is not None and edge_dim < 1:
-            raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
+        for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
+            if value is not None:
+                check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
         self.heads, self.edge_dim, self.time_channels = heads, edge_dim, time_channels
         self.attention_dropout = dropout if attention_dropout is None else attention_dropout
         if not 0 <= self.attention_dropout < 1:

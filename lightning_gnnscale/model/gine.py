@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GINEConv
 
+from ..errors import is_integer, short
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone
 from .block import Block
@@ -54,10 +55,10 @@ class GINE(Backbone):
         activation: str = "relu",
         edge_dim: int | None = None,
     ):
-        if edge_dim is None or edge_dim < 1:
+        if not is_integer(edge_dim) or edge_dim < 1:
             raise ValueError(
-                f"model.edge_dim must be the columns of the edge features, at least 1, got {edge_dim}: GINE reads "
-                "them, so give edge_features= with the graph, or take another model"
+                f"model.edge_dim must be the columns of the edge features, at least 1, got {short(edge_dim)}: GINE "
+                "reads them, so give edge_features= with the graph, or take another model"
             )
         self.edge_dim = edge_dim
         super().__init__(

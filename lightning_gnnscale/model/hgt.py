@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, ones
 
+from ..errors import check_count
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate, edge_dot, edge_softmax
 from .block import Block
@@ -117,7 +118,10 @@ class HGT(RelationalBackbone):
         edge_dim: int | None = None,
         time_channels: int | None = None,
     ):
-        if heads < 1 or hidden_channels % heads:
+        check_count("model.heads", heads)
+        check_count("model.hidden_channels", hidden_channels)
+        heads, hidden_channels = int(heads), int(hidden_channels)
+        if hidden_channels % heads:
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
         self.heads = heads
         options = {"schema": schema, "edge_dim": edge_dim, "time_channels": time_channels}

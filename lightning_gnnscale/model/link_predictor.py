@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
-from ..errors import StrategyError
+from ..errors import StrategyError, check_count
 from ..graph import batch_of
 from ..traits import BackboneTraits, DecoderTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
@@ -163,6 +163,10 @@ class LinkPredictor(BackboneModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        if embedding_channels is not None:
+            check_count("embedding_channels", embedding_channels)
+        for k in hits:
+            check_count("hits", k)
         channels = embedding_channels or BackboneTraits(backbone).out_channels
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")

@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, short
 from .backbone import Backbone
 
 _GIVE = "give load_from_checkpoint(..., backbone=...)"
@@ -64,9 +66,57 @@ def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
             raise CheckpointError(f"the checkpoint's model {target}: {wrong}: {_GIVE}")
     try:
         return found(**arguments)
+    except CheckpointError:
+        raise
     except Exception as error:  # plain values of other types may raise anything inside
         told = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"the checkpoint's model {target} is not made again ({told}): {_GIVE}") from None
+
+
+class NoLargerThan(TorchDispatchMode):
+    """While it is entered, modules take no more memory than the weights of a checkpoint explain.
+
+    Sizes are refused before memory is taken. Weights may be kept in a narrower type than they are made in, and a
+    module may make tables that are not saved: the bound is 8 times the weights' bytes and 64 MiB.
+
+    Args:
+        weights: The checkpoint's `state_dict`.
+        path: The file, for the error.
+
+    Raises:
+        CheckpointError: the tensors that are made exceed the bound, or are far more in number than the weights.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], path: Any):
+        super().__init__()
+        # A tensor's shape may claim more than the file holds, its storage may not.
+        dense = [one for one in weights.values() if isinstance(one, Tensor) and one.layout == torch.strided]
+        held = {one.data_ptr(): one.untyped_storage().nbytes() for one in dense if not one.is_meta}
+        self.path, self.held = path, sum(held.values())
+        self.bytes_left, self.tensors_left = 8 * self.held + (64 << 20), 100 * len(weights) + 2_000
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(one, Tensor) for one in args):
+            item = (kwargs.get("dtype") or torch.get_default_dtype()).itemsize
+            self.bytes_left -= _num_elements(func, args) * item
+            self.tensors_left -= 1
+            if self.bytes_left < 0 or self.tensors_left < 0:
+                raise CheckpointError(
+                    f"{self.path}: the arguments of its model ask for far more than the {self.held:,} bytes of weights"
+                    f" that it holds: {_GIVE}"
+                )
+        return func(*args, **kwargs)
+
+
+def _num_elements(func: Any, args: tuple) -> int:
+    """Return how many elements a function makes that takes no tensor: `torch.empty`, `torch.arange`, ..."""
+    shapes = [one for one in args if isinstance(one, list | tuple) and all(isinstance(size, int) for size in one)]
+    if shapes:
+        return math.prod(max(size, 0) for size in shapes[0])
+    numbers = [abs(one) for one in args if isinstance(one, int | float) and math.isfinite(one)]
+    most = int(max(numbers, default=0))
+    return most * most if "eye" in str(func) else most if "arange" in str(func) else 1
 
 
 def check_plain_arguments(given: Mapping[str, Any]) -> None:
@@ -158,11 +208,3 @@ def _word(text: str) -> str:
 
 def _subclasses(kind: type) -> list[type]:
     return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
-
-
-def short(value: Any) -> str:
-    """Return a value of a file on a line, cut where it is long."""
-    if isinstance(value, int) and abs(value) > _LARGEST:  # Python may refuse to write its digits
-        return f"an integer of {value.bit_length()} bits"
-    told = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    return told if len(told) <= 80 else f"{told[:80]}..."

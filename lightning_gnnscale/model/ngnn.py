@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import check_count
 from .block import Block
 from .graphsage import GraphSAGE, SAGELayer
 from .sparse_linear import SparseInput
@@ -74,8 +75,8 @@ class NGNN(GraphSAGE):
         feed_forward_layers: int = 1,
         position: str = "all",
     ):
-        if feed_forward_layers < 1:
-            raise ValueError(f"model.feed_forward_layers must be at least 1, got {feed_forward_layers}")
+        check_count("model.feed_forward_layers", feed_forward_layers)
+        check_count("model.num_layers", num_layers)
         if position not in POSITIONS:
             raise ValueError(f"model.position must be one of {list(POSITIONS)}, got {position!r}")
         needed = 3 if position == "hidden" else 2

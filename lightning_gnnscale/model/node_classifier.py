@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
+from ..errors import check_count
 from ..graph import batch_of
 from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
@@ -178,6 +179,8 @@ class NodeClassifier(NodeModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        if num_classes is not None:
+            check_count("num_classes", num_classes)
         num_classes = num_classes or BackboneTraits(backbone).out_channels
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 
-from ..errors import StrategyError
+from ..errors import StrategyError, check_count
 from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER
 from .node_classifier import NodeModule
@@ -51,6 +51,8 @@ class NodeRegressor(NodeModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        if num_targets is not None:
+            check_count("num_targets", num_targets)
         num_targets = num_targets or BackboneTraits(backbone).out_channels
         if num_targets is None:
             raise ValueError("num_targets must be given: the backbone has no out_channels to take it from")

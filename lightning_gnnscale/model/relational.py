@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, zeros
 
+from ..errors import check_integer
 from ..graph import GraphSchema
-from .backbone import ACTIVATIONS, Backbone, check_edge_attr
+from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_attr
 from .block import Block, make_block
 from .dropout import dropout
 from .row_layers import RowEdges
@@ -122,12 +123,13 @@ class RelationalBackbone(Backbone):
     ):
         self.schema = read_schema(type(self).__name__, schema)
         self.type_channels = type_channels(in_channels, self.schema)
-        if edge_dim is not None and edge_dim < 1:
-            raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
+        for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
+            if value is not None:
+                check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
         self.edge_dim, self.time_channels = edge_dim, time_channels
         widest = max(1, *self.type_channels)
         super().__init__(widest, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation)
-        self.in_channels = in_channels if isinstance(in_channels, int) else dict(in_channels)
+        self.in_channels = dict(in_channels) if isinstance(in_channels, Mapping) else int(in_channels)
         self.input_weights = nn.ParameterList(
             torch.empty(hidden_channels, width) for width in self.type_channels if width
         )
@@ -331,7 +333,6 @@ def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> 
             f"model.in_channels must give the columns of each node type ({', '.join(schema.node_types)}), 0 for "
             f"one without features, got {', '.join(in_channels) or 'none'}"
         )
-    channels = [int(in_channels[name]) for name in schema.node_types]
-    if min(channels) < 0:
-        raise ValueError(f"model.in_channels must be at least 0, got {min(channels)}")
-    return channels
+    for name in schema.node_types:
+        check_integer("model.in_channels", in_channels[name], 0, MOST_CHANNELS)
+    return [int(in_channels[name]) for name in schema.node_types]

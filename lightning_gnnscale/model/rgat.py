@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, zeros
 
+from ..errors import check_count
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate, edge_softmax
 from .block import Block
@@ -128,10 +129,13 @@ class RGAT(RelationalBackbone):
         edge_dim: int | None = None,
         time_channels: int | None = None,
     ):
-        if heads < 1 or hidden_channels % heads:
+        check_count("model.heads", heads)
+        check_count("model.hidden_channels", hidden_channels)
+        heads, hidden_channels = int(heads), int(hidden_channels)
+        if hidden_channels % heads:
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
-        if num_bases is not None and num_bases < 1:
-            raise ValueError(f"model.num_bases must be at least 1, or None, got {num_bases}")
+        if num_bases is not None:
+            check_count("model.num_bases", num_bases)
         self.heads, self.num_bases = heads, num_bases
         self.attention_dropout = dropout if attention_dropout is None else attention_dropout
         if not 0 <= self.attention_dropout < 1:

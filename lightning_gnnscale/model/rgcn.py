@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot
 
+from ..errors import check_count
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate
 from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs
@@ -127,8 +128,8 @@ class RGCN(RelationalBackbone):
         schema: GraphSchema | Mapping[str, Any] | None = None,
         num_bases: int | None = None,
     ):
-        if num_bases is not None and num_bases < 1:
-            raise ValueError(f"model.num_bases must be at least 1, or None, got {num_bases}")
+        if num_bases is not None:
+            check_count("model.num_bases", num_bases)
         self.num_bases = num_bases
         super().__init__(
             in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema

@@ -21,7 +21,7 @@ from ..graph import Batch, id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
 from ..traits import PartitioningTraits
-from ..values import as_array, exact_times, refuse_masked, refuse_outside
+from ..values import as_array, exact_times, of_tensor, refuse_masked, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
 from .manifest import type_prefix
@@ -467,7 +467,7 @@ def masks_by_name(masks) -> dict[str, Any]:
 
 
 def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
-    mask = np.asarray(opened(mask))
+    mask = np.asarray(of_tensor(opened(mask)))
     if not str(name).isidentifier():
         raise ValueError(f"masks: a name must be a plain word, got {name!r}")
     if mask.dtype != bool or mask.shape != (num_nodes,):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PartitionStoreError
+from ..errors import PartitionStoreError, one_line_of
 from ..graph import GraphSchema, id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
@@ -221,6 +221,11 @@ def wrong_field(manifest: dict) -> str | None:
             continue  # null for directed graphs, for one node type and edge type, for classes, without such columns
         if name not in manifest:
             return f"{name} is missing"
+        if name == "schema" and isinstance(manifest[name], dict):
+            try:
+                GraphSchema.of_json(manifest[name])
+            except (KeyError, TypeError, ValueError) as error:
+                return f"schema: {one_line_of(error)[:200]}"
         if not fits(manifest[name]):
             return f"{name} is {str(manifest[name])[:80]}"
     return None
@@ -249,8 +254,10 @@ def _is_schema(value: Any) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     num_types = schema.num_node_types
+    names = (*schema.node_types, *(name for edge_type in schema.edge_types for name in edge_type))
     return (
-        isinstance(sizes, list)
+        all(isinstance(name, str) for name in names)
+        and isinstance(sizes, list)
         and len(sizes) == num_types
         and all(_is_count(size) for size in sizes)
         and (dims is None or (isinstance(dims, list) and len(dims) == num_types))
@@ -292,6 +299,8 @@ def wrong_files(manifest: dict) -> str | None:
         expected["halo_code"] = (np.uint8, (None,))
         expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     schema = manifest.get("schema")
+    if schema is not None and sum(schema["kind_sizes"]) != nodes:
+        return f"schema.kind_sizes add up to {sum(schema['kind_sizes'])}, and there are {nodes} nodes"
     sizes, dims = ([], []) if schema is None else (schema["kind_sizes"], schema["feature_dims"] or [])
     tables = _tables("features", dims if schema is not None and schema["feature_dims"] else dim, nodes, sizes)
     for prefix, _, rows, _ in tables if manifest["pack_halo"] else ():

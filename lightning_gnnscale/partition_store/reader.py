@@ -26,6 +26,8 @@ from .self_loops import spread
 from .typed_features import NodeTypes, TypedFeatures
 from .verify import broken, compare_once, read_later, rises, verify_store
 
+_EDGES_LOOKED_AT = 64  # when a store with edge types is opened
+
 
 class PartitionStore:
     """A partitioned graph on disk; open it with `PartitionStore.open`.
@@ -71,6 +73,35 @@ class PartitionStore:
             if not rises(offsets, 0, last) or offsets[0] != 0 or offsets[-1] != last:
                 raise broken(self, name, f"does not rise from 0 to {last}")
         self._compare(*(name for name in manifest["files"] if not read_later(name)))
+        if manifest.get("schema") is not None:
+            self._check_schema()
+
+    def _check_schema(self) -> None:
+        """Refuse a schema that is of another graph: node types of other sizes, or ends of other node types.
+
+        Of the edges a few are looked at, none of a store that is fetched.
+        """
+        schema, starts, sizes = self.schema, self._map("kind_starts"), self.manifest["schema"]["kind_sizes"]
+        if not rises(starts, 0, self.num_nodes):
+            raise broken(self, "kind_starts", f"does not rise within [0, {self.num_nodes}]")
+        found = np.diff(starts).reshape(-1, schema.num_node_types).sum(axis=0).tolist()
+        if found != sizes:
+            raise broken(self, "kind_starts", f"node types have {found} nodes, and schema.kind_sizes says {sizes}")
+        if self.fetched is not None or not self.num_edges:
+            return
+        edges = np.unique(np.linspace(0, self.num_edges - 1, _EDGES_LOOKED_AT).astype(np.int64))
+        edge_type, source = np.asarray(self._map("edge_type")[edges]), np.asarray(self._csc.indices[edges])
+        target = np.searchsorted(self._csc.indptr, edges, side="right") - 1
+        nodes_fit = (source >= 0) & (source < self.num_nodes) & (target >= 0) & (target < self.num_nodes)
+        if not nodes_fit.all() or edge_type.max() >= schema.num_edge_types:
+            return  # damage, which is told where the edges are read
+        ends = self.node_types.type_of(source), self.node_types.type_of(target)
+        wrong = (ends[0] != schema.sources[edge_type]) | (ends[1] != schema.targets[edge_type])
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            joined = " to ".join(schema.node_types[int(end[at])] for end in ends)
+            named = ",".join(schema.edge_types[int(edge_type[at])])
+            raise broken(self, "edge_type", f"edge {edges[at]} joins {joined}, and schema.edge_types says {named}")
 
     @classmethod
     def open(cls, root, verify: bool = True, **fetching) -> "PartitionStore":

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..edge_stream import NodeIds
 from ..edge_stream.relations import IdsByNodeType
-from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
+from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
 from ..events import stage
+from ..foreign import has_all
 from ..graph import CSC, id_dtype
 from ..keywords import passes_on
 from ..traits import PartitioningTraits, StreamTraits
@@ -103,6 +104,10 @@ def write_partition_store(
     """
     if columns is not None and named:
         raise ValueError(f"columns are given, and {', '.join(named)} besides: name them in one place")
+    if lock_timeout_s != 0:
+        check_seconds("lock_timeout_s", lock_timeout_s)
+    if not has_all(p, "part_id", "num_parts"):
+        raise ValueError(f"p must be a Partitioning such as gs.partition(stream) gives, got {short(p)}")
     root, columns = store_folder(root), Columns.of(Columns(**named) if columns is None else columns)
     budget = budget or WriteBudget()
     files_now = partial(input_files, stream, columns, p.part_id)

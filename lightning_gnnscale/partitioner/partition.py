@@ -11,7 +11,8 @@ import numpy as np
 from .. import events
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import file_states
-from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
+from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, one_line_of, short
+from ..foreign import has_all
 from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
 from . import phases
@@ -190,6 +191,9 @@ def partition(
         EdgeStreamError: the source cannot be read, or changed between two passes.
     """
     function = get_partitioner(method)
+    check_integer("seed", seed)
+    if not has_all(stream, "num_nodes", "chunks", "count"):
+        raise ValueError(f"stream must be a stream of edges: gs.open_edge_stream(...), got {short(stream)}")
     compile_ahead([f"partition:{method}"])
     edge_files = file_states(stream)
     options = complete_options(method, options)
@@ -260,7 +264,7 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
 def _check_num_parts(num_parts, num_nodes: int) -> int:
     is_whole = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
     if not is_whole or not 1 <= num_parts <= num_nodes:
-        raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {num_parts}")
+        raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {short(num_parts)}")
     return int(num_parts)
 
 

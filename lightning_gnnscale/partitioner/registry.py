@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ..errors import short
 from .graph_access.scratch import AUTO
 
 _PARTITIONERS: dict[str, Callable] = {}
@@ -64,8 +65,8 @@ def get_partitioner(name: str) -> Callable:
     Raises:
         ValueError: there is none; the message lists the names that exist.
     """
-    if name not in _PARTITIONERS:
-        raise ValueError(f"partitioner {name!r} is unknown; available: {', '.join(available_partitioners())}")
+    if not isinstance(name, str) or name not in _PARTITIONERS:
+        raise ValueError(f"partitioner {short(name)} is unknown; available: {', '.join(available_partitioners())}")
     return _PARTITIONERS[name]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import check_count, check_integer, short
 from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
 from .feature_cache import POLICIES, FeatureCache
@@ -67,20 +68,19 @@ class PlacementSettings:
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
             raise ValueError(f"rows.buffer_share must be in (0, 1], got {self.buffer_share!r}")
-        if self.buffer_rows is not None and self.buffer_rows < 1:
-            raise ValueError(f"rows.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
+        if self.buffer_rows is not None:
+            check_count("rows.buffer_rows", self.buffer_rows)
         if self.alpha != "auto" and not (isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1):
             raise ValueError(f'rows.alpha must be in [0, 1] or "auto", got {self.alpha!r}')
-        if self.host_rows is not None and self.host_rows < 0:
-            raise ValueError(f"rows.host_rows must be at least 0 or null, got {self.host_rows}")
-        if self.cache_rows < 0:
-            raise ValueError(f"rows.cache_rows must be at least 0, got {self.cache_rows}")
+        if self.host_rows is not None:
+            check_integer("rows.host_rows", self.host_rows)
+        check_integer("rows.cache_rows", self.cache_rows)
         if self.locality_scale is not None and not self.locality_scale >= 1:
             raise ValueError(f"rows.locality_scale must be at least 1 or null, got {self.locality_scale}")
-        if self.gather_threads < 1:
-            raise ValueError(f"rows.gather_threads must be at least 1, got {self.gather_threads}")
-        if self.lookahead_batches < 1:
-            raise ValueError(f"rows.lookahead_batches must be at least 1, got {self.lookahead_batches}")
+        for name in ("gather_threads", "lookahead_batches", "neighbor_set_size"):
+            check_count(f"rows.{name}", getattr(self, name))
+        if isinstance(self.groups, str) or not isinstance(self.groups, Sequence | None):
+            raise ValueError(f"rows.groups must be a list of lists of devices, or null, got {short(self.groups)}")
 
     def place(
         self,

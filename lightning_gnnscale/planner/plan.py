@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
+from ..errors import check_callable
 from ..graph import id_dtype
 from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from .host_memory import (
@@ -309,6 +310,12 @@ def plan(
     for name, value in counts.items():
         check_integer(name, value, 0)
     check_integer("num_devices", num_devices, 1)
+    check_integer("interpreter_bytes", interpreter_bytes, 0)
+    check_callable("partition_bytes", partition_bytes)
+    # numpy's own would overflow
+    num_nodes, num_edges, edge_row_bytes, num_devices, interpreter_bytes = map(
+        int, (*counts.values(), num_devices, interpreter_bytes)
+    )
     features = parse_bytes(feature_bytes, "feature_bytes")
     edge_data = num_edges * edge_row_bytes
     total = csc_bytes(num_nodes, num_edges) + features + edge_data
@@ -328,6 +335,7 @@ def plan(
 
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)
+        num_parts = int(num_parts)
     host = memory_limit_bytes() if found_host else parse_bytes(host_memory_bytes, "host_memory_bytes")
     interpreters = processes_bytes(num_devices, interpreter_bytes, start_method)
     free = None if host is None else (host - interpreters) // num_devices

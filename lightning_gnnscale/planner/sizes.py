@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from ..errors import is_integer, short
+
 
 @dataclass(frozen=True)
 class RunSize:
@@ -68,8 +70,8 @@ class BatchShape:
 
 def check_integer(name: str, value: Any, low: int) -> None:
     """Raise ValueError unless an argument is an integer of at least `low`."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    if not is_integer(value):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {short(value)}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
 

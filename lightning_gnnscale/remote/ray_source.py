@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import GNNScaleError, check_count
+from ..errors import GNNScaleError, check_count, check_integer, check_seconds, is_integer, short
 from ..events import record
 from ..loader.batch_builder import BatchMaker, batch_error
 from ..loader.batch_source import BatchKey
@@ -350,21 +350,20 @@ class RayWorkers:
         read_sizes(self, "worker_memory_bytes", "store_bytes")
         if self.num_workers != "auto":
             check_count("num_workers", self.num_workers)
-        bounds = list(self.worker_bounds)
-        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
-            raise ValueError(f"worker_bounds must be two numbers, 1 <= fewest <= most, got {bounds}")
+        bounds = list(self.worker_bounds) if isinstance(self.worker_bounds, Sequence) else []
+        if len(bounds) != 2 or not all(map(is_integer, bounds)) or not 1 <= bounds[0] <= bounds[1]:
+            told = short(self.worker_bounds)
+            raise ValueError(f"worker_bounds must be two integers, 1 <= fewest <= most, got {told}")
         for name in ("batches_per_group", "store_bytes"):
             check_count(name, getattr(self, name))
         for name in ("worker_memory_bytes", "credits", "prefetch_batches"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        if not self.cache_rows >= 0:
-            raise ValueError(f"cache_rows must be >= 0, got {self.cache_rows!r}")
+        check_integer("cache_rows", self.cache_rows)
         if self.cache_policy not in CACHE_POLICIES:
             raise ValueError(f"cache_policy must be one of {', '.join(CACHE_POLICIES)}, got {self.cache_policy!r}")
         for name in ("timeout_s", "slow_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
+            check_seconds(name, getattr(self, name))
 
     def asking(self, owners: OwnerReads) -> "RayWorkers":
         """Return settings whose workers ask the owners of rows: each machine holds some rows for all its workers.

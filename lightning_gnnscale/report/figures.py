@@ -42,6 +42,7 @@ RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", 
 MOST_RANKS = 8
 _SLIGHT = 0.002  # smaller shares are not drawn
 _MOST_NUMBERS = 12  # parts up to which a matrix shows its numbers
+_SHOWN = 1000  # runs of points of a curve, about one a pixel
 
 
 def timeline(run: RunRecord, which: str) -> Figure | None:
@@ -159,6 +160,17 @@ def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
     return figure
 
 
+def thinned(values: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return no more points of a curve than a picture shows: the ends, and of each run of points the extremes."""
+    if len(values) <= 2 * _SHOWN:
+        return values
+    size, kept = -(-len(values) // _SHOWN), {0, len(values) - 1}
+    for begin in range(0, len(values), size):
+        run = range(begin, min(begin + size, len(values)))
+        kept |= {min(run, key=lambda at: values[at][1]), max(run, key=lambda at: values[at][1])}
+    return [values[at] for at in sorted(kept)]
+
+
 def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
     """Metrics by epoch, of all runs: the losses, or all others."""
     names = sorted({name for run in runs for name in run.curves if ("loss" in name) == losses})
@@ -170,6 +182,7 @@ def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
             values = run.curves.get(name)
             if not values:
                 continue
+            values = thinned(values)
             color = RUN_COLORS[(number if runs[1:] else place) % len(RUN_COLORS)]
             dash = ("solid", "dot", "dash", "dashdot")[place % 4] if runs[1:] else "solid"
             data.append(

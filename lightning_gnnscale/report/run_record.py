@@ -202,12 +202,16 @@ class RunRecord:
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Metric to (epoch, value), of losses, accuracies and the like; values that are not numbers are left out."""
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        names = (
+            [name for name in self.metrics[0] if not any(part in name for part in _NO_CURVES)] if self.metrics else []
+        )
         for row in self.metrics:
-            for name, text in row.items():
-                if text and row.get("epoch") and not any(part in name for part in _NO_CURVES):
+            epoch = row.get("epoch")
+            for name in names if epoch else ():
+                if text := row[name]:
                     value = float(text)
                     if math.isfinite(value):
-                        found[name].append((int(row["epoch"]), value))
+                        found[name].append((int(epoch), value))
         return dict(found)
 
     @property
@@ -224,7 +228,8 @@ class RunRecord:
         values = self.curves.get(self.monitor)
         if not values:
             return None
-        return max(values, key=lambda one: one[1] if self.is_maximised else -one[1])
+        sign = 1 if self.is_maximised else -1
+        return max(values, key=lambda one: sign * one[1])
 
     @property
     def results(self) -> dict[str, float]:

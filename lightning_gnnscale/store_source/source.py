@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from ..dataset import GraphDataset, HeteroGraph, load_pyg
 from ..edge_stream import EdgeStream
-from ..errors import PlanError, check_count
+from ..errors import PlanError, check_count, check_integer
 from ..events import record, stage
 from ..foreign import is_hetero, is_pyg
 from ..memory import format_bytes, free_memory_bytes
@@ -117,6 +117,7 @@ class StoreSource:
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
+        check_integer("seed", seed)
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
         self._root = None if root is None else Path(root)
         self._measured: tuple[str, Partitioning] | None = None  # the latest of a search, by its fingerprint

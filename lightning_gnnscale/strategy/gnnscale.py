@@ -153,9 +153,10 @@ class GNNScaleStrategy(DDPStrategy):
             raise StrategyError(
                 f"GNNScaleStrategy takes no {', '.join(sorted(ddp_options))}: it has no DDP wrapper; leave it out"
             )
-        if isinstance(timeout, int | float):
-            check_seconds("strategy.timeout", timeout)
-            timeout = timedelta(seconds=timeout)
+        if timeout is not None:
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            check_seconds("strategy.timeout", seconds)
+            timeout = timedelta(seconds=float(seconds))
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,

@@ -111,7 +111,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["model.weight_decay=-1"], ["model.weight_decay must be a number of at least 0, got -1"]),
         (["source.num_threads=0"], ["gnnscale: source.num_threads must be an integer of at least 1, got 0"]),
         (["strategy/weights=model_averaging", "strategy.weights.every_n_epochs=0"],
-         ["gnnscale: strategy.weights.every_n_epochs must be an integer >= 1, got 0"]),
+         ["gnnscale: strategy.weights.every_n_epochs must be an integer of at least 1, got 0"]),
         (["num_parts=0"], ["num_parts must be an integer of at least 1, or auto, got 0"]),
         (["num_devices=3"], ["num_devices=3 has no effect here: say trainer.devices="]),
         (["trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch", "of at least 1, got 0"]),

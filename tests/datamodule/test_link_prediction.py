@@ -238,7 +238,7 @@ def test_bad_input_is_told_in_one_line(root, tmp_path):
         trainer(max_epochs=1).fit(model(), dm)
     for options, message in (
         ({"decoder": "cosine"}, "decoder must be a module or one of dot, mlp, distmult, complex, transe, got 'cosine'"),
-        ({"hits": (0,)}, "hits must be at least 1, got 0"),
+        ({"hits": (0,)}, "hits must be an integer of at least 1, got 0"),
         ({"negative_weight": -1}, "negative_weight must be at least 0 or None, got -1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
+from scipy.sparse import csr_array
 from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
@@ -95,7 +96,23 @@ TEXTS = {
     "arrow runs of words": pa.RunEndEncodedArray.from_arrays([1, 2, 3, 4], WORDS),
     "pandas categorical": pd.Categorical(WORDS),
 }
+# Of torch and numpy, with no values one behind the other in memory: a layout, a device, a code, several in one.
+STRANGE = {
+    "torch sparse": torch.arange(4.0).to_sparse(),
+    "torch csr": torch.eye(4)[:, :3].to_sparse_csr(),
+    "torch meta": torch.zeros(4, dtype=torch.int64, device="meta"),
+    "torch meta float": torch.zeros(4, device="meta"),
+    "torch quantised": torch.quantize_per_tensor(torch.arange(4.0), 1.0, 0, torch.quint8),
+    "torch nested": torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)]),
+    "torch complex": torch.arange(4).to(torch.complex64),
+    "torch float8": torch.arange(4.0).to(torch.float8_e4m3fn),
+    "structured": np.array([(0, 1.0)] * 4, [("a", "i8"), ("b", "f4")]),
+    "records": np.rec.array([(0, 1.0)] * 4, [("a", "i8"), ("b", "f4")]),
+    "void": np.zeros(4, "V8"),
+    "bytes": np.array([b"a"] * 4),
+}
 GROUPS = {
+    "STRANGE": STRANGE,
     "WHOLE": WHOLE,
     "OBJECTS": {"objects": np.array(VALUES, object)},
     "OF_PYTHON": {
@@ -139,7 +156,16 @@ def table(values):
     return pa.table({"a": values}) if isinstance(values, pa.Array) else frame({"a": values})
 
 
+def first_column(rows):
+    if isinstance(rows, np.ndarray):
+        return rows[:, 0]
+    indptr, indices, values, shape = rows
+    return csr_array((values, indices, indptr), shape).toarray()[:, 0]
+
+
 def column(values):
+    if isinstance(values, torch.Tensor) and (values.layout != torch.strided or values.is_nested):
+        return values
     return values[:, None] if isinstance(values, np.ndarray | torch.Tensor) else rows_of(table(values))[:, None]
 
 
@@ -163,7 +189,8 @@ def seeds(values):
 
 
 def links(values):
-    both = torch.stack([values] * 2) if isinstance(values, torch.Tensor) else [values, values]
+    plain = isinstance(values, torch.Tensor) and values.layout == torch.strided and not values.is_nested
+    both = torch.stack([values] * 2) if plain else [values, values]
     return dataset(links={"test": LinkSet(both)}).links["test"].edges[0]
 
 
@@ -176,7 +203,7 @@ DOORS = {
     "edges": read_edges,
     "relabelled edges": lambda values: read_edges(values, relabel=True),
     "nodes": lambda values: np.asarray(listed_ids(values)),
-    "features": lambda values: stored("features", column(values))[:, 0],
+    "features": lambda values: first_column(stored("features", column(values))),
     "labels": lambda values: stored("labels", values),
     "targets": lambda values: dataset(labels=values, regression=True).labels[:, 0],
     "edge_label": lambda values: stored("edge_label", values),
@@ -223,6 +250,8 @@ def expected(door, group, name):
     """Return the values that a cell takes, None where it is refused."""
     if group == "DATES" and door in TIMES:
         return [value * UNITS[name.split()[-1]] for value in VALUES]
+    if door == "features" and name == "torch csr":
+        return [1, 0, 0, 0]
     return TAKEN[door].get(group)
 
 

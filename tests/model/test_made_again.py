@@ -172,6 +172,35 @@ def test_entries_of_another_type_are_one_line(tmp_path, name):
             gs.NodeClassifier.load_from_checkpoint(source, backbone=gs.model.GCN(4, 8, 3))
 
 
+WIDE = {"in_channels": 4, "hidden_channels": 10**9, "out_channels": 3}
+HUGE = {
+    "columns": PYG | {"hidden_channels": 10**9},
+    "columns of ours": WIDE | {"_target_": "lightning_gnnscale.model.GCN"},
+    "layers": PYG | {"hidden_channels": 1000, "num_layers": 1000},
+    "heads": WIDE | {"_target_": "lightning_gnnscale.model.GAT", "hidden_channels": 80_000, "heads": 10_000},
+    "small layers": PYG | {"_target_": "torch_geometric.nn.GIN", "num_layers": 1000, "norm": "batch"},
+    "a decoder": {"decoder": "transe", "num_relations": 1 << 30},
+    "classes": {"num_classes": 1 << 30},
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_model_far_larger_than_its_weights_takes_no_memory(tmp_path, name):
+    links = name == "a decoder"
+    module = (gs.LinkPredictor if links else gs.NodeClassifier)(gs.model.GCN(4, 8, 3))
+    path = saved(module, tmp_path / "x.ckpt")
+    content = torch.load(path, weights_only=True)
+    if "_target_" in HUGE[name]:
+        content[MODEL_KEY]["backbone"] = HUGE[name]
+    else:
+        content["hyper_parameters"].update(HUGE[name])
+    # a shape that the file does not hold explains nothing
+    content["state_dict"]["more"] = torch.ones(1).expand(1 << 20, 1 << 20)
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match=r"^[^\n]+x\.ckpt: [^\n]+$"):
+        type(module).load_from_checkpoint(path)
+
+
 def test_models_of_pyg_are_made_from_their_settings(tmp_path):
     from torch_geometric.nn.models import GCN
 

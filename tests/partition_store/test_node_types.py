@@ -17,7 +17,7 @@ from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.partition_store import features_of_part, halo
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.partition_store.verify import read_later
-from tests.partition_store.small_graphs import rewrite
+from tests.partition_store.small_graphs import reseal, rewrite
 from tests.says import said
 
 COUNTS = {"author": 60, "paper": 100, "inst": 12}
@@ -372,3 +372,30 @@ def test_doors_of_one_relation_refuse_several(tmp_path):
     _, store = written(tmp_path, description(to_undirected=False))
     with pytest.raises(ValueError, match=said("PyGStore 3 3")):
         gs.PyGStore(store)
+
+
+def _swap(schema, name, one, other):
+    schema[name][one], schema[name][other] = schema[name][other], schema[name][one]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda schema: schema.update(reverse=[99, *schema["reverse"][1:]]), "manifest.json reverse[0] 99"),
+        (lambda schema: schema.update(reverse=schema["reverse"][:-1]), "manifest.json reverse 5 4"),
+        (lambda schema: schema.update(reverse=[0] * 5), "manifest.json reverse[0] paper author"),
+        (lambda schema: schema.update(reverse=["1"] * 5), "manifest.json reverse[0] '1'"),
+        (lambda schema: _swap(schema, "kind_sizes", 0, 1), "manifest.json kind0_features"),
+        (lambda schema: schema["kind_sizes"].__setitem__(0, 61), "manifest.json schema.kind_sizes 173 172"),
+        (lambda schema: _swap(schema, "node_types", 0, 1), "edge_type edge joins schema.edge_types"),
+        (lambda schema: schema["node_types"].__setitem__(0, "x"), "manifest.json author"),
+        (lambda schema: schema["edge_types"].__setitem__(0, ["paper", "writes", "paper"]), "manifest.json reverse[0]"),
+        (lambda schema: schema["edge_types"].__setitem__(1, ["author", "cites", "author"]), "edge_type author,cites"),
+    ],
+)
+def test_a_resealed_schema_of_another_graph_is_refused(tmp_path, change, message):
+    _, store = written(tmp_path)
+    reseal(store.root, lambda manifest: change(manifest["schema"]))
+    with pytest.raises(PartitionStoreError, match=said(message)) as caught:
+        gs.PartitionStore.open(store.root)
+    assert "\n" not in str(caught.value)

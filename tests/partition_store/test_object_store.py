@@ -167,6 +167,18 @@ def test_a_damaged_object_is_told_in_one_line(tmp_path, url):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("left", [0, 128, 9_000])
+def test_a_file_that_is_cut_off_is_not_waited_for(tmp_path, url, left, monkeypatch):
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: pytest.fail("tried again"))
+    store, memory = store_of(tmp_path / "store"), fsspec.filesystem("memory")
+    publish(store.root, url)
+    path = "/stores/one/features.npy"
+    memory.pipe_file(path, memory.cat_file(path)[:left])
+    fetched = PartitionStore.open(url)
+    with pytest.raises(ObjectStoreError, match=said(f"one/features.npy {left} bytes expected publish again")):
+        fetched.load_features(fetched.load_part(PARTS - 1))
+
+
 @pytest.mark.parametrize("damage", ["cut", "other", "gone"])
 def test_checksums_that_do_not_fit_the_manifest_are_refused(tmp_path, url, damage):
     store, memory = store_of(tmp_path / "store"), fsspec.filesystem("memory")
@@ -326,6 +338,15 @@ class TestOnS3:
         assert not asked & {f"bytes={128 + i * BLOCK}-{127 + (i + 1) * BLOCK}" for i in kept}
         assert len(asked) == len(blocks) - len(kept)
         assert same(store, fetched, 0)
+
+    def test_an_object_that_is_cut_off_is_not_waited_for(self, s3):
+        store = ObjectStore("s3://graphs/cut", timeout_s=20)
+        store.write("one", bytes(100))
+        for begin in (50, 100, 150):
+            s3.reset()
+            with pytest.raises(ObjectStoreError, match=said("cut/one 100 bytes 200 expected")):
+                store.read("one", begin, 200)
+            assert len(s3.given) <= 1
 
     def test_an_upload_of_many_parts(self, s3, monkeypatch):
         monkeypatch.setattr(object_store, "_LEAST_PART_BYTES", 5 << 20)

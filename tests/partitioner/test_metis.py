@@ -137,7 +137,9 @@ def test_values_outside_their_range():
         partition(stream, "metis", 4, balance={"train": 1.1})
     with pytest.raises(ValueError, match=said("partitioner.balance.nodes >= 1 0.5")):
         partition(stream, "metis", 4, balance={"nodes": 0.5})
-    with pytest.raises(ValueError, match=said("seed [0, 2147483648) -1")):
+    with pytest.raises(ValueError, match=said("seed [0, 2147483648) 2147483648")):
+        partition(stream, "metis", 4, seed=1 << 31)
+    with pytest.raises(ValueError, match=said("seed 0 -1")):
         partition(stream, "metis", 4, seed=-1)
 
 

@@ -20,7 +20,7 @@ from tests.says import said
     [
         ({"num_workers": 0}, "num_workers 1 0"),
         ({"credits": 0}, "credits 1 0"),
-        ({"cache_rows": -1}, "cache_rows >= 0 -1"),
+        ({"cache_rows": -1}, "cache_rows 0 -1"),
         ({"cache_policy": "belady"}, "cache_policy lru sieve 'belady'"),
         ({"timeout_s": 0}, "timeout_s > 0 0"),
     ],

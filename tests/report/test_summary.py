@@ -2,9 +2,11 @@
 
 import io
 import json
+import math
 
 from rich.console import Console
 
+from lightning_gnnscale.report.figures import thinned
 from lightning_gnnscale.report.terminal import ProgressBars, print_summary, stage_rows, write_summary
 
 EVENTS = [
@@ -40,3 +42,13 @@ def test_bars_draw_nothing_without_a_terminal(capfd):
         bars("partition", 1, 2)
         bars("partition", 2, 2)
     assert capfd.readouterr().out == ""
+
+
+def test_a_long_curve_is_drawn_by_its_ends_and_extremes():
+    values = [(at, math.sin(at / 900) + at % 5) for at in range(50_000)]
+    values[777] = (777, 99.0)
+    shown = thinned(values)
+    assert len(shown) < 2100 and shown == sorted(shown)
+    assert shown[0] == values[0] and shown[-1] == values[-1] and (777, 99.0) in shown
+    assert min(value for _, value in shown) == min(value for _, value in values)
+    assert thinned(values[:2000]) == values[:2000]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...errors import StrategyError
+from ...errors import StrategyError, check_count
 from ...events import clock, record
 from ...graph import batch_of
 from ...traits import DataTraits
@@ -53,8 +53,7 @@ class GradientAveraging(WeightPolicy):
     keeps_state = True
 
     def __init__(self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
-        if bucket_bytes <= 0:
-            raise ValueError(f"weights.bucket_bytes must be > 0, got {bucket_bytes}")
+        check_count("weights.bucket_bytes", bucket_bytes)
         if local_clip is not None and not (isinstance(local_clip, Real) and local_clip > 0):
             raise ValueError(f"weights.local_clip must be a number > 0 or None, got {local_clip!r}")
         self.bucket_bytes, self.local_clip = bucket_bytes, local_clip

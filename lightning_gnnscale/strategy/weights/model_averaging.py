@@ -11,7 +11,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from ...errors import StrategyError
+from ...errors import StrategyError, check_count
 from ...events import clock, record
 from ...graph import batch_of
 from ...traits import DataTraits
@@ -125,8 +125,7 @@ class ModelAveraging(WeightPolicy):
         part_major: bool = False,
         control_variates: bool = False,
     ) -> None:
-        if int(every_n_epochs) != every_n_epochs or every_n_epochs < 1:
-            raise ValueError(f"weights.every_n_epochs must be an integer >= 1, got {every_n_epochs}")
+        check_count("weights.every_n_epochs", every_n_epochs)
         if optimizer_state not in OPTIMIZER_STATES:
             raise ValueError(f"weights.optimizer_state must be one of {OPTIMIZER_STATES}, got {optimizer_state!r}")
         if not isinstance(control_variates, bool):
