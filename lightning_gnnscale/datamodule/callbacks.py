@@ -241,6 +241,10 @@ def _sizes(batch: Batch) -> dict[str, int]:
     """Return the counts of a batch that `EpochTimes` adds up; 0 for those that it does not have."""
     sparse, rows = batch.x_csr, batch.x_dense
     tensors = [rows] if sparse is None else [value for value in sparse if torch.is_tensor(value)]
+    if batch.x_by_node_type is not None:
+        of_types = [table for table in batch.x_by_node_type.tables if table is not None]
+        tensors = [one for table in of_types for one in ([table] if torch.is_tensor(table) else table)]
+        tensors = [one for one in tensors if torch.is_tensor(one)]
     if batch.full_graph:
         tensors = []  # always in memory, not loaded
     edges = batch.indices if batch.edge_index is None else batch.edge_index[0]

@@ -17,7 +17,7 @@ from ..memory import format_bytes, format_seconds
 from . import figures
 from .curve_words import what_curves_show
 from .run_record import TRAINING, RunRecord
-from .side_by_side import differing, labelled
+from .side_by_side import differing, labelled, other_split
 from .suggestions import suggest
 from .terminal import shown
 
@@ -203,7 +203,8 @@ def _overview(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
 def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
     several = len(runs) > 1
     if several:
-        page.section("settings", "Settings that differ", [_differing(runs)])
+        told = other_split(runs)
+        page.section("settings", "Settings that differ", [{"text": told} if told else None, _differing(runs)])
 
     def each(make) -> list[dict | None]:
         """Return the blocks of each run, with its label above them where there are several."""

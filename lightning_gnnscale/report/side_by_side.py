@@ -11,6 +11,8 @@ _SAME_ANYWAY = ("paths.", "hydra.", "name")  # settings that do not change what 
 _MOST_SETTINGS = 3  # in a name
 _LONGEST = 32  # characters of a value in a name
 
+_SPLIT = ("dataset.fractions", "dataset.split_seed", "dataset.masks", "dataset.hold_out")
+
 
 def labelled(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs with labels that distinguish them.
@@ -26,6 +28,18 @@ def labelled(runs: Sequence[RunRecord]) -> list[RunRecord]:
     labels = [_apart(labels, at, f" {run.folder.resolve().name}") for at, run in enumerate(runs)]
     labels = [_apart(labels, at, f" ({at + 1})") for at in range(len(runs))]
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+
+
+def other_split(runs: Sequence[RunRecord]) -> str | None:
+    """Return a sentence where runs train on different nodes, so that they are not tested on the same ones either."""
+    counts = [sum(run.parts.get("train") or []) for run in runs]
+    settings = [name for name in differing(runs) if name in _SPLIT]
+    if not settings and (len(set(counts)) == 1 or not all(counts)):
+        return None
+    because = (
+        f"{', '.join(settings)} differ" if settings else f"they train on {', '.join(f'{one:,}' for one in counts)}"
+    )
+    return f"These runs split their nodes differently ({because}): an accuracy of one is not of the other's test nodes."
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ _EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in
 _PATIENCE = 10  # of callbacks=early_stopping
 _MOST_LABELS = 24  # that `store_composition` counts
 _NO_BETTER = 0.02  # above the share of the largest class: an accuracy that tells nothing apart
+_STEPS, _LEAST_BATCH = 10, 32  # an epoch has at least so many steps; a batch has no fewer seeds
 _WEIGHT_DECAY = 0.0005  # of the GCN paper
 
 
@@ -220,6 +221,19 @@ def still_moving(run: RunRecord) -> Suggestion | None:
     return Suggestion(f"{why} Twice as many epochs:", f"trainer.max_epochs={2 * values[-1][0]}", 0.25)
 
 
+def few_steps(run: RunRecord) -> Suggestion | None:
+    """The metric was still improving, and an epoch has few steps: smaller batches."""
+    why, events = not_finished(run), run.warm_epochs
+    if not why or not events or run.get("datamodule.mode") == "full_batch":
+        return None
+    steps, seeds = (max(event["counts"].get(name, 0) for event in events) for name in ("batches", "seeds"))
+    size = max(_LEAST_BATCH, 1 << max(0, int(seeds / _STEPS).bit_length() - 1))
+    if not 0 < steps < _STEPS or size > seeds / steps / 2:
+        return None
+    told = f"an epoch is {steps} {'step' if steps == 1 else 'steps'} of {seeds / steps:,.0f} seeds a process"
+    return Suggestion(f"{why} And {told}. Smaller batches make more steps:", f"datamodule.batch_size={size}", 0.3)
+
+
 def learns_by_heart(run: RunRecord) -> Suggestion | None:
     """The validation loss rises again: add weight decay, or stop there."""
     why, decay = loss_rises(run), run.get("model.weight_decay")
@@ -266,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     validates_long,
     came_to_rest,
     still_moving,
+    few_steps,
     learns_by_heart,
     cuts_many_edges,
     targets_uneven,

@@ -12,7 +12,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.report import figures
 from lightning_gnnscale.report.page import tiers, write_report
 from lightning_gnnscale.report.run_record import RunRecord
-from lightning_gnnscale.report.side_by_side import labelled
+from lightning_gnnscale.report.side_by_side import labelled, other_split
 from lightning_gnnscale.report.suggestions import suggest
 from tests.report.recorded_runs import BEGAN, CONFIG, log_of, recorded, summary_of, write_run
 from tests.says import said
@@ -28,6 +28,17 @@ EXCHANGE = {
     "wait_seconds": 0.25,
     "compute_seconds": 1.5,
 }
+
+
+def test_runs_that_split_their_nodes_differently_are_told_apart(tmp_path):
+    same = [recorded(tmp_path / name) for name in "ab"]
+    assert other_split(same) is None
+    other = recorded(tmp_path / "c", config={"dataset": {"fractions": [0.6, 0.2, 0.2]}})
+    assert other_split([same[0], other]).startswith(
+        "These runs split their nodes differently (dataset.fractions differ)"
+    )
+    more = [one | {"train": [70, 40]} if one["event"] == "parts" else one for one in log_of()]
+    assert "they train on 100, 110" in other_split([same[0], recorded(tmp_path / "d", log=more)])
 
 
 @pytest.fixture(scope="module")

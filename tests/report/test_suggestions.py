@@ -16,6 +16,10 @@ def with_run(log: list[dict], **changed) -> list[dict]:
     return [event | changed if event["event"] == "run" else event for event in log]
 
 
+def with_counts(log: list[dict], **changed) -> list[dict]:
+    return [event | {"counts": event["counts"] | changed} if "counts" in event else event for event in log]
+
+
 QUIET = {"forward": 0.0, "wait": 0.02, "average": 0.05}
 # What makes each rule speak, the words of its setting, and words of its reason.
 CASES = {
@@ -93,6 +97,11 @@ CASES = {
         {"accuracies": (0.5, 0.6, 0.7, 0.8)},
         "trainer.max_epochs=8",
         ["Not finished: val_acc was still rising at the end, by 0.1000 in the last of 4 validations."],
+    ),
+    "few_steps": (
+        {"accuracies": (0.5, 0.6, 0.7, 0.8), "log": with_counts(log_of(), batches=4, seeds=1800)},
+        "datamodule.batch_size=128",
+        ["val_acc was still rising", "an epoch is 4 steps of 450 seeds a process"],
     ),
     "learns_by_heart": (
         {"accuracies": [0.5, 0.7, *[0.76] * 4], "losses": (2.0, 1.5, 1.2, 1.3, 1.4, 1.5)},
