@@ -11,6 +11,9 @@ import torch
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.datamodule import EpochTimes
+from lightning_gnnscale.datamodule.callbacks import _sizes
+from lightning_gnnscale.graph import Batch
+from lightning_gnnscale.sampler.minibatch import RowsByNodeType, SparseFeatures
 from tests.tiers import first
 
 SOURCES = {"threads": gs.Threads(), "tasks": gs.TaskGraphs()}
@@ -105,3 +108,19 @@ def test_an_epoch_tells_the_bytes_read_from_disk_in_it(monkeypatch):
     times.on_train_end(trainer, None)
     log = [event for event in events.recent()[before:] if event["event"] == "epoch_times"]
     assert [event["disk_bytes"] for event in log] == [30, 40]
+
+
+def test_rows_of_several_node_types_are_counted_as_they_are_held():
+    class OfTypes(Batch):
+        n_id, batch_size, full_graph, indices = torch.arange(5), 2, False, None
+        edge_index = torch.zeros(2, 3, dtype=torch.int64)
+        x_by_node_type = RowsByNodeType(
+            torch.tensor([0, 0, 1, 2, 2]),
+            [
+                torch.zeros(2, 4),
+                SparseFeatures(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), torch.zeros(3), 9),
+                None,
+            ],
+        )
+
+    assert _sizes(OfTypes())["row_bytes"] == 2 * 4 * 4 + 2 * 8 + 3 * 4 + 3 * 4
