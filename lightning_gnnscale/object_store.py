@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from .errors import GNNScaleError, ObjectStoreError, check_seconds, disk_errors, one_line_of
 from .events import held_lock, record
+from .traits import ErrorTraits
 
 REQUEST_BYTES = 8 << 20  # of one read
 TIMEOUT_S = 60.0
@@ -321,18 +322,19 @@ def _is_final(error: BaseException) -> bool:
     """Whether trying again cannot help: who asks is refused, or the store is full."""
     if isinstance(error, GNNScaleError | PermissionError | NotImplementedError | ValueError | TypeError):
         return True
-    return getattr(error, "errno", None) in _FULL or "Credentials" in type(error).__name__
+    return ErrorTraits(error).errno in _FULL or "Credentials" in type(error).__name__
 
 
 def _is_outside(error: BaseException) -> bool:
     """Whether a server refused a range because the object ends before it."""
-    return getattr(error, "errno", None) == errno.EINVAL or getattr(error, "status", None) == 416
+    told = ErrorTraits(error)
+    return told.errno == errno.EINVAL or told.status == 416
 
 
 def _remedy(error: BaseException) -> str:
     if isinstance(error, _Short):
         return "it was cut off or replaced: write or publish it again"
-    if getattr(error, "errno", None) in _FULL:
+    if ErrorTraits(error).errno in _FULL:
         return "make space there, and run the same command again: it continues from what was written"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"
 
