@@ -103,7 +103,7 @@ _KEYS = {
     "dataset": (
         *("relabel", "nodes", "num_nodes", "to_undirected", "remove_self_loops", "layout", "chunk_edges"),
         *("features", "labels", "masks", "train_mask", "val_mask", "test_mask"),
-        *("edge_weight", "edge_features", "edge_label", "edge_type", "num_classes", "hold_out"),
+        *("edge_weight", "edge_features", "edge_label", "edge_type", "num_classes", "hold_out", "separate_reverses"),
     ),
     "dataset.reader": ("header", "separator", "comment", "src", "dst", "id_type", "bin_layout", "dtype"),
     "partitioner": ("deduplicate",),

@@ -103,8 +103,9 @@ class HeteroGraph:
             self._sources.append((number, given[name]))
         within = [",".join(name) for name in self._listed.edge_types if name[0] == name[2]]
         if self.to_undirected and self.separate_reverses is None and within:
+            more = f" and {len(within) - 1} more, each" if len(within) > 1 else ""
             warnings.warn(
-                f"reverses of {within[0]} share its edge type: separate_reverses=True gives them one of their own, "
+                f"reverses of {within[0]}{more} share its edge type: separate_reverses=True gives them one of their own, "
                 "which a model needs where the direction matters; False keeps this and says nothing",
                 stacklevel=3,
             )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..keywords import passes_on
 from .graph_dataset import GraphDataset
 from .hetero_graph import HeteroGraph
 from .split import held_out
@@ -10,6 +11,7 @@ from .split import held_out
 _EXAMPLE = '["author,writes,paper=writes.parquet"]'
 
 
+@passes_on(HeteroGraph)
 def load_hetero(
     edges: Mapping | Sequence,
     nodes: Mapping,
@@ -24,18 +26,18 @@ def load_hetero(
     Args:
         edges: A list of "source,name,target=path"; an entry with more than a path is a mapping, {type:
             "author,writes,paper", edges: writes.csv, time: "writes.csv:year"}, with the keys edges, time, weight,
-            features, labels, relation and reader. Or a mapping by edge type, as `HeteroGraph` takes it.
+            features, labels, relation and reader. {type: "paper,*,paper", edges: all.csv, relation: kind} is one file
+            of all edge types between two node types, with a column of their names. Or a mapping by edge type, as
+            `HeteroGraph` takes it.
         nodes: By node type, their number, or a mapping: {paper: {nodes: "papers.csv:id", features: "papers.csv:x0,x1",
             labels: "papers.csv:label"}}, with the keys num_nodes, nodes (ids of your own), features, labels, masks,
             time and columns.
-            {type: "paper,*,paper", edges: all.csv, relation: kind} is one file of all edge types between two node
-            types, with a column of their names.
         edge_types: The edge types of {type: "*", edges: all.csv, relation: kind}, one file of any edge types.
         to_undirected: Whether models gather along both directions of each edge: reverses are added.
         separate_reverses: Whether reverses within one node type have an edge type of their own, as models need where
             the direction matters; None: they share it, which a warning says.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
-        options: Arguments of `HeteroGraph`.
+        options: Further arguments of `HeteroGraph`.
 
     Raises:
         ValueError: an entry of the list is of another form, or two entries have the same edge type.
