@@ -105,8 +105,8 @@ class HeteroGraph:
         if self.to_undirected and self.separate_reverses is None and within:
             more = f" and {len(within) - 1} more, each" if len(within) > 1 else ""
             warnings.warn(
-                f"reverses of {within[0]}{more} share its edge type: separate_reverses=True gives them one of their own, "
-                "which a model needs where the direction matters; False keeps this and says nothing",
+                f"reverses of {within[0]}{more} share its edge type: separate_reverses=True gives them one of their "
+                "own, which a model needs where the direction matters; False keeps this and says nothing",
                 stacklevel=3,
             )
 

@@ -206,8 +206,9 @@ def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
         kept = "one edge of each type between two nodes, all where edges have times"
         phases.warn(
             f"{graph.stream.name}: {share} of the edges are listed more often than layout "
-            f"{report.layout!r} says, several between the same two nodes, and each time count again in the partitioner's "
-            "cut; partitioner.deduplicate=true counts them once. This concerns the cut alone: a store of these edges keeps "
+            f"{report.layout!r} says, several between the same two nodes, and each time count again in the "
+            "partitioner's cut; partitioner.deduplicate=true counts them once. This concerns the cut alone: a store of "
+            "these edges keeps "
             f"{kept if graph.stream.to_undirected else 'every listed edge'}"
         )
 
