@@ -22,6 +22,7 @@ from .store import open_store, standing_store, store_source
 from .stores import size_by_kind
 
 _MOST_PARTS = 16  # shown one a row
+_MOST_NAMED = 20  # edge types
 
 
 def run(config: DictConfig) -> None:
@@ -83,7 +84,7 @@ def _show_store(store: PartitionStore) -> None:
         "edges": f"{store.num_edges:,} ({'in both directions' if store.symmetric else 'as given'})",
         "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
         "node types": _node_types(store),
-        "edge types": None if store.schema is None else f"{store.schema.num_edge_types:,}",
+        "edge types": _edge_types(store),
         "features": told,
         "labels": None if labels is None else _targets(labels) if store.regression else _labels(labels),
         "masks": ", ".join(f"{name} {int(mask.sum()):,}" for name, mask in store.masks.items()) or None,
@@ -107,6 +108,15 @@ def _show_store(store: PartitionStore) -> None:
     if store.num_parts > _MOST_PARTS:
         table.add_row("...", f"largest {nodes.max():,}", f"largest {int((rows - nodes).max()):,}", "")
     Console().print(table)
+
+
+def _edge_types(store: PartitionStore) -> str | None:
+    """Return the number of edge types of a graph with several, and the names of the first ones."""
+    if store.schema is None:
+        return None
+    names = [",".join(name) for name in store.schema.edge_types[:_MOST_NAMED]]
+    left = store.schema.num_edge_types - len(names)
+    return f"{store.schema.num_edge_types:,}: {'; '.join(names)}{f' and {left:,} more' if left else ''}"
 
 
 def _node_types(store: PartitionStore) -> str | None:

@@ -100,6 +100,12 @@ def test_rows_are_those_of_the_node_types_that_read_them(folder, capsys):
     assert "model.inputs.node_types=[paper,author]" in told
 
 
+def test_inspect_names_the_edge_types(folder, capsys):
+    main(["inspect", "featured"])
+    names = [",".join(name) for name in gs.PartitionStore.open("featured").schema.edge_types]
+    assert f"{len(names)}: {'; '.join(names)}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_plan_counts_the_rows_of_these_node_types(folder, capsys, monkeypatch):
     asked, make_plan = [], StoredGraphDataModule.make_plan
 
