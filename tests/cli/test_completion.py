@@ -34,7 +34,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("gnnscale train test=", ["test=false", "test=true"]),
         ("gnnscale train sampler.fanouts=", ["sampler.fanouts=[25,10]"]),
         ("gnnscale train resume=r", ["resume=run/"]),
-        ("gnnscale predict r", ["recipe=", "resume=", "run/"]),
+        ("gnnscale predict r", ["recipe=", "resume=", "rows.", "rows=", "run/"]),
         ("gnnscale report ru", ["run/", "runs="]),
         ("gnnscale stores c", ["clean"]),
         ("gnnscale bench spr", ["spring"]),
