@@ -100,6 +100,16 @@ def test_scores_compare_by_their_mode(tmp_path, mode, expected):
     assert best_checkpoint(checkpoint, EarlierBest(states["own"], 0.5)) == (states["own"], "")
 
 
+@pytest.mark.parametrize(("mode", "expected"), [("max", "first.ckpt"), ("min", "own.ckpt")])
+def test_a_run_gone_on_from_twice_knows_of_the_first_one(tmp_path, mode, expected):
+    checkpoint = ModelCheckpoint(monitor="val_loss", mode=mode)
+    own = {"best_model_path": "own.ckpt", "best_model_score": torch.tensor(0.5)}
+    first = {EarlierBest.__qualname__: {"path": "first.ckpt", "score": 0.75}}
+    content = {"state_dict": {}, "callbacks": {checkpoint.state_key: own} | first, "pytorch-lightning_version": "2.6.0"}
+    torch.save(content, tmp_path / "last.ckpt")
+    assert earlier_best(str(tmp_path / "last.ckpt"), checkpoint).path == expected
+
+
 def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save({"weights": 1}, tmp_path / "x.ckpt")
     with pytest.raises(UsageError, match=said("resume x.ckpt")):

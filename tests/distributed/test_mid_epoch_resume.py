@@ -10,8 +10,6 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
 
-pytestmark = pytest.mark.sweep
-
 NUM_EPOCHS, SAVED_EPOCH = 3, 1
 # Parts have 1, 5, 1, 0 and 0 batches. One process saves between two parts and twice inside one, the last time inside a
 # window; of two, rank 0 saves between two parts and when it has no batch left, and rank 1 inside its one part.
@@ -111,6 +109,14 @@ def runs(request, root, tmp_path_factory):
     return launch(request.param, run_cases, tmp_path_factory.mktemp("runs"), root, list(CASES), limit_s=280)
 
 
+def test_one_process_goes_on_within_a_round(root, tmp_path):
+    (results,) = launch(1, run_cases, tmp_path, root, ["per part"])
+    whole = results["per part"]["undisturbed"]
+    for run, other in results["per part"].items():
+        assert [key for key in whole if not torch.equal(whole[key], other[key])] == [], run
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_run_saved_within_an_epoch_equals_the_undisturbed_one_bit_for_bit(runs, name):
     for results in runs:
@@ -119,6 +125,7 @@ def test_a_run_saved_within_an_epoch_equals_the_undisturbed_one_bit_for_bit(runs
             assert [key for key in whole if not torch.equal(whole[key], other[key])] == [], run
 
 
+@pytest.mark.sweep
 def test_a_rank_without_training_nodes_has_no_optimizer_state_to_go_on_from(tmp_path):
     root = write_store(tmp_path / "store", sizes=(0, 66, 0, 12, 12))  # rank 0 owns the parts 0, 2 and 4
     for results in launch(2, run_cases, tmp_path / "runs", root, ["shared"]):
@@ -137,6 +144,7 @@ def resume_refused(folder, root, name, path):
     return str(caught.value)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["per part", "gradients, accumulated"])
 def test_another_number_of_processes_is_refused_within_an_epoch(root, tmp_path, name):
     launch(2, save_within, tmp_path / "2", root, name)

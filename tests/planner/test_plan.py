@@ -121,13 +121,11 @@ def test_batches_must_fit_the_gpu():
     assert enough.fits
 
 
-def test_a_gpu_whose_parts_do_not_fit_the_host_asks_for_memory_of_the_host():
-    short = plan(device_memory_bytes="24GiB", host_memory_bytes="64GiB", num_parts=2, **ON_GPU)
-    told = short.remedy()
+@pytest.mark.parametrize(("num_devices", "num_parts"), [(1, 2), (2, 4)])
+def test_gpus_whose_parts_do_not_fit_the_host_ask_for_memory_of_the_host(num_devices, num_parts):
+    given = ON_GPU | {"num_devices": num_devices, "num_parts": num_parts, "device_memory_bytes": "24GiB"}
+    told = plan(**given, host_memory_bytes="64GiB").remedy()
     assert "2 parts" in told and "planner.host_memory_bytes=" in told
     host = told.rpartition("planner.host_memory_bytes=")[2]
-    assert not [
-        what
-        for what, _, _ in plan(**ON_GPU, device_memory_bytes="24GiB", host_memory_bytes=host, num_parts=2).shortages()
-        if "parts" in what
-    ]
+    left = [what for what, _, _ in plan(**given, host_memory_bytes=host).shortages()]
+    assert not [what for what in left if "parts" in what]
