@@ -249,10 +249,15 @@ def disk_errors(
 _RENAMED = {"row_reads": "rows", "placement": "rows", "construction": "rows=owners"}
 
 
+def now_called(given: str) -> str:
+    """Return " (it is NAME now)" for a setting that another one replaced, else ""."""
+    return f" (it is {_RENAMED[given]} now)" if given in _RENAMED else ""
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" where a known name is close to the one given, or stands for it now, else ""."""
     names = {name.lower(): name for name in map(str, known)}
-    if given in _RENAMED:
-        return f" (it is {_RENAMED[given]} now)"
+    if _RENAMED.get(given) in names:
+        return now_called(given)
     close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
     return f" (did you mean {names[close[0]]}?)" if close else ""

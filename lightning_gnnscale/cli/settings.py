@@ -13,6 +13,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import now_called
 from .errors import did_you_mean
 from .signatures import PACKAGE, Setting, Taker, options_of
 
@@ -153,5 +154,10 @@ def not_a_setting(key: str, allowed: Iterable[str], taker: str) -> str:
         told = " or ".join(others) if len(others) <= 3 else more
         return f"{key} is a setting of {told}: say {'that' if len(others) == 1 else 'one of them'} too"
     last = key.rpartition(".")[2]
-    near = did_you_mean(last, allowed) or ((found := elsewhere(last)) and f" (did you mean {found}?)") or ""
+    near = (
+        now_called(last)
+        or did_you_mean(last, allowed)
+        or ((found := elsewhere(last)) and f" (did you mean {found}?)")
+        or ""
+    )
     return f"{key} is not a setting{near}; {taker} takes {', '.join(allowed) or 'none'}"
