@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GNNSCALE_COMPILE_AHEAD", "0")  # tests share the cores already
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves its workers beside another test
 if not os.path.exists("/dev/nvidia0"):
     # Before lightning or torch_geometric is imported: both import triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")

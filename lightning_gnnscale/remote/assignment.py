@@ -141,13 +141,19 @@ class Assignment:
         return tuple(part for part, machine in self._assign(setup, key).items() if machine == mine)
 
     def wanted(self, setup: Setup, worker: int) -> tuple[int, ...]:
-        """Return the parts of a setup on a worker's machine that have batches to be made, or under way."""
+        """Return the parts of a setup on a worker's machine that have batches to be made, or under way.
+
+        The part whose last batch comes first is the first.
+        """
         jobs = [job for job in self.queue.pending if job.line.setup.name == setup.name and self._is_of(job, worker)]
         mine = self.machines[worker]
         for attempt in self.queue.attempts:
             if not attempt.is_over and self.machines.get(attempt.worker) == mine:
                 jobs += [job for job in attempt.jobs if job.line.setup.name == setup.name]
-        return tuple({job.key.part for job in jobs})
+        last: dict[int, int] = {}
+        for job in jobs:
+            last[job.key.part] = max(job.place, last.get(job.key.part, 0))
+        return tuple(sorted(last, key=lambda part: (last[part], part)))
 
     def worker_of(self, setup: Setup, key: BatchKey, part: int) -> int | None:
         """Return a worker of the machine that a part is assigned to; None: it belongs to none, or no worker is able."""

@@ -184,7 +184,7 @@ class _Wanted(NamedTuple):
     """What a coordinator wanted of a setup at its latest request: see `GroupRequest`."""
 
     number: int
-    now: set[PartName]
+    now: tuple[PartName, ...]
     coming: set[PartName]
 
 
@@ -319,12 +319,13 @@ class PartHolder:
                 )
             others = [other for other in self._parts if other != name and self._parts[other].is_opened]
             coming = {other for wanted in self._wanted.values() for other in wanted.coming}
-            now = {other for wanted in self._wanted.values() for other in wanted.now}
+            turns = {other: turn for wanted in self._wanted.values() for turn, other in enumerate(wanted.now)}
             done = [other for other in others if other not in coming]
-            idle = [other for other in done if other not in now]
-            # A part that is not needed again so soon is waited for where it is in use, a while.
+            idle = [other for other in done if other not in turns]
+            # Of parts that are needed for a few batches more, the one that is done first is waited for, a while.
             hurries = time.monotonic() > deadline - _SPACE_LIMIT_S / 2
-            spared = (not hurries and (idle or done)) or [other for other in self._parts if other != name]
+            first = sorted(done, key=lambda other: turns.get(other, -1))[:1]
+            spared = (not hurries and (idle or first)) or [other for other in self._parts if other != name]
             if any(self._let_go(other) for other in spared):
                 continue
             if time.monotonic() > deadline:
@@ -339,8 +340,8 @@ class PartHolder:
         setup = request.setup.name
         known = self._wanted.get((request.coordinator, setup))
         if known is None or known.number <= request.number:
-            now, coming = ({(setup, part) for part in parts} for parts in (request.wanted, request.coming))
-            self._wanted[request.coordinator, setup] = _Wanted(request.number, now, coming)
+            now, coming = (tuple((setup, part) for part in parts) for parts in (request.wanted, request.coming))
+            self._wanted[request.coordinator, setup] = _Wanted(request.number, now, {*coming})
 
     def _drop_foreign(self, setup: str, owned: Collection[int]) -> None:
         """Free the parts of a setup that belong to other machines now, where they can be spared."""

@@ -180,7 +180,8 @@ class GroupRequest(NamedTuple):
         setup: Setup that all the keys share.
         keys: Keys of the batches.
         owned: Parts of the setup that are assigned to the worker's machine in this epoch.
-        wanted: Parts of the setup that batches are to be made of now, and assigned to the worker's machine.
+        wanted: Parts of the setup that batches are to be made of now, assigned to the worker's machine; the one that
+            is done first is the first.
         coming: Parts that the next batches of a rank come from, wherever they are made.
         update: Update of the worker's view of the coordinator's cache; None: all rows are sent.
         number: Of the requests of a coordinator, in their order: those to several workers may arrive in another.

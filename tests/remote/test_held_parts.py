@@ -101,7 +101,7 @@ def test_the_cap_of_a_machine_is_that_of_its_workers_and_no_part_in_use_is_dropp
     assert machine.held == {0, 1}
     machine.get(1, 2)
     assert machine.held == {1, 2}, "part 1 is in use, part 0 was let go of"
-    waiting = waits_for_space(machine, 0, 0, wanted=(1, 2))
+    waiting = waits_for_space(machine, 0, 0, wanted=(2, 1))
     machine.workers[1].release()
     waiting.join(10)
     assert machine.held == {0, 1} and not waiting.is_alive()
@@ -128,6 +128,19 @@ def test_a_part_whose_next_batches_are_not_asked_for_yet_stays_while_the_last_ba
     machine.get(1, 1)
     machine.workers[0].release()  # its batches so far are made; two parts take turns, and part 2 follows part 1
     waiting = waits_for_space(machine, 0, 2, wanted=(1,), coming=(0, 2))
+    assert 0 in machine.held
+    machine.workers[1].release()
+    waiting.join(10)
+    assert machine.held == {0, 2}
+
+
+def test_of_two_parts_with_batches_to_be_made_the_one_whose_last_comes_first_makes_room():
+    machine = Machine(2, SIZES[0] + SIZES[1] + SIZES[2] - 1)
+    machine.holder._sizes = {("setup", part): size for part, size in enumerate(SIZES)}  # as in a second epoch
+    machine.get(0, 0)
+    machine.get(1, 1)
+    machine.workers[0].release()
+    waiting = waits_for_space(machine, 0, 2, wanted=(1, 0), coming=(2, 3))
     assert 0 in machine.held
     machine.workers[1].release()
     waiting.join(10)
