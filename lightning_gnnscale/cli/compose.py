@@ -25,7 +25,15 @@ def _name_of(key: str, *, _parent_: DictConfig) -> str:
     return graph_name(str(_parent_[key])) if known else "graph"
 
 
+def _default_devices(accelerator: str = "auto", on_cpu: int = 2) -> int:
+    """Resolve ${default_devices:auto,2}: the GPUs that are there, or processes on the CPU."""
+    from .ranks import num_gpus  # torch, which a wrong word is told without
+
+    return num_gpus(accelerator) or on_cpu
+
+
 OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
+OmegaConf.register_new_resolver("default_devices", _default_devices, replace=True)
 
 
 def register_choices() -> None:

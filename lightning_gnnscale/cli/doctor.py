@@ -98,9 +98,10 @@ def gpus(advice: list[str]) -> dict[str, str]:
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi"):
             advice.append(f"nvidia-smi is there, and torch {torch.__version__} sees no GPU: install a build with CUDA")
-        return {"none": "training runs on the CPU"}
-    found = {}
-    for number in range(torch.cuda.device_count()):
+        return {"none": "training runs on the CPU, by default in two processes"}
+    count = torch.cuda.device_count()
+    found = {"a run takes": f"{count} GPU{'s' * (count > 1)}, a process each; trainer.devices= takes fewer"}
+    for number in range(count):
         of = torch.cuda.get_device_properties(number)
         free, total = torch.cuda.mem_get_info(number)
         found[f"cuda:{number}"] = (
@@ -108,7 +109,7 @@ def gpus(advice: list[str]) -> dict[str, str]:
         )
         if free < total / 2:
             advice.append(f"cuda:{number}: another process holds {format_bytes(total - free)}")
-    pairs = [(a, b) for a in range(len(found)) for b in range(len(found)) if a != b]
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     direct = [f"{a}->{b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
     if pairs:
         found["peer access"] = (
@@ -118,7 +119,7 @@ def gpus(advice: list[str]) -> dict[str, str]:
     for line in (topology or "").splitlines() if pairs else ():
         if line.startswith("GPU"):
             name, *links = line.split()
-            found[f"links of {name.lower()}"] = " ".join(links[: torch.cuda.device_count()])
+            found[f"links of {name.lower()}"] = " ".join(links[:count])
     found["cuda"] = f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     found["host to device"] = _copy_speed()
     return found

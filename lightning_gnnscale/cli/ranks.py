@@ -30,6 +30,13 @@ def is_first_rank() -> bool:
     return not started_from_outside() or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
+def num_gpus(accelerator: str = "auto") -> int:
+    """Return how many GPUs a Trainer with an accelerator can take on this machine; 0: it trains on the CPU."""
+    if accelerator == "cpu":
+        return 0
+    return torch.cuda.device_count() or int(torch.backends.mps.is_available())
+
+
 def accelerator(trainer_config: DictConfig) -> str:
     """Return the Trainer's accelerator; for "auto" with fewer GPUs than processes the CPU, with a message.
 
@@ -49,6 +56,20 @@ def accelerator(trainer_config: DictConfig) -> str:
         message = f"{processes} processes and {gpus} GPU{'s' * (gpus > 1)}: they run on the CPU"
         print(f"gnnscale: {message}; trainer.devices={gpus} takes what there is", file=sys.stderr)
     return "cpu"
+
+
+def trains_on(trainer) -> str:
+    """Return what a Trainer takes of this machine, and why where that is no GPU."""
+    count, nodes = trainer.num_devices, trainer.num_nodes
+    where = f" on each of {nodes} machines" if nodes > 1 else ""
+    if trainer.strategy.root_device.type != "cpu":
+        names = (
+            {torch.cuda.get_device_name(device) for device in trainer.device_ids} if torch.cuda.is_available() else ()
+        )
+        told = f" ({', '.join(sorted(names))})" if names else ""
+        return f"trains on {count} GPU{'s' * (count > 1)}{told}{where}"
+    why = "torch sees no GPU" if num_gpus() == 0 else "its GPUs are not used: see trainer.accelerator"
+    return f"trains on the CPU in {count} process{'es' * (count > 1)}{where}: {why}"
 
 
 def start_method(trainer_config: DictConfig, given: str | None) -> str:

@@ -64,6 +64,7 @@ from .ranks import (
     is_first_rank,
     own_start_method,
     start_method,
+    trains_on,
 )
 from .run_folder import (
     best_checkpoint,
@@ -156,6 +157,8 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     trainer = make_trainer(config, folder)
     if isinstance(trainer.strategy, GNNScaleStrategy):
         trainer.strategy.check_trainer(trainer)
+    if command == "train" and is_first_rank():
+        print(f"gnnscale {trains_on(trainer)}", flush=True)
     return CommandRun(folder, command, begin, trainer)
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale.cli.checks import check_settings, planned_devices
 from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.environment import written
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.ranks import accelerator
-from lightning_gnnscale.cli.recipes import available_recipes, take_recipe
+from lightning_gnnscale.cli.ranks import accelerator, trains_on
+from lightning_gnnscale.cli.recipes import available_recipes, recipes_folder, take_recipe
 from tests.says import said
 from tests.tiers import first
 
@@ -197,6 +199,37 @@ def test_more_processes_than_gpus_run_on_the_cpu(monkeypatch, capsys, words, gpu
     assert accelerator(compose_config("train", words).trainer) == taken
     said = "gnnscale: 2 processes and 1 GPU: they run on the CPU; trainer.devices=1 takes what there is"
     assert (said in capsys.readouterr().err) == (taken == "cpu")
+
+
+@pytest.mark.parametrize("recipe", ["train", "data_placement", "cagnet"])
+def test_a_run_takes_the_gpus_that_are_there(monkeypatch, capsys, recipe):
+    """One GPU trains on the GPU; without one, two processes on the CPU, and four of the recipe that splits a graph."""
+    on_cpu = 4 if recipe == "cagnet" else 2
+    for gpus, words, number in [(0, (), on_cpu), (1, (), 1), (8, (), 8), (8, ("trainer.accelerator=cpu",), on_cpu)]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        folder = None if recipe == "train" else str(recipes_folder())
+        config = compose_config(recipe, [*words], folder)
+        assert (config.trainer.devices, planned_devices(config)) == (number, number)
+        assert written(config)["trainer"]["devices"] == number
+        accelerator(config.trainer)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "count", "told"),
+    [
+        (0, "cpu", 2, "trains on the CPU in 2 processes: torch sees no GPU"),
+        (1, "cpu", 1, "trains on the CPU in 1 process: its GPUs are not used: see trainer.accelerator"),
+        (2, "cuda", 2, "trains on 2 GPUs (H200)"),
+    ],
+)
+def test_the_first_line_says_what_a_run_takes(monkeypatch, gpus, device, count, told):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H200")
+    root = SimpleNamespace(root_device=torch.device(device))
+    trainer = SimpleNamespace(num_devices=count, num_nodes=1, device_ids=[*range(count)], strategy=root)
+    assert trains_on(trainer) == told
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda"])
