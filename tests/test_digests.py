@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch_geometric.data import Data
 
 from tests.digests import RUNS, arrays_of, differences, digest_of
 
 
+@pytest.mark.sweep
 def test_a_recipe_gives_the_same_digests_twice(tmp_path):
     words = [sys.executable, "-m", "tests.digests", "--only", "temporal_sage"]
     for more in ([tmp_path / "a.json"], [tmp_path / "b.json", "--compare", tmp_path / "a.json"]):

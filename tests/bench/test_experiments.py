@@ -131,6 +131,7 @@ def test_an_epoch_takes_as_long_as_its_slowest_process(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_parts_stand_beside_central_training_with_the_seconds_to_its_accuracy(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"], "left out": None}

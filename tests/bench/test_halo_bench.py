@@ -42,6 +42,7 @@ def test_pages_are_counted_as_they_are_read(cold):
     assert cached_bytes(cold / "empty") == 0
 
 
+@pytest.mark.sweep
 def test_a_visit_counts_what_it_read(cold):
     size = {"num_nodes": 10_000, "num_edges": 20_000, "feature_dim": 64}
     rows = halo.run(cold, **size, partitioner="range", num_parts=8, visits=[3], fanouts=[3, 2], batch_size=500)

@@ -101,6 +101,7 @@ def runs_of_benchmarks():
     yield "locality", LocalityBench([])._words("g", Path("g"))
 
 
+@pytest.mark.sweep
 def test_other_defaults_change_no_benchmark_of_a_paper(other_defaults):
     free = composed(["dataset=npz"]), composed(["dataset=npz"], other_defaults)
     assert free[0]["partitioner"] != free[1]["partitioner"], "the defaults are others"
