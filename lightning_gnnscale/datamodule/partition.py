@@ -3,15 +3,16 @@
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from ..errors import StrategyError, check_count, is_integer, short
+from ..errors import StrategyError, check_count, check_integer, is_integer, short
 from ..events import record
 from ..graph import check_requires
 from ..keywords import passes_on
@@ -24,6 +25,7 @@ from ..loader import (
     parts_of_rank,
     rank_of_parts,
 )
+from ..loader.device_batches import DeviceBatches
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -117,6 +119,8 @@ class PartitionDataModule(StoredGraphDataModule):
             in host memory and on disk. "owners" or `OwnerReads`: on several machines each holds the parts that its
             ranks train on, and asks the others; one machine reads the store. Workers of "ray" hold the rows of the
             parts that they prepare; under "owners" each of their machines holds some, and asks the others.
+        device_batches: Batches that are copied to a GPU ahead of their use, through pinned memory and beside training,
+            >= 0; 0: Lightning moves each when it is asked for. Without effect on a CPU.
         stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
             them.
         stored_edge_features: Whether they read the store's edge features. False: a model without `edge_dim` may train.
@@ -148,6 +152,7 @@ class PartitionDataModule(StoredGraphDataModule):
         seed: int = 0,
         source: str | SourceSettings = "threads",
         rows: "str | OwnerReads | PlacementSettings | Placement" = "auto",
+        device_batches: int = 2,
         stored_features: bool = True,
         stored_edge_features: bool = True,
         **making: Unpack[StoreMaking],
@@ -158,6 +163,7 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("seed_order", seed_order, SEED_ORDERS)
         check_count("batch_size", batch_size)
         check_count("interleave_parts", interleave_parts)
+        check_integer("device_batches", device_batches, 0)
         if not is_integer(halo_hops) or halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {short(halo_hops)}")
         self.mode, self.scope, self.evaluation = mode, scope, evaluation_options(evaluation)
@@ -167,6 +173,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts, self.seed_order = halo_hops, interleave_parts, seed_order
+        self.device_batches = device_batches
         links = self.evaluation.links
         own = {} if self.dataset is None else self.dataset.links
         self.links = own if links is None else dict(links)
@@ -315,9 +322,21 @@ class PartitionDataModule(StoredGraphDataModule):
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
             settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops)
+        loader.send_to(self._sending(self._placed.fill if self._gathers_on_device else None))
         self._close_loader()
         self._train_loader = loader
         return loader
+
+    def _sending(self, fill: Callable[[Any, Any], None] | None = None) -> DeviceBatches | None:
+        """Return what copies batches to the Trainer's GPU ahead of their use; None: Lightning moves them.
+
+        Args:
+            fill: Gathers the rows of a batch that are on the GPU, see `DeviceBatches`.
+        """
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        if device.type != "cuda" or not self.device_batches:
+            return None
+        return DeviceBatches(device, self.device_batches, fill)
 
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
@@ -405,7 +424,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch from all tiers, where it trains."""
         if self._gathers_on_device and isinstance(batch, MiniBatch) and not batch.has_features:
-            self._placed.fill(batch)
+            self._placed.fill(batch, batch.n_id)
         return batch
 
     def set_locality_scale(self, scale: float) -> None:
@@ -535,16 +554,20 @@ class PartitionDataModule(StoredGraphDataModule):
                 links = links._replace(features=None)
             if self.evaluation.mode == "sampled":
                 features = self.store.features if self.stored_features else None
-                return make_link_loader(
+                loader = make_link_loader(
                     self.store, self._hops or 2, links, self.loader_options, features, rank, self.sampler
                 )
+                loader.send_to(self._sending())
+                return loader
         if self.evaluation.mode == "sampled":
             held = self._held_graph()
             features = self.store.features if held is None else held.features
             features = features if self.stored_features else None
-            return make_evaluation_loader(
+            loader = make_evaluation_loader(
                 self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held, self.sampler
             )
+            loader.send_to(self._sending())
+            return loader
         if self.sampler.temporal_strategy is not None:
             raise StrategyError(
                 'evaluation="layerwise" computes a node once, from neighbours of any time; the sampler goes by time: '
@@ -621,6 +644,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "batch_size": seeds if self.mode == "mini_batch" else None,
             "fanouts": self.sampler.per_hop,
             "prefetch_batches": self.loader_options.batches_ahead + 1,
+            "device_batches": self.device_batches + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
             **({"grouped_weights": True} if self._sampled_by.weighted else {}),

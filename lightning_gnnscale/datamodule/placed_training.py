@@ -268,10 +268,15 @@ class PlacedTraining:
         reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
         return replace(options, reads=reads, **({} if in_process else {"num_threads": self.settings.gather_threads}))
 
-    def fill(self, batch: Any) -> None:
-        """Give a batch its features out of all tiers, where it trains."""
+    def fill(self, batch: Any, nodes: Any) -> None:
+        """Give a batch its features out of all tiers, where it trains.
+
+        Args:
+            batch: `MiniBatch` on its device.
+            nodes: Its `n_id`, on the host where it is there too: the device is then not waited for.
+        """
         with clock.doing("read"), self._clock.measure():
-            rows = self.buffer.read(batch.n_id)
+            rows = self.buffer.read(nodes)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
             batch.x = rows

@@ -21,6 +21,7 @@ from ..traits import SourceTraits
 from .batch_builder import BatchBuilder, BatchMaker, tensors
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
+from .device_batches import DeviceBatches
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
 from .part_walk import Interleave, InterleavedWalk, PartWalk, Position
@@ -188,6 +189,7 @@ class PartLoader:
         if self.reads.how == "resident":
             self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
+        self._device: DeviceBatches | None = None
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0
@@ -244,6 +246,10 @@ class PartLoader:
         self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
         self._source = self._new_source()
 
+    def send_to(self, device: DeviceBatches | None) -> None:
+        """Yield batches that are on a device from the next iteration on; None: where they are made."""
+        self._device = device
+
     def first_footprint(self) -> Footprint | None:
         """Load the first part, sample its first chunk, and return their sizes; None without batches."""
         position = next(self.walk.positions(self.epoch), None)
@@ -258,6 +264,8 @@ class PartLoader:
         """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
         self._builder.pool.clear()
+        if self._device is not None:
+            self._device.close()
         if self._kept is not None:
             self._kept, self._stager = None, replace(self._stager, kept=None)
             self._source = self._new_source()
@@ -370,7 +378,8 @@ class PartLoader:
         self._keep()
         chunks = self._filled(self._ahead(start * self.chunks))
         mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
-        return self._with_columns(mixed) if self._columns else mixed
+        whole = self._with_columns(mixed) if self._columns else mixed
+        return whole if self._device is None else self._device.moved(whole)
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Read the further columns of batches where they arrive: their makers need not have them."""

@@ -170,6 +170,7 @@ def predict_training(
     part_rows: int | None = None,
     mixed_parts: int = 0,
     on_gpu: bool = False,
+    to_gpu: bool = False,
     grouped_edge_types: int = 0,
     grouped_weights: bool = False,
     placed_rows: int | float | None = None,
@@ -188,18 +189,18 @@ def predict_training(
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
         on_gpu: a GPU's memory: parts and embeddings stay on the host.
+        to_gpu: the host's memory, where batches go to a GPU through pinned copies.
         grouped_edge_types: edge types by which fan-outs, times or weights group a copy of each part's edges; 0: none.
         grouped_weights: Whether these edges have weights, by which they are sampled.
         placed_rows: feature rows that a placement puts into this process's buffer, a number or, as a float, a share of
-            all; None: no placement. Rows of a batch on a GPU are then gathered there, as it trains, and those ahead
-            hold ids alone.
+            all; None: no placement.
         cache_rows: rows of its cache.
 
     Raises:
         ValueError: a count out of range.
     """
     num_nodes, num_parts, num_processes = run.num_nodes, run.num_parts, run.num_processes
-    embedding_dim, hidden_channels, ahead = shape.embedding_dim, shape.hidden_channels, shape.prefetch_batches
+    embedding_dim, hidden_channels = shape.embedding_dim, shape.hidden_channels
     if part_rows is not None:
         check_integer("part_rows", part_rows, 0)
     if isinstance(placed_rows, float):
@@ -225,8 +226,8 @@ def predict_training(
         width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (shape.feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
-    with_rows = 1 if placed_rows is not None and on_gpu else ahead  # batches
-    batches = inputs * (with_rows * row_bytes + ahead * 24) + ahead * edges * (16 + run.edge_row_bytes)
+    ahead = shape.device_batches if on_gpu else shape.prefetch_batches + (shape.device_batches if to_gpu else 0)
+    batches = ahead * (inputs * (row_bytes + 24) + edges * (16 + run.edge_row_bytes))
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     # The epoch's validation replaces a step's activations; batches stay in their pool.
     step = max(activations, predict_evaluation(run, shape))

@@ -327,11 +327,11 @@ def plan(
     on_gpu = accelerator == "gpu" or gpu is not None
     # A placement's rows are on the GPUs if there are some.
     elsewhere = ("placed_rows", "cache_rows") if on_gpu else ()
-    of_host = {name: value for name, value in options.items() if name not in elsewhere}
+    of_host = {name: value for name, value in options.items() if name not in elsewhere} | {"to_gpu": on_gpu}
 
     def training(parts: int, on_gpu: bool = False) -> int:
-        given = options if on_gpu else of_host
-        return predict_training(replace(run, num_parts=parts), shape, on_gpu=on_gpu, **given)
+        given = {**options, "on_gpu": True} if on_gpu else of_host
+        return predict_training(replace(run, num_parts=parts), shape, **given)
 
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)

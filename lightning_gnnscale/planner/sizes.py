@@ -37,6 +37,7 @@ class BatchShape:
         fanouts: neighbours a hop; -1 takes all.
         hidden_channels: width of the hidden layers.
         prefetch_batches: batches held at once.
+        device_batches: batches on a GPU at once: the one that trains, and those that are copied ahead.
         embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
         embedding_rows: nodes with learnable embeddings, where some node types have none; None: all.
 
@@ -50,6 +51,7 @@ class BatchShape:
     fanouts: Sequence[int] = ()
     hidden_channels: int = 256
     prefetch_batches: int = 3
+    device_batches: int = 3
     embedding_dim: int = 0
     embedding_rows: int | None = None
 
@@ -57,6 +59,7 @@ class BatchShape:
         check_integer("feature_dim", self.feature_dim, 0)
         check_integer("hidden_channels", self.hidden_channels, 1)
         check_integer("prefetch_batches", self.prefetch_batches, 1)
+        check_integer("device_batches", self.device_batches, 1)
         check_integer("embedding_dim", self.embedding_dim, 0)
         if self.batch_size is not None:
             check_integer("batch_size", self.batch_size, 1)

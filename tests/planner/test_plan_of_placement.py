@@ -28,13 +28,16 @@ def test_places_are_eight_bytes_a_node():
     assert predict_training(RUN, BATCHES, placed_rows=0) - without == pytest.approx(8 * NODES, abs=1)
 
 
-def test_batches_ahead_of_a_gpu_hold_no_rows_where_they_are_gathered_on_it():
-    told = [
-        predict_training(RUN, replace(BATCHES, prefetch_batches=ahead), on_gpu=True, placed_rows=rows)
-        for rows in (None, 0)
-        for ahead in (1, 5)
-    ]
-    assert told[1] - told[0] > 4 * (told[3] - told[2]) > 0
+def test_a_gpu_holds_the_batches_copied_ahead_and_the_host_their_pinned_copies():
+    def told(where: dict, **counts: int) -> int:
+        return predict_training(RUN, replace(BATCHES, **counts), **where)
+
+    gpu, host = {"on_gpu": True}, {"to_gpu": True}
+    batch = told({}, prefetch_batches=2) - told({}, prefetch_batches=1)
+    assert batch > 0 and told(gpu, device_batches=4) - told(gpu, device_batches=2) == pytest.approx(2 * batch, abs=8)
+    assert told(gpu, prefetch_batches=9) == told(gpu, prefetch_batches=1)
+    assert told(host, device_batches=3) - told({}) == pytest.approx(3 * batch, abs=8)
+    assert told({}, device_batches=9) == told({}, device_batches=1)
 
 
 @pytest.mark.parametrize("rows", [-1, "many"])

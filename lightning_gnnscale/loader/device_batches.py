@@ -1,0 +1,221 @@
+"""Batches on a GPU ahead of their use: packed into one pinned block each, and copied on a stream of their own."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import GNNScaleError
+from ..events import clock
+from ..memory import format_bytes
+from .buffer_pool import rounded_capacity
+
+_ALIGN = 256  # of each array in a block: what kernels with vector loads need, and torch's own allocations have
+
+
+class CopyStream:
+    """The stream of a CUDA device that copies batches, and the memory that it copies from and to.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self._stream = device, torch.cuda.Stream(device)
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Return (num_bytes,) uint8 of page-locked host memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def running(self) -> AbstractContextManager:
+        """Return a context in which this thread's copies and kernels run on the stream."""
+        return torch.cuda.stream(self._stream)
+
+    def send(self, block: Tensor) -> Tensor:
+        """Begin to copy a block to the device; call it within `running`."""
+        return block.to(self.device, non_blocking=True)
+
+    def mark(self) -> torch.cuda.Event:
+        """Return an event that passes when all that was begun so far on the stream is done."""
+        return self._stream.record_event()
+
+    def hand_over(self, event: torch.cuda.Event, tensors: list[Tensor]) -> None:
+        """Let the caller's current stream wait for an event, and use tensors of the stream; the host does not wait."""
+        user = torch.cuda.current_stream(self.device)
+        user.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(user)  # else the allocator hands its memory out again before the user's kernels end
+
+
+class _Sent(NamedTuple):
+    """A batch on its way, or an error in its place; without both the batches are over."""
+
+    batch: Any = None
+    event: Any = None
+    error: BaseException | None = None
+
+
+class DeviceBatches:
+    """Copy batches to a device while earlier ones train.
+
+    A thread takes batches from their loader, packs the arrays of each into one block of pinned memory, and begins one
+    copy of it on a stream of its own; there it has the rows gathered that are on the device. The stream that trains
+    waits for the copy's event, the host for nothing. A block is filled again once its copy is done.
+
+    Args:
+        device: Where batches go.
+        ahead: Batches on the device, or on their way, before they are asked for, >= 1.
+        fill: Called with a batch on the device and its (num_nodes,) ids on the host, on the copy stream: gives it the
+            rows that are there. None: batches come with theirs.
+        stream: Copies, in place of a `CopyStream`.
+
+    Cost: `ahead` batches of device memory, and up to `ahead` + 1 blocks of pinned memory; one copy of each batch on the
+        host.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        ahead: int = 2,
+        fill: Callable[[Any, Any], None] | None = None,
+        stream: CopyStream | None = None,
+    ):
+        self.device, self.ahead, self._fill = device, ahead, fill
+        self._stream = CopyStream(device) if stream is None else stream
+        self._free: list[Tensor] = []
+        self._copying: deque[tuple[Any, Tensor]] = deque()
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned memory that are held."""
+        return sum(len(block) for block in [*self._free, *(block for _, block in self._copying)])
+
+    def moved(self, batches: Iterator) -> Iterator:
+        """Yield batches on the device, in order.
+
+        Args:
+            batches: A generator of `MiniBatch`; it runs, and is closed, in a thread that ends with it.
+
+        Raises:
+            GNNScaleError: there is no memory for a batch, here or on the device.
+            Exception: what `batches` raises.
+        """
+        sent: SimpleQueue[_Sent] = SimpleQueue()
+        space, stopped = threading.Semaphore(self.ahead), threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(batches, sent, space, stopped), name="gnnscale-batch-device", daemon=True
+        )
+        thread.start()
+        try:
+            while True:
+                one = sent.get()
+                if one.error is not None:
+                    raise one.error
+                if one.event is None:
+                    return
+                self._stream.hand_over(one.event, tensors_of(one.batch))
+                space.release()
+                batch, one = one.batch, None
+                yield batch
+                del batch
+        finally:
+            stopped.set()
+            space.release()
+            thread.join()
+
+    def close(self) -> None:
+        """Wait for copies that are under way, and free the pinned memory."""
+        for event, _ in self._copying:
+            event.synchronize()
+        self._copying.clear()
+        self._free.clear()
+
+    def _run(self, batches: Iterator, sent: SimpleQueue, space: threading.Semaphore, stopped: threading.Event) -> None:
+        try:
+            with closing(batches):
+                while True:
+                    space.acquire()
+                    if stopped.is_set():
+                        return
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
+                    sent.put(_Sent(*self._sent(batch)))
+                    del batch
+            sent.put(_Sent())
+        except BaseException as error:
+            sent.put(_Sent(error=error))
+
+    def _sent(self, batch: Any) -> tuple[Any, Any]:
+        """Begin to move a batch; return it as it will be on the device, and the event of its arrival."""
+        with clock.doing("transfer"):
+            arrays = [tensor for tensor in tensors_of(batch) if tensor.device != self.device]
+            offsets, size = _offsets(arrays)
+            block = self._block(size)
+            for array, offset in zip(arrays, offsets, strict=True):
+                _view(block, array, offset).copy_(array)
+            try:
+                with self._stream.running():
+                    there = self._stream.send(block[:size])
+                    self._copying.append((self._stream.mark(), block))
+                    places = iter(zip(arrays, offsets, strict=True))
+                    moved = batch.apply(
+                        lambda tensor: tensor if tensor.device == self.device else _view(there, *next(places))
+                    )
+                    if self._fill is not None:
+                        self._fill(moved, batch.n_id)
+                    return moved, self._stream.mark()
+            except torch.OutOfMemoryError:
+                raise GNNScaleError(
+                    f"{self.device} has no memory for {self.ahead} batches of {format_bytes(size)} ahead: say "
+                    "device_batches=1 or 0 to the DataModule, or a smaller batch_size"
+                ) from None
+
+    def _block(self, size: int) -> Tensor:
+        """Return a pinned block of at least so many bytes whose last copy is done."""
+        while self._copying and (self._copying[0][0].query() or len(self._copying) > self.ahead):
+            event, block = self._copying.popleft()
+            event.synchronize()
+            self._free.append(block)
+        fitting = [number for number, block in enumerate(self._free) if len(block) >= size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda number: len(self._free[number])))
+        self._free.clear()  # smaller ones, that no batch of this size fits into
+        try:
+            return self._stream.pinned(rounded_capacity(size))
+        except RuntimeError as error:
+            raise GNNScaleError(
+                f"{format_bytes(size)} of a batch cannot be pinned ({str(error).splitlines()[0]}): raise the limit of "
+                "locked memory (ulimit -l), or say device_batches=0 to the DataModule"
+            ) from None
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch in the order of `MiniBatch.apply`."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    batch.apply(note)
+    return found
+
+
+def _offsets(arrays: list[Tensor]) -> tuple[list[int], int]:
+    """Return where each array begins in a block, and the bytes of the block."""
+    offsets, size = [], 0
+    for array in arrays:
+        offsets.append(size)
+        size += -(-array.nbytes // _ALIGN) * _ALIGN
+    return offsets, size
+
+
+def _view(block: Tensor, like: Tensor, offset: int) -> Tensor:
+    """Return the bytes of an array in a block, of the array's dtype and shape."""
+    return block[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
