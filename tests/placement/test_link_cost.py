@@ -87,12 +87,17 @@ def test_training_on_cpus_is_measured_on_cpus(memory, monkeypatch):
 def test_each_pair_of_gpus_is_measured(memory, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(link_cost, "gpu_uuid", lambda device: f"id-{device.index}")
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: {one.index, other.index} != {0, 2})
     seconds = {(0, 1): (1.0, 10.0), (1, 2): (5.0, 10.0)}
     monkeypatch.setattr(link_cost, "measure_on_cuda", lambda one, other: seconds[one.index, other.index])
     alphas = link_cost.link_alphas([torch.device("cuda", i) for i in range(3)])
     assert alphas.tolist() == [[0, 0.1, 1], [0.1, 0, 0.5], [1, 0.5, 0]]
-    assert sorted(json.loads(memory.read_text())) == ["cuda: a GPU 0, a GPU 1", "cuda: a GPU 1, a GPU 2"]
+    assert sorted(json.loads(memory.read_text())) == ["cuda: a GPU id-0, a GPU id-1", "cuda: a GPU id-1, a GPU id-2"]
+    # Under CUDA_VISIBLE_DEVICES=0,4 another GPU is number 1.
+    monkeypatch.setattr(link_cost, "gpu_uuid", lambda device: f"id-{4 * device.index}")
+    monkeypatch.setattr(link_cost, "measure_on_cuda", lambda one, other: (9.0, 10.0))
+    assert link_cost.link_alphas([torch.device("cuda", i) for i in range(2)])[0, 1] == 0.9
 
 
 @pytest.mark.gpu

@@ -234,7 +234,12 @@ def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int,
         raise StrategyError("GradientAveraging cannot average sparse gradients: build the embedding with sparse=False")
     dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
     device = parameters[0].device
-    header = torch.tensor([weight, *(p.grad is not None for p in parameters)], dtype=dtype, device=device)
+    # Filled on the device, and read on the host only where a gradient is missing here: a GPU is not waited for.
+    missing = [number for number, p in enumerate(parameters) if p.grad is None]
+    header = torch.ones(1 + len(parameters), dtype=dtype, device=device)
+    header[0] = weight
+    for number in missing:
+        header[1 + number] = 0
     buckets = _buckets(parameters, max(1, bucket_bytes // dtype.itemsize))
     messages = [header]
     for bucket in buckets:
@@ -243,7 +248,7 @@ def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int,
     with averaging.clear_error("averaging gradients"):
         for work in [dist.all_reduce(message, async_op=True) for message in messages]:
             work.wait()
-    present = iter(header[1:].tolist())
+    present = iter(header[1:].tolist() if missing else [1.0] * len(parameters))
     for bucket, message in zip(buckets, messages[1:], strict=True):
         if mean:
             message.div_(header[0].clamp(min=1))  # counts; no targets at all leave a gradient of zero
