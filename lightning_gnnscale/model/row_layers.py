@@ -29,11 +29,9 @@ class EdgeSums:
         self.block, self.dtype = block, dtype
 
     @cached_property
-    def transposed(self) -> Transposed | None:
-        """The edges by source; None on devices whose kernels do not read it."""
+    def transposed(self) -> Transposed:
+        """The edges by source."""
         block = self.block
-        if block.indptr.device.type != "cpu":
-            return None
         return transpose(block.indptr, block.indices, block.edge_weight, block.num_sources, dtype=self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,11 +41,7 @@ class EdgeSums:
 
     def back(self, x: Tensor) -> Tensor:
         """Return the (num_sources, width) sums of (num_targets, width) values along the edges reversed."""
-        if self.transposed is not None:
-            return aggregate(x, *self.transposed)
-        out = x.new_zeros((self.block.num_sources, x.shape[1]))
-        messages = x.index_select(0, self.block.target_of_edges()) * self.block.edge_weight.unsqueeze(1)
-        return out.index_add(0, self.block.indices.long(), messages)
+        return aggregate(x, *self.transposed)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_python import run_python
 
-from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference
+from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, transpose
 from tests.says import said
 from tests.tiers import all_pairs
 
@@ -61,7 +61,7 @@ def test_gradients_equal_plain_torch(dtype, heads, channels, shared, mean):
     x = values((7, heads, channels), dtype, generator).requires_grad_()
     weight = values((29, 1 if shared else heads), torch.float32, generator).requires_grad_()
     grad = values((5, heads, channels), dtype, generator)
-    device.SegmentSum.apply(x, weight, indptr, indices, mean).backward(grad)
+    device.SegmentSum.apply(x, weight, indptr, indices, mean, None).backward(grad)
     wide = [tensor.detach().double() for tensor in (grad, x, weight)]
     expected = reference.x_gradient(wide[0], indptr, indices, wide[2], mean, 7)
     close(x.grad, expected, dtype, 4)
@@ -72,12 +72,62 @@ def test_gradients_equal_plain_torch(dtype, heads, channels, shared, mean):
     close(weight.grad, expected, torch.float32, 8)
 
 
+@pytest.mark.parametrize("rows", [[9], [3, 20, 3], [0, 8, 0, 17, 9, 0], [40, 40], [4, 4, 4, 5, 1]])
+@pytest.mark.parametrize("mean", [False, True])
+def test_edges_of_hubs_are_shared_out(monkeypatch, rows, mean):
+    """Hubs that begin and end within a chunk, at its edge, side by side; around them short and empty rows."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(device, "LIMIT", 8)
+    generator = torch.Generator().manual_seed(len(rows))
+    indptr = torch.tensor([0, *rows]).cumsum(0).to(DEVICE)
+    indices = torch.randint(6, (sum(rows),), generator=generator).to(DEVICE)
+    x = values((6, 2, 19), torch.float64, generator).requires_grad_()
+    weight = values((sum(rows), 2), torch.float64, generator).requires_grad_()
+    grad = values((len(rows), 2, 19), torch.float64, generator)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(*shape, torch.nan, **options))
+    out = device.SegmentSum.apply(x, weight, indptr, indices, mean, None)
+    again = device.gather_sum(x.detach(), weight.detach(), indptr, indices, mean)
+    out.backward(grad)
+    monkeypatch.undo()
+    assert torch.equal(out, again)
+    wide = [tensor.detach() for tensor in (grad, x, weight)]
+    close(out.detach(), reference.aggregate(wide[1], indptr, indices, wide[2], mean), torch.float64, 4)
+    close(x.grad, reference.x_gradient(wide[0], indptr, indices, wide[2], mean, 6), torch.float64, 4)
+    close(weight.grad, reference.weight_gradient(wide[0], wide[1], indptr, indices, mean), torch.float64, 8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_edges_by_source_are_the_same_on_every_device(weighted, mean):
+    """What fixed edges keep for all backward passes, made by the CPU's kernel and by torch on a device."""
+    indptr, indices, generator = random_rows(5, 7, 29, 1)
+    weight = values((29,), torch.float32, generator) if weighted else None
+    ours = transpose(
+        indptr.cpu(), indices.cpu(), None if weight is None else weight.cpu(), 7, "mean" if mean else "sum"
+    )
+    factors = device.edge_factors(None if weight is None else weight[:, None], indptr, 29, mean, torch.float32)
+    factors, offsets, rows = device.by_source(indptr, indices, factors, 7)
+    assert torch.equal(ours.indptr, offsets.cpu()) and torch.equal(ours.indices.long(), rows.cpu())
+    if factors is None:
+        assert not len(ours.weight)
+    else:
+        close(ours.weight, factors.cpu(), torch.float32)
+    if not pytest.importorskip("triton") or not weighted:
+        return
+    x, grad = values((7, 1, 5), torch.float32, generator).requires_grad_(), values((5, 1, 5), torch.float32, generator)
+    gradients = [
+        torch.autograd.grad(device.SegmentSum.apply(x, weight[:, None], indptr, indices, mean, kept), x, grad)[0]
+        for kept in (None, (factors, offsets, rows))
+    ]
+    assert torch.equal(*gradients)
+
+
 def test_the_mean_without_weights_goes_back_too():
     pytest.importorskip("triton")
     indptr, indices, generator = random_rows(8, 6, 31, 3)
     x = values((6, 2, 17), torch.float64, generator).requires_grad_()
     grad = values((8, 2, 17), torch.float64, generator)
-    device.SegmentSum.apply(x, None, indptr, indices, True).backward(grad)
+    device.SegmentSum.apply(x, None, indptr, indices, True, None).backward(grad)
     close(x.grad, reference.x_gradient(grad, indptr, indices, None, True, 6), torch.float64)
 
 
@@ -115,14 +165,14 @@ def test_rows_edges_and_channels_that_are_not_there():
     pytest.importorskip("triton")
     pointers, none = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
     x = torch.ones((3, 1, 5), device=DEVICE, requires_grad=True)
-    out = device.SegmentSum.apply(x, None, pointers, none, True)
+    out = device.SegmentSum.apply(x, None, pointers, none, True, None)
     assert out.shape == (3, 1, 5) and not out.any()
     out.sum().backward()
     assert not x.grad.any()
     assert device.gather_sum(x.detach(), None, pointers[:1], none, False).shape == (0, 1, 5)
     one, row = torch.tensor([0, 1], device=DEVICE), torch.tensor([2], device=DEVICE)
     narrow, weight = torch.ones((3, 2, 0), device=DEVICE), torch.ones((1, 2), device=DEVICE, requires_grad=True)
-    device.SegmentSum.apply(narrow, weight, one, row, False).sum().backward()
+    device.SegmentSum.apply(narrow, weight, one, row, False, None).sum().backward()
     assert not weight.grad.any()
 
 
@@ -132,7 +182,7 @@ def test_pointers_and_ids_that_are_views():
     x, grad = values((6, 1, 5), torch.float64, generator), values((4, 1, 5), torch.float64, generator)
     x.requires_grad_()
     columns = torch.stack([indices, indices.flip(0)], dim=1)
-    out = device.SegmentSum.apply(x, None, torch.stack([indptr, indptr], dim=1)[:, 0], columns[:, 0], False)
+    out = device.SegmentSum.apply(x, None, torch.stack([indptr, indptr], dim=1)[:, 0], columns[:, 0], False, None)
     out.backward(grad)
     close(out.detach(), reference.aggregate(x.detach(), indptr, indices, None, False), torch.float64, 4)
     close(x.grad, reference.x_gradient(grad, indptr, indices, None, False, 6), torch.float64, 4)
@@ -199,3 +249,36 @@ def test_cuda_equals_the_cpu_and_itself(dtype, reduce):
         # rows of up to 1,250 edges: sums of that many terms of order 1 in float32, halves rounded once
         limit = max(1e-4, TOLERANCE[dtype])
         torch.testing.assert_close(first.float(), expected.float(), rtol=limit, atol=limit)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from lightning_gnnscale.triton_kernels.aggregate import kernel
+
+sizes = dict(num_rows="i32", num_edges="i64", width="i32", heads="i32", channels="i32")
+for values, block in (("fp16", 64), ("fp64", 256)):
+    sums = "fp64" if values == "fp64" else "fp32"
+    given = dict(x_ptr="*" + values, grad_ptr="*" + values, indptr_ptr="*i64", indices_ptr="*i32", weight_ptr="*fp32",
+                 partial_ptr="*" + sums, WEIGHTED=True, MEAN=True, LIMIT=1024, EDGES=1024 // block, BLOCK=block, **sizes)
+    for kernel_of, own in (
+        (kernel.sum_hubs_kernel, {}), (kernel.gather_sum_kernel, dict(out_ptr="*" + values)),
+        (kernel.edge_dot_kernel, dict(out_ptr="*" + sums, HUBS=True)),
+        (kernel.edge_dot_kernel, dict(out_ptr="*" + sums, HUBS=False)),
+    ):
+        mine = {name: value for name, value in (given | own).items() if name in kernel_of.arg_names}
+        types = {name: value if isinstance(value, str) else "constexpr" for name, value in mine.items()}
+        constants = {name: value for name, value in mine.items() if not isinstance(value, str)}
+        compiled = triton.compile(
+            ASTSource(kernel_of, signature=types, constexprs=constants), target=GPUTarget("cuda", 90, 32)
+        )
+        assert compiled.asm["cubin"]
+        assert "atom." not in compiled.asm["ptx"] and "red." not in compiled.asm["ptx"]
+"""
+
+
+@pytest.mark.sweep
+def test_the_kernels_compile_for_hopper_without_atomics(tmp_path):
+    pytest.importorskip("triton")
+    run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))

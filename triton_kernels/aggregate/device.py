@@ -12,22 +12,23 @@ from .reference import row_of_edge
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TILE = 1024  # values that a program has under way
+LIMIT = 1024  # edges of a row that one program adds up
 
 
 class SegmentSum(Function):
     """Weighted sums or means over rows by the kernels: `aggregate` on a CUDA device.
 
     Arguments: x (num_src, heads, channels) of DTYPES; weight (num_edges, heads), or (num_edges, 1) for all heads alike,
-    floating, or None; indptr, indices; mean.
+    floating, or None; indptr, indices; mean; the edges by source, as `by_source` returns them, or None.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, indptr, indices, mean):
+    def forward(ctx, x, weight, indptr, indices, mean, transposed):
         x, indptr, indices = x.contiguous(), indptr.contiguous(), indices.contiguous()
         weight = None if weight is None else weight.contiguous()
         needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
-        ctx.mean, ctx.num_src = mean, x.shape[0]
+        ctx.mean, ctx.num_src, ctx.transposed = mean, x.shape[0], transposed
         return gather_sum(x, weight, indptr, indices, mean)
 
     @staticmethod
@@ -37,28 +38,42 @@ class SegmentSum(Function):
         grad = grad.contiguous()
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            factors = _edge_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
-            x_grad = gather_sum(grad, *by_source(indptr, indices, factors, ctx.num_src), False)
+            by_its_source = ctx.transposed
+            if by_its_source is None:
+                factors = edge_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
+                by_its_source = by_source(indptr, indices, factors, ctx.num_src)
+            x_grad = gather_sum(grad, *by_its_source, False)
         if ctx.needs_input_grad[1]:
             weight_grad = torch.empty_like(weight)
             edge_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
-        return x_grad, weight_grad, None, None, None
+        return x_grad, weight_grad, None, None, None, None
 
 
 def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor, mean: bool) -> Tensor:
-    """Launch the sum over rows; arguments as for `SegmentSum`, contiguous. Returns (num_rows, heads, channels)."""
-    num_rows, width = len(indptr) - 1, x.shape[1] * x.shape[2]
+    """Launch the sum over rows; arguments as for `SegmentSum`, contiguous. Returns (num_rows, heads, channels).
+
+    Cost: where there are more than LIMIT edges, 2 * num_edges / LIMIT rows of sums of hubs, written and read.
+    """
+    num_rows, num_edges, width = len(indptr) - 1, len(indices), x.shape[1] * x.shape[2]
     out = x.new_empty((num_rows, *x.shape[1:]))
-    if len(indices) == 0:
+    if num_edges == 0:
         return out.zero_()
     if out.numel():
+        kernels, factors = _triton_kernels(), x if weight is None else weight
         heads = 1 if weight is None else weight.shape[1]
         block = _block(width)
-        _triton_kernels().gather_sum_kernel[(num_rows, -(-width // block))](
-            x, indptr, indices, x if weight is None else weight, out, width, heads, width // heads,
-            WEIGHTED=weight is not None, MEAN=mean, EDGES=TILE // block, BLOCK=block, num_warps=4,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+        columns, sizes = -(-width // block), {"EDGES": TILE // block, "BLOCK": block, "LIMIT": LIMIT}
+        options = {**sizes, "WEIGHTED": weight is not None, "num_warps": 4, "enable_fp_fusion": True}
+        chunks = -(-num_edges // LIMIT) if num_edges > LIMIT else 0
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        partial = torch.empty((chunks, 2, width), dtype=dtype, device=x.device)
+        if chunks:
+            kernels.sum_hubs_kernel[(chunks, columns, 2)](
+                x, indptr, indices, factors, partial, num_rows, num_edges, width, heads, width // heads, **options
+            )
+        kernels.gather_sum_kernel[(num_rows, columns)](
+            x, indptr, indices, factors, partial, out, width, heads, width // heads, MEAN=mean, **options
+        )
     return out
 
 
@@ -69,16 +84,21 @@ def edge_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: boo
         grad: (num_rows, heads, channels). x: (num_src, heads, channels).
         out: (num_edges, heads) or (num_edges, 1), filled.
     """
-    heads = out.shape[1]
+    heads, num_rows, num_edges = out.shape[1], len(indptr) - 1, len(indices)
     channels = x.shape[1] * x.shape[2] // max(1, heads)
     if channels == 0:
         out.zero_()
     elif out.numel():
         block = _block(channels)
-        _triton_kernels().edge_dot_kernel[(len(indptr) - 1, heads)](
-            grad, x, indptr, indices, out, heads, channels,
-            MEAN=mean, EDGES=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
+        options = {"MEAN": mean, "LIMIT": LIMIT, "EDGES": TILE // block, "BLOCK": block, "num_warps": 4}
+        grids = {False: (num_rows, heads)}
+        if num_edges > LIMIT:
+            grids[True] = (-(-num_edges // LIMIT), heads, 2)
+        for hubs, grid in grids.items():
+            _triton_kernels().edge_dot_kernel[grid](
+                grad, x, indptr, indices, out, num_rows, num_edges, heads, channels,
+                HUBS=hubs, enable_fp_fusion=True, **options,
+            )  # fmt: skip
 
 
 def by_source(
@@ -111,7 +131,7 @@ def is_available(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype in DTYPES and _triton_kernels() is not None
 
 
-def _edge_factors(
+def edge_factors(
     weight: Tensor | None, indptr: Tensor, num_edges: int, mean: bool, dtype: torch.dtype
 ) -> Tensor | None:
     """Return (num_edges, heads or 1) by which a row's gradient goes back along each edge, or None where all are 1."""

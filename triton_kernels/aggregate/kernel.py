@@ -1,6 +1,9 @@
 """Sums over CSC rows in Triton: one program a row and block of columns, edges source rows under way at a time.
 
-Sums are of float32 (float64 for float64) in an order that the launch alone decides: the same bits every time.
+A row of more than LIMIT edges, a hub, would keep one program busy long after the others: its edges are shared out in
+chunks of LIMIT, counted from the first edge of all. A chunk meets two hubs at most, one at either end.
+
+Sums are of float32 (float64 for float64) in an order that the edges alone decide: the same bits every time.
 """
 
 import triton
@@ -8,20 +11,24 @@ import triton.language as tl
 
 
 @triton.jit
-def gather_sum_kernel(
-    x_ptr, indptr_ptr, indices_ptr, weight_ptr, out_ptr, width, heads, channels,
-    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write out[row] = sum over the row's edges of weight * x[source], over the number of edges where MEAN.
+def _row_of(indptr_ptr, num_rows, edge):
+    """Return the row of an edge: the last one that begins at or before it, and is not empty."""
+    low, high = edge * 0, edge * 0 + num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = tl.load(indptr_ptr + middle) <= edge
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
 
-    x_ptr: (num_src, width), width = heads * channels; weight_ptr: (num_edges, heads), not read unless WEIGHTED.
-    """
-    total_type: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+
+@triton.jit
+def _sum_edges(
+    x_ptr, indices_ptr, weight_ptr, start, stop, columns, width, heads, channels, total_type: tl.constexpr,
+    WEIGHTED: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the (BLOCK,) sums over edges start to stop of weight * x[source]."""
     inside = columns < width
-    start = tl.load(indptr_ptr + row)
-    stop = tl.load(indptr_ptr + row + 1)
     total = tl.zeros((EDGES, BLOCK), total_type)
     for first in range(start, stop, EDGES):
         edges = first + tl.arange(0, EDGES)
@@ -33,7 +40,61 @@ def gather_sum_kernel(
             place = edges[:, None] * heads + (columns // channels)[None, :]
             value *= tl.load(weight_ptr + place, mask=mask, other=0.0).to(total_type)
         total += value
-    result = tl.sum(total, axis=0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def sum_hubs_kernel(
+    x_ptr, indptr_ptr, indices_ptr, weight_ptr, partial_ptr, num_rows, num_edges, width, heads, channels,
+    WEIGHTED: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of a chunk's edges of the hub at its begin (side 0) or at its end (side 1), if there is one.
+
+    partial_ptr: (num_chunks, 2, width) float32 or float64; what belongs to no hub is left as it is.
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    side = tl.program_id(2)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    begin = chunk * LIMIT
+    end = tl.minimum(begin + LIMIT, num_edges)
+    row = _row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
+    start = tl.load(indptr_ptr + row)
+    stop = tl.load(indptr_ptr + row + 1)
+    # The hub at the end is that at the begin where it began before the chunk.
+    if (stop - start > LIMIT) & ((side == 0) | (start > begin)):
+        result = _sum_edges(
+            x_ptr, indices_ptr, weight_ptr, tl.maximum(start, begin), tl.minimum(stop, end), columns, width, heads,
+            channels, partial_ptr.dtype.element_ty, WEIGHTED, EDGES, BLOCK,
+        )  # fmt: skip
+        tl.store(partial_ptr + (chunk * 2 + side) * width + columns, result, mask=columns < width)
+
+
+@triton.jit
+def gather_sum_kernel(
+    x_ptr, indptr_ptr, indices_ptr, weight_ptr, partial_ptr, out_ptr, width, heads, channels,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write out[row] = sum over the row's edges of weight * x[source], over the number of edges where MEAN.
+
+    x_ptr: (num_src, width), width = heads * channels; weight_ptr: (num_edges, heads), not read unless WEIGHTED;
+    partial_ptr: what `sum_hubs_kernel` has written, read for hubs.
+    """
+    total_type: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    start = tl.load(indptr_ptr + row)
+    stop = tl.load(indptr_ptr + row + 1)
+    if stop - start > LIMIT:
+        result = tl.zeros((BLOCK,), total_type)
+        for chunk in range(start // LIMIT, (stop - 1) // LIMIT + 1):
+            side = tl.where(chunk * LIMIT < start, 1, 0)
+            result += tl.load(partial_ptr + (chunk * 2 + side) * width + columns, mask=inside, other=0.0)
+    else:
+        result = _sum_edges(
+            x_ptr, indices_ptr, weight_ptr, start, stop, columns, width, heads, channels, total_type,
+            WEIGHTED, EDGES, BLOCK,
+        )  # fmt: skip
     if MEAN:
         result = result / tl.maximum(stop - start, 1).to(total_type)
     tl.store(out_ptr + row * width + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
@@ -41,19 +102,34 @@ def gather_sum_kernel(
 
 @triton.jit
 def edge_dot_kernel(
-    grad_ptr, x_ptr, indptr_ptr, indices_ptr, out_ptr, heads, channels,
-    MEAN: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+    grad_ptr, x_ptr, indptr_ptr, indices_ptr, out_ptr, num_rows, num_edges, heads, channels,
+    MEAN: tl.constexpr, HUBS: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write out[edge, head] = dot(grad[row, head], x[source, head]) for the edges of a row, one head a program.
+    """Write out[edge, head] = dot(grad[row, head], x[source, head]), one head a program.
 
-    grad_ptr: (num_rows, heads, channels); over the number of edges of the row where MEAN.
+    Of the edges of one row that is no hub; HUBS: of a chunk's edges of the hub at its begin or its end. grad_ptr:
+    (num_rows, heads, channels); over the number of edges of the row where MEAN.
     """
     total_type: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
-    row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     width = heads * channels
-    start = tl.load(indptr_ptr + row)
-    stop = tl.load(indptr_ptr + row + 1)
+    row = tl.program_id(0).to(tl.int64)
+    if HUBS:
+        side = tl.program_id(2)
+        begin = row * LIMIT
+        end = tl.minimum(begin + LIMIT, num_edges)
+        row = _row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
+        start = tl.load(indptr_ptr + row)
+        stop = tl.load(indptr_ptr + row + 1)
+        count = stop - start
+        ours = (count > LIMIT) & ((side == 0) | (start > begin))
+        start = tl.maximum(start, begin)
+        stop = tl.where(ours, tl.minimum(stop, end), start)
+    else:
+        start = tl.load(indptr_ptr + row)
+        stop = tl.load(indptr_ptr + row + 1)
+        count = stop - start
+        stop = tl.where(count > LIMIT, start, stop)
     grad_ptr += row * width + head * channels
     x_ptr += head * channels
     for first in range(start, stop, EDGES):
@@ -61,8 +137,8 @@ def edge_dot_kernel(
         there = edges < stop
         source = tl.load(indices_ptr + edges, mask=there, other=0).to(tl.int64)
         total = tl.zeros((EDGES, BLOCK), total_type)
-        for begin in range(0, channels, BLOCK):
-            columns = begin + tl.arange(0, BLOCK)
+        for begin_column in range(0, channels, BLOCK):
+            columns = begin_column + tl.arange(0, BLOCK)
             inside = columns < channels
             grad = tl.load(grad_ptr + columns, mask=inside, other=0.0).to(total_type)
             mask = there[:, None] & inside[None, :]
@@ -70,5 +146,5 @@ def edge_dot_kernel(
             total += value * grad[None, :]
         result = tl.sum(total, axis=1)
         if MEAN:
-            result = result / tl.maximum(stop - start, 1).to(total_type)
+            result = result / tl.maximum(count, 1).to(total_type)
         tl.store(out_ptr + edges * heads + head, result.to(out_ptr.dtype.element_ty), mask=there)

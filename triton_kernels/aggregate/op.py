@@ -31,7 +31,7 @@ def transpose(
     """Group edges by their source, once for edges and weights that many backward passes share.
 
     Args:
-        indptr, indices, weight, reduce: As in `aggregate`, on the CPU.
+        indptr, indices, weight, reduce: As in `aggregate`.
         num_src: Number of sources.
         dtype: Dtype of the values that are summed.
 
@@ -43,7 +43,12 @@ def transpose(
     elif weight.dim() == 1:
         weight = weight.unsqueeze(1)
     weighted = len(weight) > 0
-    factors = weight.detach().to(dtype).numpy()
+    factors = weight.detach().to(dtype)
+    if indptr.device.type != "cpu":
+        factors = device.edge_factors(factors if weighted else None, indptr, len(indices), reduce == "mean", dtype)
+        factors, offsets, rows = device.by_source(indptr, indices, factors, num_src)
+        return Transposed(offsets, rows, indptr.new_empty((0, 1), dtype=dtype) if factors is None else factors)
+    factors = factors.numpy()
     arrays = cpu.transpose(indptr.numpy(), indices.numpy(), factors, weighted, reduce == "mean", num_src)
     return Transposed(*(torch.from_numpy(array) for array in arrays))
 
@@ -68,8 +73,7 @@ def aggregate(
         indices: (num_edges,) int32 or int64 in [0, num_src).
         weight: (num_edges, heads) or (num_edges,) for all heads alike, floating; None = 1. Not for "min" and "max".
         reduce: "sum", "mean", "min" or "max".
-        transposed: `transpose` of the same edges and weights, for one head; None: the backward makes it. Read on the
-            CPU only.
+        transposed: `transpose` of the same edges and weights, for one head; None: the backward makes it.
 
     Returns:
         (num_dst, heads, channels) or (num_dst, channels), the dtype of x.
@@ -140,7 +144,8 @@ def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     """Run the form of the device; (num_edges, 1) weights are those of all heads."""
     if is_available(values):
         with torch.cuda.device(values.device):
-            return SegmentSum.apply(values, weight, indptr, indices, mean)
+            kept = None if transposed is None else _by_source(transposed)
+            return SegmentSum.apply(values, weight, indptr, indices, mean, kept)
     dtype = _working_dtype(values)
     if weight is not None:
         weight = weight.expand(-1, values.shape[1])
@@ -336,6 +341,11 @@ class _EdgeAdd(Function):
         dst_grad = grad.new_zeros((len(indptr) - 1, grad.shape[1]))
         cpu.sum_to_ends(grad.contiguous().numpy(), indptr.numpy(), indices.numpy(), src_grad.numpy(), dst_grad.numpy())
         return src_grad, dst_grad, None, None
+
+
+def _by_source(transposed: Transposed) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the factors, or None where all are 1, the offsets and the rows of edges by source."""
+    return transposed.weight if len(transposed.weight) else None, transposed.indptr, transposed.indices
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
