@@ -16,8 +16,7 @@ import numpy as np
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.dataset.graph_dataset import CSRArrays
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder
+from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import TrainerCache, WorkerView, pack_group
@@ -175,13 +174,13 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
 def _batches(traffic: Traffic, fanouts, batch_size: int, epochs: int, seed: int) -> Iterator[tuple]:
     """Yield (batch, whether its epoch ends with it); batches come without features."""
     graph, sampler = WholeGraph.of(traffic.csc, 0), NeighborSampler(fanouts)
-    builder = BatchBuilder(sampler, None, BufferPool(), tuple(traffic.masks))
+    maker = BatchMaker(sampler, mask_names=tuple(traffic.masks))
     stage = PartStager(lambda part: graph, {0: traffic.targets}, sampler, traffic.labels, traffic.masks, seed)
     staged = stage(0)
     for epoch in range(epochs):
         items = staged.items(sampler, batch_size, False, seed, epoch, True)
         for number, seeds in enumerate(items):
-            yield builder.sample(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
+            yield maker.sample(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
 
 
 class _Wire:

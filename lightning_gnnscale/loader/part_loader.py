@@ -18,7 +18,7 @@ from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
-from .batch_builder import BatchBuilder, BatchMaker, tensors
+from .batch_maker import BatchMaker, BatchOrder, tensors
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .local_source import LocalSource
@@ -124,7 +124,7 @@ class PartLoader:
         pad_to: Number of batches of the longest rank. After its own last batch, this rank yields None up to that
             number. None: no padding.
         pool: Memory of the batches; None: the loader makes its own.
-        builder: Makes the batches, instead of a builder made from data, options and pool.
+        maker: Makes the batches, instead of one made from data, options and pool; it gets the loader's order.
 
     Raises:
         ValueError: an argument is out of range.
@@ -142,7 +142,7 @@ class PartLoader:
         source: SourceFactory | None = None,
         pad_to: int | None = None,
         pool: BufferPool | None = None,
-        builder: BatchBuilder | None = None,
+        maker: BatchMaker | None = None,
     ):
         self.options, sampler = options or LoaderOptions(), as_batch_sampler(sampler)
         options = self.options
@@ -173,16 +173,17 @@ class PartLoader:
         self._stager = PartStager(
             data.load_part, targets, sampler, data.labels, data.masks, options.seed, is_whole=data.is_whole
         )
-        self._builder = builder or BatchBuilder(
+        maker = maker or BatchMaker(
             sampler,
             data.features,
             pool or BufferPool(),
-            mask_names,
-            data.edge_weight,
-            options.return_e_id,
-            data.edge_features,
-            data.edge_label,
+            mask_names=mask_names,
+            edge_weight=data.edge_weight,
+            edge_features=data.edge_features,
+            edge_label=data.edge_label,
+            return_e_id=options.return_e_id,
         )
+        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
         if self.reads.how == "resident":
@@ -225,7 +226,7 @@ class PartLoader:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
         self._stager = replace(self._stager, sampler=sampler)
-        self._builder.sampler = sampler
+        self._maker = replace(self._maker, sampler=sampler)
         self._source = self._new_source()
 
     def set_reads(self, reads: RowReads, features) -> None:
@@ -236,10 +237,11 @@ class PartLoader:
             features: a `Column` of the same rows.
         """
         self._source.close()
-        self.reads, self._builder.features = reads, features
+        self.reads = reads
+        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here)
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
-            self._builder.pool.max_bytes = reads.pool_bytes
+            self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
         self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
         self._source = self._new_source()
@@ -251,13 +253,13 @@ class PartLoader:
             return None
         key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
-        batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
+        batch = self._maker.make(key, lambda: staged, fill=False)
         return Footprint(staged.nbytes, self.chunks * len(batch.n_id), self.chunks * sampled_bytes(batch))
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
-        self._builder.pool.clear()
+        self._maker.pool.clear()
         if self._kept is not None:
             self._kept, self._stager = None, replace(self._stager, kept=None)
             self._source = self._new_source()
@@ -337,15 +339,13 @@ class PartLoader:
         return self._ahead(0)
 
     def _new_source(self) -> BatchSource:
-        return self._make_source(self._stager, self._maker())
+        return self._make_source(self._stager, self._maker)
 
-    def _maker(self) -> BatchMaker:
-        return BatchMaker(
-            self._builder,
+    def _order(self) -> BatchOrder:
+        return BatchOrder(
             self._chunk_size,
             self.options.shuffle,
             self.options.drop_last,
-            gathers=not self.reads.fills_here,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self.walk.parts_open,
             passes=self.options.passes,
@@ -360,7 +360,7 @@ class PartLoader:
         """Read the rows that stay in memory, before the first iteration that needs them."""
         if not self.reads.kept_halos or self._kept is not None:
             return
-        self._kept = keep_rows(self._builder.features, self.reads)
+        self._kept = keep_rows(self._maker.features, self.reads)
         if self.reads.how == "resident":
             self._source.close()
             self._stager = replace(self._stager, kept=self._kept)
@@ -369,7 +369,7 @@ class PartLoader:
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         self._keep()
         chunks = self._filled(self._ahead(start * self.chunks))
-        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
+        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
         return self._with_columns(mixed) if self._columns else mixed
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
@@ -383,12 +383,12 @@ class PartLoader:
                 del batch
 
     def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
-        if not self.reads.fills_here or self._builder.features is None:
+        if not self.reads.fills_here or self._maker.features is None:
             return batches
         if self.reads.how == "planned":
-            return fill_windows(batches, self._builder, self.reads, self._kept)
+            return fill_windows(batches, self._maker, self.reads, self._kept)
         return fill_told(
-            batches, self._builder, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
+            batches, self._maker, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
         )
 
     def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:

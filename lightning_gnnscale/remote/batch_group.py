@@ -223,7 +223,7 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
         raise ValueError("a group must have at least one batch, got none")
     for number, batch in enumerate(batches):
         if any(getattr(batch, name) is not None for name in _FEATURES):
-            raise ValueError(f"batches[{number}] must come without features: make it with BatchMaker(gathers=False)")
+            raise ValueError(f"batches[{number}] must come without features: make it with fill=False")
     union, positions = unite([batch.n_id.numpy() for batch in batches])
     shared = {}
     for name in _NODE_FIELDS:
@@ -244,7 +244,7 @@ def unpack_group(
     allocate: Allocate = np.empty,
     code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> list[MiniBatch]:
-    """Return the batches of a group, bit for bit as `BatchBuilder.build` makes them; arguments as for `unpack_one`."""
+    """Return the batches of a group, bit for bit as `BatchMaker.make` does; arguments as for `unpack_one`."""
     return [unpack_one(group, number, rows, allocate, code) for number in range(len(group.batches))]
 
 

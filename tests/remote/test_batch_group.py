@@ -1,4 +1,4 @@
-"""Groups of batches: what comes back is what `BatchBuilder.build` makes, bit for bit, and what travels is lean."""
+"""Groups of batches: what comes back is what `BatchMaker.make` gives, bit for bit, and what travels is lean."""
 
 import pickle
 from dataclasses import fields, replace
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles.parts import small_world
 
 from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
+from lightning_gnnscale.loader.batch_maker import BatchMaker, BatchOrder
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.partition_store import WholeGraph
@@ -70,15 +70,14 @@ class Made:
 
     def __init__(self, sampler, features, load_part=WORLD.load_part, targets=WORLD.targets, labels=None, **options):
         labels = WORLD.labels if labels is None else labels
-        builder = BatchBuilder(sampler, features, BufferPool(), **options)
+        maker = BatchMaker(sampler, features, order=BatchOrder(16), **options)
         stager = PartStager(load_part, {part: targets(part) for part in range(3)}, sampler, labels, WORLD.masks, 5)
         staged = {part: stager(part) for part in range(3)}
         self.rows = None if features is None else features.read
         sizes = {part: sampler.num_batches(len(targets(part)), 16, False) for part in staged}
         self.keys = [BatchKey(5, 0, part, batch) for part in staged for batch in range(min(3, sizes[part]))]
-        whole, bare = BatchMaker(builder, 16), BatchMaker(builder, 16, gathers=False)
-        self.batches = [bare.make(key, lambda key=key: staged[key.part]) for key in self.keys]
-        self.expected = [whole.make(key, lambda key=key: staged[key.part]) for key in self.keys]
+        self.batches = [maker.make(key, lambda key=key: staged[key.part], fill=False) for key in self.keys]
+        self.expected = [maker.make(key, lambda key=key: staged[key.part]) for key in self.keys]
 
 
 def travelled(group):

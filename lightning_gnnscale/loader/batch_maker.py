@@ -1,9 +1,8 @@
-"""From a sampled subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
+"""Make the batch of a key: sample a subgraph, and give it ids, features, labels, masks, weights in pooled memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..errors import GNNScaleError
 from ..events import clock
 from ..graph import MASK_NAMES
 from ..jit import kernel
-from ..partition_store.features import LoadedRows, SparseRows
+from ..partition_store.features import Column, LoadedRows, SparseRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import GraphTypes, WholeGraph
 from ..partition_store.typed_features import TypedRows
@@ -50,43 +49,95 @@ def tensors(rows: Any) -> Any:
     return sparse_rows_to_torch(rows) if isinstance(rows, SparseRows) else torch.from_numpy(rows)
 
 
-class BatchBuilder:
-    """Sample one batch and fill it; may be called from several threads at once.
+@dataclass(frozen=True)
+class BatchOrder:
+    """Which items each batch of a part has.
 
     Args:
-        sampler: what to sample.
-        features: a `Column` by store id, or None.
-        pool: memory of the batches.
-        mask_names: masks that batches carry.
+        batch_size: Targets per batch.
+        shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
+            batch.
+        num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
+        parts_open: Number of parts that batches are requested from at a time.
+        passes: Passes over a part in one epoch. The epochs of keys count these passes.
+    """
+
+    batch_size: int = 512
+    shuffle: bool = True
+    drop_last: bool = False
+    num_ranks: int | None = None
+    parts_open: int = 2
+    passes: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMaker:
+    """Make the batch of a key: sample it and fill it; may be called from several threads at once.
+
+    One value, which is pickled to where batches are made. `make` does it all; `sample` and `fill` are its two halves.
+    `dataclasses.replace` gives a maker with another sampler, features or order, which shares the memory.
+
+    Args:
+        sampler: What to sample.
+        features: A `Column` by store id, or None.
+        pool: Memory of the batches.
+        order: Which items each batch of a part has.
+        gathers: Whether `make` gives batches their features; False leaves them for `fill`, in this process.
+        mask_names: Masks that batches carry.
         edge_weight: (num_edges,) stored weights in the store's edge order, or None.
         edge_features: (num_edges, dim) likewise, or None.
         edge_label: (num_edges,) likewise, classes of edges, or None.
-        return_e_id: give each batch the positions of its edges in the store's edge arrays.
+        return_e_id: Whether each batch gets the positions of its edges in the store's edge arrays.
     """
 
-    def __init__(
-        self,
-        sampler: BatchSampler,
-        features,
-        pool: BufferPool,
-        mask_names: tuple[str, ...] = MASK_NAMES,
-        edge_weight: np.ndarray | None = None,
-        return_e_id: bool = False,
-        edge_features: np.ndarray | None = None,
-        edge_label: np.ndarray | None = None,
-    ):
-        self.sampler, self.features, self.pool = sampler, features, pool
-        self.mask_names, self.edge_weight, self.return_e_id = mask_names, edge_weight, return_e_id
-        self.edge_features, self.edge_label = edge_features, edge_label
-        self._spaces: SimpleQueue[Workspace] = SimpleQueue()
+    sampler: BatchSampler
+    features: Column | None = None
+    pool: BufferPool = field(default_factory=BufferPool)
+    order: BatchOrder = BatchOrder()
+    gathers: bool = True
+    mask_names: tuple[str, ...] = MASK_NAMES
+    edge_weight: np.ndarray | None = None
+    edge_features: np.ndarray | None = None
+    edge_label: np.ndarray | None = None
+    return_e_id: bool = False
+    _spaces: SimpleQueue = field(default_factory=SimpleQueue, repr=False)
 
     def __getstate__(self) -> dict:
-        """Leave out memory: each process takes its own."""
+        """Leave out memory: each process takes its own; and features that are read in this process only."""
         state = {name: value for name, value in vars(self).items() if name != "_spaces"}
-        return state | {"pool": self.pool.max_bytes}
+        return state | {"pool": self.pool.max_bytes, "features": self.table}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
+
+    @property
+    def table(self) -> Column | None:
+        """The column whose rows `make` gives batches; None where it gives them none."""
+        return self.features if self.gathers else None
+
+    def make(self, key: BatchKey, staged: Callable[[], StagedPart], fill: bool = True) -> MiniBatch:
+        """Return the batch of a key.
+
+        Args:
+            key: Key of the batch.
+            staged: Returns the part; called once.
+            fill: False leaves out features, as without `gathers`.
+
+        Raises:
+            GNNScaleError: whatever went wrong, with part, batch and epoch.
+        """
+        try:
+            part = staged()
+            prepare = self.build if fill and self.gathers else self.sample
+            return prepare(part, self.items(key, part), batch_key(*key))
+        except Exception as error:
+            raise batch_error(key, f"{type(error).__name__}: {error}") from error
+
+    def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
+        """Return the items of a key's batch."""
+        order = self.order
+        pass_of = (key.seed, key.epoch, order.shuffle, order.num_ranks)
+        return part.items(self.sampler, order.batch_size, order.drop_last, *pass_of)[key.batch]
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
         """Return the batch of (part, items, key); arguments as in `sample`."""
@@ -320,60 +371,6 @@ def _gather_node_data(local, degree, masks, out_degree, train, val, test):
         train[i] = packed & 1
         val[i] = (packed >> 1) & 1
         test[i] = (packed >> 2) & 1
-
-
-@dataclass(frozen=True)
-class BatchMaker:
-    """Make batches from staged parts; may be called from several threads at once.
-
-    Args:
-        builder: Samples batches and fills them.
-        batch_size: Targets per batch.
-        shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
-            batch.
-        gathers: Whether batches get their features; False leaves them for `builder.fill`.
-        num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
-        parts_open: Number of parts that batches are requested from at a time.
-        passes: Passes over a part in one epoch. The epochs of keys count these passes.
-    """
-
-    builder: BatchBuilder
-    batch_size: int
-    shuffle: bool = True
-    drop_last: bool = False
-    gathers: bool = True
-    num_ranks: int | None = None
-    parts_open: int = 2
-    passes: int = 1
-
-    def __getstate__(self) -> dict:
-        if self.gathers:
-            return vars(self)
-        builder = copy(self.builder)
-        builder.features = None  # they stay in this process
-        return vars(self) | {"builder": builder}
-
-    def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
-        """Return the batch of a key.
-
-        Args:
-            key: Key of the batch.
-            staged: Returns the part; called once.
-
-        Raises:
-            GNNScaleError: whatever went wrong, with part, batch and epoch.
-        """
-        try:
-            part = staged()
-            prepare = self.builder.build if self.gathers else self.builder.sample
-            return prepare(part, self.items(key, part), batch_key(*key))
-        except Exception as error:
-            raise batch_error(key, f"{type(error).__name__}: {error}") from error
-
-    def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
-        """Return the items of a key's batch."""
-        order = (key.seed, key.epoch, self.shuffle, self.num_ranks)
-        return part.items(self.builder.sampler, self.batch_size, self.drop_last, *order)[key.batch]
 
 
 def batch_error(key: BatchKey, what: str) -> GNNScaleError:
