@@ -128,7 +128,7 @@ def test_bad_settings(name):
 @pytest.mark.parametrize("scope", ["part", "graph"])
 def test_a_worker_needs_no_lightning_to_make_batches(store_root, tmp_path, scope):
     loader = make(store_root, scope=scope).train_dataloader()
-    (tmp_path / "sent").write_bytes(pickle.dumps((loader._stager, loader._maker())))
+    (tmp_path / "sent").write_bytes(pickle.dumps((loader._stager, loader._maker)))
     worker = (
         f"import pickle, sys; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))\n"
         "heavy = {'lightning', 'torch_geometric', 'torchmetrics'} & set(sys.modules)\n"
