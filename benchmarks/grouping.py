@@ -17,7 +17,7 @@ from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.dataset.graph_dataset import CSRArrays
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.loader.batch_maker import BatchMaker
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import TrainerCache, WorkerView, pack_group
 from lightning_gnnscale.rng import batch_key, fold, permutation
@@ -174,8 +174,9 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
 def _batches(traffic: Traffic, fanouts, batch_size: int, epochs: int, seed: int) -> Iterator[tuple]:
     """Yield (batch, whether its epoch ends with it); batches come without features."""
     graph, sampler = WholeGraph.of(traffic.csc, 0), NeighborSampler(fanouts)
-    maker = BatchMaker(sampler, mask_names=tuple(traffic.masks))
-    stage = PartStager(lambda part: graph, {0: traffic.targets}, sampler, traffic.labels, traffic.masks, seed)
+    maker = BatchMaker(sampler)
+    nodes = node_values(traffic.labels, traffic.masks)
+    stage = PartStager(lambda part: graph, {0: traffic.targets}, sampler, nodes, seed)
     staged = stage(0)
     for epoch in range(epochs):
         items = staged.items(sampler, batch_size, False, seed, epoch, True)

@@ -18,7 +18,7 @@ from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import GraphTypes, WholeGraph
 from ..partition_store.typed_features import TypedRows
 from ..rng import batch_key
-from ..sampler.minibatch import MiniBatch, rows_by_node_type, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -28,6 +28,7 @@ from .buffer_pool import BufferPool
 from .staged_part import StagedPart
 
 _AHEAD = 64  # nodes between a prefetch and its use
+_OF_EDGES = columns_of("edges")
 
 
 def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
@@ -83,10 +84,6 @@ class BatchMaker:
         pool: Memory of the batches.
         order: Which items each batch of a part has.
         gathers: Whether `make` gives batches their features; False leaves them for `fill`, in this process.
-        mask_names: Masks that batches carry.
-        edge_weight: (num_edges,) stored weights in the store's edge order, or None.
-        edge_features: (num_edges, dim) likewise, or None.
-        edge_label: (num_edges,) likewise, classes of edges, or None.
         return_e_id: Whether each batch gets the positions of its edges in the store's edge arrays.
     """
 
@@ -95,10 +92,6 @@ class BatchMaker:
     pool: BufferPool = field(default_factory=BufferPool)
     order: BatchOrder = BatchOrder()
     gathers: bool = True
-    mask_names: tuple[str, ...] = MASK_NAMES
-    edge_weight: np.ndarray | None = None
-    edge_features: np.ndarray | None = None
-    edge_label: np.ndarray | None = None
     return_e_id: bool = False
     _spaces: SimpleQueue = field(default_factory=SimpleQueue, repr=False)
 
@@ -153,7 +146,7 @@ class BatchMaker:
         """
         with clock.doing("sample"):
             with self._workspace(staged.graph) as space:
-                with_edges = self.asks_edges(staged.graph)
+                with_edges = self.asks_edges(staged)
                 sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, with_edges)
             if not hasattr(sampled, "n_id"):
                 raise TypeError(
@@ -163,30 +156,29 @@ class BatchMaker:
                 )
             return self.assemble(staged, sampled, key)
 
-    @property
-    def with_edges(self) -> bool:
-        """Whether a sampler is asked for the positions of edges."""
-        return self.return_e_id or self.edge_weight is not None or self.edge_features is not None
+    def _reads_edges(self, staged: StagedPart) -> bool:
+        """Whether batches carry the positions of their edges, or columns that are read by them."""
+        return self.return_e_id or any(name in staged.edges for name in _OF_EDGES)
 
-    def asks_edges(self, graph) -> bool:
+    def asks_edges(self, staged: StagedPart) -> bool:
         """Whether a sampler is asked for the positions of edges, which edge types and times need too."""
-        if self.with_edges or graph.types is None:
-            return self.with_edges
-        return graph.types.edge_time is not None or not self.sampler.has_edge_types
+        types = staged.graph.types
+        if types is None or self._reads_edges(staged):
+            return self._reads_edges(staged)
+        return types.edge_time is not None or not self.sampler.has_edge_types
 
     def assemble(self, staged: StagedPart, sampled: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a sampled subgraph, without its features.
 
         Args:
             staged: the part that it was sampled from.
-            sampled: with `e_id` where `with_edges`.
+            sampled: with `e_id` where `asks_edges`.
             key: uint64, the batch's.
             with_nodes: False leaves out what `node_data` looks up.
         """
         n_id = self.store_ids(staged.graph, sampled.n_id)
-        e_id = _edge_ids(staged.graph, sampled) if self.with_edges else None
+        e_id = _edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
         node_types = staged.graph.types
-        weight, averaging = self._edge_weight(sampled, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
             edge_index=torch.from_numpy(sampled.edge_index),
@@ -196,9 +188,6 @@ class BatchMaker:
             key=key,
             num_sampled_nodes=sampled.num_sampled_nodes,
             num_sampled_edges=sampled.num_sampled_edges,
-            edge_weight=_tensor(weight),
-            edge_attr=_tensor(self._edge_attr(e_id)),
-            averaging_weights=averaging,
             loss_weight=_tensor(sampled.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(sampled.pairs),
@@ -207,7 +196,8 @@ class BatchMaker:
             source_negatives=_tensor(sampled.source_negatives),
             seed_of=_tensor(sampled.seed_of),
             seed_time=_tensor(sampled.seed_time),
-            **self._pair_data(staged.graph, sampled),
+            **self._edge_data(staged, sampled, e_id),
+            **self._pair_data(staged, sampled),
             **({} if node_types is None else self._node_type_data(node_types, n_id, sampled)),
             **(self.node_data(staged, sampled.n_id) if with_nodes else {}),
         )
@@ -257,21 +247,22 @@ class BatchMaker:
         return out
 
     def node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return degree, labels and masks of (num_nodes,) local ids, by their names in a batch."""
+        """Return degree, masks and the other columns of (num_nodes,) local ids, by their names in a batch."""
         weighted = staged.graph.degree.dtype.kind == "f"
         degree = self.pool.take(local.shape, np.float32 if weighted else np.int64)
         masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]
         _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
         data = {"degree": torch.from_numpy(degree)}
         if staged.graph.self_weight is not None:
-            data["self_weight"] = torch.from_numpy(staged.graph.self_weight[local])
+            data["self_weight"] = torch.from_numpy(self._read(staged.graph.self_weight, local))
         for name, mask in zip(MASK_NAMES, masks, strict=True):
-            if name in self.mask_names:
+            if name in staged.mask_names:
                 data[f"{name}_mask"] = torch.from_numpy(mask)
-        if staged.labels is not None:
-            out = self.pool.take((len(local), *staged.labels.shape[1:]), staged.labels.dtype)
-            data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
-        return data
+        return data | {name: torch.from_numpy(self._read(values, local)) for name, values in staged.nodes.items()}
+
+    def _read(self, values: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Return a column's values of (num,) nodes or edges, in pooled memory and the column's dtype."""
+        return gather_rows(values, ids, self.pool.take((len(ids), *values.shape[1:]), values.dtype))
 
     def _node_type_data(self, node_types: GraphTypes, n_id: np.ndarray, sampled: Subgraph) -> dict:
         """Return node types, edge types and times of edges, by their names in a batch."""
@@ -282,43 +273,51 @@ class BatchMaker:
             elif values is not None:
                 if sampled.e_id is None:
                     raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
-                data[name] = torch.from_numpy(values[sampled.e_id].astype(np.int64))
+                data[name] = torch.from_numpy(self._read(values, sampled.e_id).astype(np.int64, copy=False))
         if node_types.node_types is not None:
             data["node_type"] = torch.from_numpy(node_types.node_types.type_of(n_id))
         return data
 
-    def _pair_data(self, graph, sampled: Subgraph) -> dict[str, torch.Tensor]:
+    def _edge_data(self, staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None) -> dict[str, Any]:
+        """Return the columns of a batch's edges, by their names in it; e_id: (num_edges,) store positions of them."""
+        data: dict[str, Any] = {"averaging_weights": sampled.averaging_weights}
+        for name in _OF_EDGES:
+            if name in staged.edges and not (name == "edge_weight" and _keeps_weights(sampled)):
+                data[name] = torch.from_numpy(self._read(staged.edges[name], e_id))
+        if "edge_weight" in data:
+            weight = _scaled(data["edge_weight"].numpy(), sampled)
+            data |= {"edge_weight": torch.from_numpy(weight), "averaging_weights": False}
+        elif sampled.edge_weight is not None:
+            data["edge_weight"] = torch.from_numpy(sampled.edge_weight)
+        return data
+
+    def _pair_data(self, staged: StagedPart, sampled: Subgraph) -> dict[str, torch.Tensor]:
         """Return classes and features of the links that are edges, by their names in a batch."""
+        edges = staged.edges
         if sampled.pair_edges is None:
             given = {"edge_label": sampled.edge_label, "pair_attr": sampled.pair_attr}
-        elif self.edge_label is None:
+        elif "edge_label" not in edges:
             raise ValueError("labelled=True needs classes of edges, but the store has none: write it with edge_label=")
         else:
-            edges = _positions(graph, sampled.pair_edges)
-            attr = None if self.edge_features is None else np.ascontiguousarray(self.edge_features[edges])
-            given = {"edge_label": self.edge_label[edges].astype(np.int64), "pair_attr": attr}
+            at = _positions(staged.graph, sampled.pair_edges)
+            attr = self._read(edges["edge_attr"], at) if "edge_attr" in edges else None
+            given = {"edge_label": self._read(edges["edge_label"], at).astype(np.int64), "pair_attr": attr}
         return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
 
-    def _edge_attr(self, e_id: np.ndarray | None) -> np.ndarray | None:
-        """Return the (num_edges, dim) stored features of edges, in pooled memory."""
-        if self.edge_features is None:
-            return None
-        table = self.edge_features
-        return gather_rows(table, e_id, self.pool.take((len(e_id), table.shape[1]), table.dtype))
 
-    def _edge_weight(self, sampled: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
-        """Return the edges' weights (stored over the edge's probability, or the sampler's) and whether they average.
+def _keeps_weights(sampled: Subgraph) -> bool:
+    """Whether a sampler's own weights stand for the stored ones: it gives some, and no `row_scale` (GraphSAINT)."""
+    return sampled.edge_weight is not None and sampled.row_scale is None
 
-        A sampler that gives edges weights and no `row_scale` (GraphSAINT) keeps its own.
-        """
-        if self.edge_weight is None or (sampled.edge_weight is not None and sampled.row_scale is None):
-            return sampled.edge_weight, sampled.averaging_weights
-        weight = np.asarray(self.edge_weight[e_id], np.float32)
-        if sampled.row_scale is not None:
-            weight *= np.repeat(sampled.row_scale, np.diff(sampled.indptr))
-        if sampled.edge_weight is not None:
-            weight *= sampled.edge_weight
-        return weight, False
+
+def _scaled(weight: np.ndarray, sampled: Subgraph) -> np.ndarray:
+    """Return stored weights over the probabilities of their edges, in float32; in place where they are."""
+    weight = weight.astype(np.float32, copy=False)
+    if sampled.row_scale is not None:
+        weight *= np.repeat(sampled.row_scale, np.diff(sampled.indptr))
+    if sampled.edge_weight is not None:
+        weight *= sampled.edge_weight
+    return weight
 
 
 def _edge_ids(graph, sampled: Subgraph) -> np.ndarray:

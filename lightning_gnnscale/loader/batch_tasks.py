@@ -299,7 +299,7 @@ class BatchTasks:
     def _begin(self, branch: int, nodes: np.ndarray, key: int, space) -> None:
         self._spaces[branch] = space
         begin = self._operators.neighborhood.begin
-        self._hoods[branch] = begin(self._staged, nodes, key, space, self._maker.asks_edges(self._staged.graph))
+        self._hoods[branch] = begin(self._staged, nodes, key, space, self._maker.asks_edges(self._staged))
         self._keep(branch)
 
     def _sample(self, branch: int, hop: int, chunk: int) -> None:

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock
-from ..graph import MASK_NAMES
 from ..partition_store.features import Column, LoadedRows
-from ..sampler.minibatch import MiniBatch
+from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
 from .batch_maker import BatchMaker, BatchOrder, tensors
@@ -28,6 +27,8 @@ from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, 
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 
+_OF_NODES = columns_of("nodes")
+
 
 @dataclass(frozen=True)
 class PartData:
@@ -36,24 +37,27 @@ class PartData:
     Args:
         load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
         features: A `Column` by store id, or None.
-        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: Maps a name to a (num_nodes,) bool mask in store order.
-        edge_weight: (num_edges,) in the store's edge order, or None.
-        edge_features: (num_edges, dim) in the store's edge order, or None.
+        nodes: Columns of the nodes by name, by store id. Of what a `MiniBatch` has a field for, arrays that are loaded
+            with each part, see `node_values`; further ones are `Column`s, which are read for each batch.
+        edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
-        edge_label: (num_edges,) classes of edges in the store's edge order, or None.
-        columns: Further columns of the nodes by name, by store id.
     """
 
     load_part: Callable[[int], Any]
     features: Column | None = None
-    labels: np.ndarray | None = None
-    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edge_weight: np.ndarray | None = None
-    edge_features: np.ndarray | None = None
+    nodes: Mapping[str, np.ndarray | Column] = field(default_factory=dict)
+    edges: Mapping[str, np.ndarray] = field(default_factory=dict)
     is_whole: bool = False
-    edge_label: np.ndarray | None = None
-    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The further columns of the nodes by name."""
+        return {name: column for name, column in self.nodes.items() if name not in _OF_NODES}
+
+    def stager(self, targets: Mapping[int, np.ndarray], sampler: BatchSampler, seed: int) -> PartStager:
+        """Return what loads a part, without features; arguments as of `PartStager`."""
+        nodes = {name: values for name, values in self.nodes.items() if name in _OF_NODES}
+        return PartStager(self.load_part, targets, sampler, nodes, seed, self.edges, is_whole=self.is_whole)
 
 
 @dataclass(frozen=True)
@@ -169,20 +173,8 @@ class PartLoader:
         self.length = -(-len(self.walk) // self.chunks) if pad_to is None else pad_to
         self.reads, self._columns = options.reads, data.columns
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
-        mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
-        self._stager = PartStager(
-            data.load_part, targets, sampler, data.labels, data.masks, options.seed, is_whole=data.is_whole
-        )
-        maker = maker or BatchMaker(
-            sampler,
-            data.features,
-            pool or BufferPool(),
-            mask_names=mask_names,
-            edge_weight=data.edge_weight,
-            edge_features=data.edge_features,
-            edge_label=data.edge_label,
-            return_e_id=options.return_e_id,
-        )
+        self._stager = data.stager(targets, sampler, options.seed)
+        maker = maker or BatchMaker(sampler, data.features, pool or BufferPool(), return_e_id=options.return_e_id)
         self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None

@@ -24,7 +24,7 @@ from ..traits import PartitioningTraits
 from ..values import as_array, exact_times, of_tensor, refuse_masked, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
-from .manifest import type_prefix
+from .manifest import EDGE_COLUMNS, type_prefix
 
 
 class StoreIds(NamedTuple):
@@ -171,7 +171,7 @@ class StoreInputs(Columns):
     @property
     def edge_values(self) -> dict[str, np.ndarray]:
         """The given values by edge id, by the name of their file."""
-        values = {name: getattr(self, name) for name in ("edge_weight", "edge_features", "edge_time", "edge_label")}
+        values = {name: getattr(self, name) for name in EDGE_COLUMNS}
         return {name: value for name, value in values.items() if value is not None}
 
     @property

@@ -17,7 +17,7 @@ from ..jit import kernel
 from ..partition_store.features import CSRFeatures, SparseRows, as_bits
 from ..partition_store.typed_features import TypedRows
 from ..rng import mix64
-from ..sampler.minibatch import MiniBatch, RowsByNodeType, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, columns_of, sparse_rows_to_torch
 from ..sampler.protocol import Allocate
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -152,9 +152,9 @@ def _unite_by_hash(ids, table, union, count, positions):
     return count
 
 
-_NODE_FIELDS = ("degree", "self_weight", "y", "train_mask", "val_mask", "test_mask")
 _FEATURES = ("x_dense", "x_csr", "x_by_node_type")
 _APART = {"n_id", "edge_index", *_FEATURES}
+_NODE_FIELDS = tuple(name for name in columns_of("nodes") if name not in _APART)
 
 
 class GroupedBatch(NamedTuple):

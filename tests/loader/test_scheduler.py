@@ -18,7 +18,7 @@ from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
 from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.loader.task_source import Scheduler, machine_utilisation
 from lightning_gnnscale.rng import batch_key
@@ -105,7 +105,7 @@ class Source:
 
     def __init__(self):
         targets = {part: WORLD.targets(part) for part in range(3)}
-        stager = PartStager(WORLD.load_part, targets, SAMPLER, WORLD.labels, WORLD.masks, 1)
+        stager = PartStager(WORLD.load_part, targets, SAMPLER, node_values(WORLD.labels, WORLD.masks), 1)
         self.parts = {part: stager(part) for part in range(3)}
         self.maker = BatchMaker(SAMPLER, WORLD.features)
         self.workflow = Workflow(self.maker, Operators(FanoutNeighborhood(SAMPLER)))

@@ -13,7 +13,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, batch_bytes
 from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import Column, CSRFeatures
@@ -34,12 +34,12 @@ SAMPLERS = {
 KEY = batch_key(1, 2, 0, 3)
 
 
-def stage(sampler, whole=False, part=0):
+def stage(sampler, whole=False, part=0, edges=None):
     targets = {p: WORLD.targets(p) for p in range(3)}
     if whole:
         targets = {0: np.concatenate(list(targets.values()))}
     load_part = (lambda number: WholeGraph.of(WORLD.csc, number)) if whole else WORLD.load_part
-    return PartStager(load_part, targets, sampler, WORLD.labels, WORLD.masks, 1)(part)
+    return PartStager(load_part, targets, sampler, node_values(WORLD.labels, WORLD.masks), 1, edges or {})(part)
 
 
 def contents(batch) -> dict:
@@ -85,9 +85,8 @@ FEATURES = {"dense": WORLD.features, "sparse": sparse_features(), "none": None}
 @pytest.mark.parametrize("edges", [False, True])
 def test_a_supervised_batch_is_the_makers(name, whole, features, edges):
     sampler = SAMPLERS[name]
-    staged = stage(sampler, whole)
-    options = {"edge_weight": WEIGHT, "return_e_id": True} if edges else {}
-    maker = BatchMaker(sampler, FEATURES[features], **options)
+    staged = stage(sampler, whole, edges={"edge_weight": WEIGHT} if edges else None)
+    maker = BatchMaker(sampler, FEATURES[features], return_e_id=edges)
     whole_hops, chunks = (Workflow(maker, Operators(FanoutNeighborhood(sampler)), chunks=n) for n in (1, 3))
     assert len(chunks.tasks) > len(whole_hops.tasks)
     for number, items in enumerate(staged.items(sampler, 16, False, 1, 0, True)):
@@ -175,8 +174,8 @@ def rows_of(batch) -> dict[int, list]:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_links_have_three_branches_side_by_side(whole):
-    staged = stage(SAMPLERS["uniform"], whole)
-    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features, edge_weight=WEIGHT, return_e_id=True)
+    staged = stage(SAMPLERS["uniform"], whole, edges={"edge_weight": WEIGHT})
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features, return_e_id=True)
     seeds = staged.state.targets[:20]
     graph = Workflow(maker, LINKED).instance(0, KEY, staged, seeds)
     batch = run(graph)
