@@ -14,6 +14,7 @@ from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
+from ..partition_store.part_graph import local_rows
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.protocol import BatchSampler, num_slices
 from .part_walk import even_slices, order_key
@@ -134,7 +135,7 @@ class PartStager:
         graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()
-        nodes = {name: np.ascontiguousarray(_local_rows(self.nodes[name], graph)) for name in self._columns}
+        nodes = {name: np.ascontiguousarray(local_rows(self.nodes[name], graph)) for name in self._columns}
         masks = self._local_masks(graph), tuple(name for name in MASK_NAMES if f"{name}_mask" in self.nodes)
         return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph))
 
@@ -170,7 +171,7 @@ class PartStager:
         packed = np.zeros(graph.num_local, np.uint8)
         for bit, name in enumerate(MASK_NAMES):
             if f"{name}_mask" in self.nodes:
-                packed |= _local_rows(self.nodes[f"{name}_mask"], graph).astype(np.uint8) << bit
+                packed |= local_rows(self.nodes[f"{name}_mask"], graph).astype(np.uint8) << bit
         return packed
 
 
@@ -185,12 +186,6 @@ def node_values(labels: np.ndarray | None, masks: Mapping[str, np.ndarray]) -> d
     if labels is None:
         return found
     return {"y": labels.astype(np.int64, copy=False) if labels.ndim == 1 else labels} | found
-
-
-def _local_rows(values: np.ndarray, graph) -> np.ndarray:
-    """Return the rows of a per-node array by local id; a slice of it where there is no halo."""
-    core = values[graph.core_start : graph.core_start + graph.num_core]
-    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
 
 
 class PartCache:
