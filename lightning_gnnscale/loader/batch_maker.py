@@ -4,50 +4,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import GNNScaleError
 from ..events import clock
-from ..graph import MASK_NAMES
 from ..jit import kernel
-from ..partition_store.features import Column, LoadedRows, SparseRows
+from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
-from ..partition_store.part_graph import GraphTypes, WholeGraph
-from ..partition_store.typed_features import TypedRows
+from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
-from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, Subgraph
-from ..triton_kernels.gather_rows import gather_rows
-from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
+from .batch_columns import OF_EDGES, edge_data, edge_ids, node_data, pair_data, type_data, with_rows
 from .batch_source import BatchKey
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
-
-_AHEAD = 64  # nodes between a prefetch and its use
-_OF_EDGES = columns_of("edges")
-
-
-def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
-    """Give a batch its feature rows, as `Column.read` returns them, and return it."""
-    found = tensors(rows)
-    if isinstance(rows, TypedRows):
-        batch.x_by_node_type = found
-    elif isinstance(rows, SparseRows):
-        batch.x_csr = found
-    else:
-        batch.x_dense = found
-    return batch
-
-
-def tensors(rows: Any) -> Any:
-    """Return rows as `Column.read` gives them in tensors that share their memory."""
-    if isinstance(rows, TypedRows):
-        return rows_by_node_type(rows)
-    return sparse_rows_to_torch(rows) if isinstance(rows, SparseRows) else torch.from_numpy(rows)
 
 
 @dataclass(frozen=True)
@@ -158,7 +132,7 @@ class BatchMaker:
 
     def _reads_edges(self, staged: StagedPart) -> bool:
         """Whether batches carry the positions of their edges, or columns that are read by them."""
-        return self.return_e_id or any(name in staged.edges for name in _OF_EDGES)
+        return self.return_e_id or any(name in staged.edges for name in OF_EDGES)
 
     def asks_edges(self, staged: StagedPart) -> bool:
         """Whether a sampler is asked for the positions of edges, which edge types and times need too."""
@@ -177,8 +151,8 @@ class BatchMaker:
             with_nodes: False leaves out what `node_data` looks up.
         """
         n_id = self.store_ids(staged.graph, sampled.n_id)
-        e_id = _edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
-        node_types = staged.graph.types
+        e_id = edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
+        types, take = staged.graph.types, self.pool.take
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
             edge_index=torch.from_numpy(sampled.edge_index),
@@ -196,10 +170,10 @@ class BatchMaker:
             source_negatives=_tensor(sampled.source_negatives),
             seed_of=_tensor(sampled.seed_of),
             seed_time=_tensor(sampled.seed_time),
-            **self._edge_data(staged, sampled, e_id),
-            **self._pair_data(staged, sampled),
-            **({} if node_types is None else self._node_type_data(node_types, n_id, sampled)),
-            **(self.node_data(staged, sampled.n_id) if with_nodes else {}),
+            **edge_data(staged, sampled, e_id, take),
+            **pair_data(staged, sampled, take),
+            **({} if types is None else type_data(types, n_id, sampled, take)),
+            **(node_data(staged, sampled.n_id, take) if with_nodes else {}),
         )
 
     def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
@@ -246,104 +220,6 @@ class BatchMaker:
         _to_store_ids(local, graph.core_start, graph.num_core, graph.halo_nodes, out)
         return out
 
-    def node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return degree, masks and the other columns of (num_nodes,) local ids, by their names in a batch."""
-        weighted = staged.graph.degree.dtype.kind == "f"
-        degree = self.pool.take(local.shape, np.float32 if weighted else np.int64)
-        masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]
-        _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
-        data = {"degree": torch.from_numpy(degree)}
-        if staged.graph.self_weight is not None:
-            data["self_weight"] = torch.from_numpy(self._read(staged.graph.self_weight, local))
-        for name, mask in zip(MASK_NAMES, masks, strict=True):
-            if name in staged.mask_names:
-                data[f"{name}_mask"] = torch.from_numpy(mask)
-        return data | {name: torch.from_numpy(self._read(values, local)) for name, values in staged.nodes.items()}
-
-    def _read(self, values: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Return a column's values of (num,) nodes or edges, in pooled memory and the column's dtype."""
-        return gather_rows(values, ids, self.pool.take((len(ids), *values.shape[1:]), values.dtype))
-
-    def _node_type_data(self, node_types: GraphTypes, n_id: np.ndarray, sampled: Subgraph) -> dict:
-        """Return node types, edge types and times of edges, by their names in a batch."""
-        data = {"schema": node_types.schema}
-        for name, values in (("edge_type", node_types.edge_type), ("edge_time", node_types.edge_time)):
-            if name == "edge_type" and sampled.edge_type is not None:
-                data[name] = torch.from_numpy(sampled.edge_type)
-            elif values is not None:
-                if sampled.e_id is None:
-                    raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
-                data[name] = torch.from_numpy(self._read(values, sampled.e_id).astype(np.int64, copy=False))
-        if node_types.node_types is not None:
-            data["node_type"] = torch.from_numpy(node_types.node_types.type_of(n_id))
-        return data
-
-    def _edge_data(self, staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None) -> dict[str, Any]:
-        """Return the columns of a batch's edges, by their names in it; e_id: (num_edges,) store positions of them."""
-        data: dict[str, Any] = {"averaging_weights": sampled.averaging_weights}
-        for name in _OF_EDGES:
-            if name in staged.edges and not (name == "edge_weight" and _keeps_weights(sampled)):
-                data[name] = torch.from_numpy(self._read(staged.edges[name], e_id))
-        if "edge_weight" in data:
-            weight = _scaled(data["edge_weight"].numpy(), sampled)
-            data |= {"edge_weight": torch.from_numpy(weight), "averaging_weights": False}
-        elif sampled.edge_weight is not None:
-            data["edge_weight"] = torch.from_numpy(sampled.edge_weight)
-        return data
-
-    def _pair_data(self, staged: StagedPart, sampled: Subgraph) -> dict[str, torch.Tensor]:
-        """Return classes and features of the links that are edges, by their names in a batch."""
-        edges = staged.edges
-        if sampled.pair_edges is None:
-            given = {"edge_label": sampled.edge_label, "pair_attr": sampled.pair_attr}
-        elif "edge_label" not in edges:
-            raise ValueError("labelled=True needs classes of edges, but the store has none: write it with edge_label=")
-        else:
-            at = _positions(staged.graph, sampled.pair_edges)
-            attr = self._read(edges["edge_attr"], at) if "edge_attr" in edges else None
-            given = {"edge_label": self._read(edges["edge_label"], at).astype(np.int64), "pair_attr": attr}
-        return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
-
-
-def _keeps_weights(sampled: Subgraph) -> bool:
-    """Whether a sampler's own weights stand for the stored ones: it gives some, and no `row_scale` (GraphSAINT)."""
-    return sampled.edge_weight is not None and sampled.row_scale is None
-
-
-def _scaled(weight: np.ndarray, sampled: Subgraph) -> np.ndarray:
-    """Return stored weights over the probabilities of their edges, in float32; in place where they are."""
-    weight = weight.astype(np.float32, copy=False)
-    if sampled.row_scale is not None:
-        weight *= np.repeat(sampled.row_scale, np.diff(sampled.indptr))
-    if sampled.edge_weight is not None:
-        weight *= sampled.edge_weight
-    return weight
-
-
-def _edge_ids(graph, sampled: Subgraph) -> np.ndarray:
-    """Return positions in the store's edge arrays.
-
-    Raises:
-        ValueError: the sampler did not give them, or the part does not know them.
-    """
-    if sampled.e_id is None:
-        raise ValueError(
-            f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
-            "fill Subgraph.e_id where return_e_id is true, or write the store without both"
-        )
-    return _positions(graph, sampled.e_id)
-
-
-def _positions(graph, edges: np.ndarray) -> np.ndarray:
-    """Return positions in the store's edge arrays of edges of a part's CSC."""
-    if isinstance(graph, WholeGraph):
-        return edges
-    if graph.edge_id is None:
-        raise ValueError(
-            f"part {graph.part} has no edge positions: its store has neither edge weights nor edge features"
-        )
-    return graph.edge_id[edges]
-
 
 def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
     return None if array is None else torch.from_numpy(array)
@@ -354,22 +230,6 @@ def _to_store_ids(local, core_start, num_core, halo_nodes, out):
     for i in range(len(local)):
         node = local[i]
         out[i] = core_start + node if node < num_core else halo_nodes[node - num_core]
-
-
-@kernel
-def _gather_node_data(local, degree, masks, out_degree, train, val, test):
-    """Look up per-node values; `masks` has one bit for each of the three masks."""
-    num = len(local)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(degree, local[i + _AHEAD])
-            prefetch(masks, local[i + _AHEAD])
-        node = local[i]
-        out_degree[i] = degree[node]
-        packed = masks[node]
-        train[i] = packed & 1
-        val[i] = (packed >> 1) & 1
-        test[i] = (packed >> 2) & 1
 
 
 def batch_error(key: BatchKey, what: str) -> GNNScaleError:

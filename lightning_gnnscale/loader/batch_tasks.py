@@ -14,8 +14,9 @@ from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
+from .batch_columns import node_data, with_rows
 from .batch_graph import LogicalTask
-from .batch_maker import BatchMaker, with_rows
+from .batch_maker import BatchMaker
 from .buffer_pool import BufferPool
 from .operators import FetchOperator, Operators
 from .staged_part import StagedPart
@@ -363,7 +364,7 @@ class BatchTasks:
         nodes = [hops[hop] for hop in range(self._workflow.num_hops + 1) for hops in self._local]
         local = self._maker.pool.take((sum(len(some) for some in nodes),), np.int64)
         np.concatenate(nodes, out=local)
-        self._node_data = self._maker.node_data(self._staged, local)
+        self._node_data = node_data(self._staged, local, self._maker.pool.take)
 
     def _branch_links(self) -> dict[str, np.ndarray]:
         (seeds, _), (positives, positive), (_, negative) = self._sampled

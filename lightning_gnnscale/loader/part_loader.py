@@ -17,7 +17,8 @@ from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
-from .batch_maker import BatchMaker, BatchOrder, tensors
+from .batch_columns import tensors
+from .batch_maker import BatchMaker, BatchOrder
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .local_source import LocalSource

@@ -109,7 +109,7 @@ def part_loader(parts, load_part, features, targets, sampler, **given) -> PartLo
     def taken(kind) -> dict:
         return {field.name: given.pop(field.name) for field in fields(kind) if field.name in given}
 
-    nodes = node_values(given.pop("labels", None), given.pop("masks", {}))
-    edges = {name: given.pop(name) for name in ("edge_weight", "edge_attr", "edge_label") if name in given}
+    nodes = node_values(given.pop("labels", None), given.pop("masks", {})) | given.pop("nodes", {})
+    edges = given.pop("edges", {})
     data = PartData(load_part, features, nodes, edges, **taken(PartData))
     return PartLoader(parts, data, targets, sampler, LoaderOptions(**taken(LoaderOptions)), **given)
