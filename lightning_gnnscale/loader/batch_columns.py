@@ -1,5 +1,6 @@
 """The columns of a part's nodes and edges, looked up by name and read for a batch, in pooled memory."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from .staged_part import StagedPart
 
 OF_EDGES = columns_of("edges")
 _AHEAD = 64  # nodes between a prefetch and its use
+_SMALL_BYTES = 1 << 15  # up to which new memory costs less than pooled memory
 
 
 def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
@@ -45,10 +47,14 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
     Args:
         values: (num_rows, ...) the column.
         ids: (num,) integers in [0, num_rows).
-        allocate: Gives the memory, for example `BufferPool.take`.
+        allocate: Gives the memory of all but small results, for example `BufferPool.take`.
         dtype: What batches have; None: the column's.
     """
-    found = gather_rows(values, ids, allocate((len(ids), *values.shape[1:]), values.dtype))
+    shape = (len(ids), *values.shape[1:])
+    if math.prod(shape) * values.itemsize <= _SMALL_BYTES:
+        found = np.asarray(values)[ids]
+    else:
+        found = gather_rows(values, ids, allocate(shape, values.dtype))
     return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))
 
 
