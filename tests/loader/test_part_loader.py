@@ -11,7 +11,7 @@ import torch
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import PartLoader, RowReads, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader import PartLoader, RowReads, batch_columns, longest_rank, parts_of_rank, split_targets
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import Column, CSRFeatures, DenseFeatures
 from lightning_gnnscale.rng import batch_key
@@ -135,9 +135,12 @@ def test_several_labels_a_node():
         np.testing.assert_array_equal(batch.y.numpy(), labels[batch.n_id.numpy()])
 
 
+@pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-def test_columns_are_read_by_name_and_keep_their_dtype(whole):
+def test_columns_are_read_by_name_and_keep_their_dtype(whole, pooled, monkeypatch):
     """Every layer passes a mapping on: a column's name is the batch's, its rows are numpy's, and bits are kept."""
+    if pooled:
+        monkeypatch.setattr(batch_columns, "_SMALL_BYTES", -1)
     rng, num_edges, nodes = np.random.default_rng(0), WORLD.csc.num_edges, len(WORLD.labels)
     columns = {
         "y": rng.random((nodes, 3)).astype(np.float16),
