@@ -16,9 +16,8 @@ import numpy as np
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.dataset.graph_dataset import CSRArrays
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.batch_maker import BatchMaker
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import TrainerCache, WorkerView, pack_group
 from lightning_gnnscale.rng import batch_key, fold, permutation
@@ -175,13 +174,14 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
 def _batches(traffic: Traffic, fanouts, batch_size: int, epochs: int, seed: int) -> Iterator[tuple]:
     """Yield (batch, whether its epoch ends with it); batches come without features."""
     graph, sampler = WholeGraph.of(traffic.csc, 0), NeighborSampler(fanouts)
-    builder = BatchBuilder(sampler, None, BufferPool(), tuple(traffic.masks))
-    stage = PartStager(lambda part: graph, {0: traffic.targets}, sampler, traffic.labels, traffic.masks, seed)
+    maker = BatchMaker(sampler)
+    nodes = node_values(traffic.labels, traffic.masks)
+    stage = PartStager(lambda part: graph, {0: traffic.targets}, sampler, nodes, seed)
     staged = stage(0)
     for epoch in range(epochs):
         items = staged.items(sampler, batch_size, False, seed, epoch, True)
         for number, seeds in enumerate(items):
-            yield builder.sample(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
+            yield maker.sample(staged, seeds, batch_key(seed, epoch, 0, number)), number == len(items) - 1
 
 
 class _Wire:

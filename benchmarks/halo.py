@@ -10,6 +10,7 @@ from lightning_gnnscale.datamodule import PartitionDataModule
 from lightning_gnnscale.datamodule.train_loader import part_targets
 from lightning_gnnscale.dataset import generate
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import PartitionStore
 from lightning_gnnscale.report.terminal import ProgressBars
 from lightning_gnnscale.sampler import NeighborSampler
@@ -119,7 +120,7 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
         evict(file)
     store = PartitionStore.open(root)
     graph = store.load_part(part)
-    data = PartData(store.load_part, store.part_features, store.labels, store.masks)
+    data = PartData(store.load_part, store.part_features, node_values(store.labels, store.masks))
     options = LoaderOptions(batch_size, seed)
     loader = PartLoader([part], data, part_targets(store), NeighborSampler(fanouts), options)
     start = time.perf_counter()

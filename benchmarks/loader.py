@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import DenseFeatures
 from lightning_gnnscale.sampler import NeighborSampler
@@ -88,12 +89,12 @@ def whole_graph_loader(
     csc: CSC, table: DenseFeatures | None, seeds: np.ndarray, fanouts: Sequence[int], options: LoaderOptions
 ) -> PartLoader:
     """Return the loader of a DataModule over one graph in memory; without features it carries ids and edges alone."""
-    whole, more = WholeGraph.of(csc, 0), {}
+    whole, nodes = WholeGraph.of(csc, 0), {}
     if table is not None:
         train = np.zeros(csc.num_rows, np.bool_)
         train[seeds] = True
-        more = {"labels": np.arange(csc.num_rows) % NUM_CLASSES, "masks": {"train": train}}
-    return PartLoader([0], PartData(lambda part: whole, table, **more), {0: seeds}, NeighborSampler(fanouts), options)
+        nodes = node_values(np.arange(csc.num_rows) % NUM_CLASSES, {"train": train})
+    return PartLoader([0], PartData(lambda part: whole, table, nodes), {0: seeds}, NeighborSampler(fanouts), options)
 
 
 def summarise(found: dict[tuple[str, int], list[Taken]], rows_a_seed: float) -> list[dict]:

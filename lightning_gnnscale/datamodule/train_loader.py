@@ -30,7 +30,7 @@ from ..loader import (
     parts_of_rank,
     rank_of_parts,
 )
-from ..loader.staged_part import PartStager
+from ..loader.staged_part import PartStager, node_values
 from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
@@ -371,7 +371,7 @@ def make_interleaved_loader(
     targets, connected = part_targets(store, sampler), source.connect(place)
     cap = SourceTraits(connected).machine_bytes
     if cap is not None and halo_hops is not None and open_parts > 1:
-        stage = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
+        stage = data.stager(targets, sampler, options.seed)
         open_parts = _lanes_that_fit(store, stage, features, cap, open_parts)
     return PartLoader(
         range(store.num_parts),
@@ -536,6 +536,7 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
 def _data(
     store: PartitionStore, load_part: Callable[[int], Any], features, options: LoaderOptions, is_whole: bool = False
 ) -> PartData:
-    edge_features = store.edge_features if options.edge_features else None
-    given = (features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
-    return PartData(load_part, *given, edge_label=store.edge_label, columns=store.node_columns)
+    without = ["edge_time"] if options.edge_features else ["edge_time", "edge_features"]  # times come with the graph
+    edges = store.edge_columns(without)
+    nodes = node_values(store.labels, store.masks) | store.node_columns
+    return PartData(load_part, features, nodes, edges, is_whole)

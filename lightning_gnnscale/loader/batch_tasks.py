@@ -14,8 +14,9 @@ from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
-from .batch_builder import BatchBuilder, with_rows
+from .batch_columns import node_data, with_rows
 from .batch_graph import LogicalTask
+from .batch_maker import BatchMaker
 from .buffer_pool import BufferPool
 from .operators import FetchOperator, Operators
 from .staged_part import StagedPart
@@ -190,7 +191,7 @@ _FIRST_KEY = 1 << 41
 class BatchWorkflow(Protocol):
     """What the tasks of a batch share with those of all others; see `Workflow`."""
 
-    builder: BatchBuilder
+    maker: BatchMaker
     operators: Operators | None
     fetch: FetchOperator | None  # None: no rows are gathered
     size: RowSize
@@ -214,7 +215,7 @@ class BatchTasks:
     """
 
     def __init__(self, workflow: BatchWorkflow, staged: StagedPart, items: np.ndarray, key: int):
-        self._workflow, self._builder, self._operators = workflow, workflow.builder, workflow.operators
+        self._workflow, self._maker, self._operators = workflow, workflow.maker, workflow.operators
         self._staged, self._items, self._key = staged, items, key
         branches = range(workflow.num_branches)
         self._hoods: list = [None for _ in branches]
@@ -229,7 +230,7 @@ class BatchTasks:
         self._rows = None
         if workflow.fetch is not None:
             table = staged.features or features_of_part(workflow.fetch, staged.graph.part)
-            self._rows = RowBuffer(table, self._builder.pool, workflow.size)
+            self._rows = RowBuffer(table, self._maker.pool, workflow.size)
         self._batch: MiniBatch | None = None
 
     def actions(self, task: LogicalTask):
@@ -262,7 +263,7 @@ class BatchTasks:
 
     def _sample_batch(self) -> None:
         """Sample all of it by the sampler."""
-        self._batch = self._builder.sample(self._staged, self._items, self._key)
+        self._batch = self._maker.sample(self._staged, self._items, self._key)
         self._found[0].append(self._batch.n_id.numpy())
 
     def _sample_ends(self, branch: int) -> None:
@@ -277,7 +278,7 @@ class BatchTasks:
 
     def _join(self) -> None:
         """Begin the neighbourhood of the distinct ends of links."""
-        space = self._builder.lend(self._staged.graph)
+        space = self._maker.lend(self._staged.graph)
         ends = (self._ends[branch] for branch in range(3))
         self._links = self._operators.links.join(self._staged.state, self._items, *ends, space)
         self._begin(0, self._links.nodes, self._key, space)
@@ -294,12 +295,12 @@ class BatchTasks:
             samples = operator.sample(staged, seeds, _stream(key, 0))
             nodes, place = np.unique(samples, return_inverse=True)
             self._sampled[branch] = (nodes, place.reshape(np.shape(samples)))
-        self._begin(branch, nodes, key, self._builder.lend(staged.graph))
+        self._begin(branch, nodes, key, self._maker.lend(staged.graph))
 
     def _begin(self, branch: int, nodes: np.ndarray, key: int, space) -> None:
         self._spaces[branch] = space
         begin = self._operators.neighborhood.begin
-        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.asks_edges(self._staged.graph))
+        self._hoods[branch] = begin(self._staged, nodes, key, space, self._maker.asks_edges(self._staged))
         self._keep(branch)
 
     def _sample(self, branch: int, hop: int, chunk: int) -> None:
@@ -322,10 +323,10 @@ class BatchTasks:
     def _keep(self, branch: int) -> None:
         """Keep the store ids of the newest nodes: another batch has the workspace when they are fetched."""
         newest = self._hoods[branch].newest
-        local = self._builder.pool.take(newest.shape, np.int64)
+        local = self._maker.pool.take(newest.shape, np.int64)
         local[:] = newest
         self._local[branch].append(local)
-        self._found[branch].append(self._builder.store_ids(self._staged.graph, local))
+        self._found[branch].append(self._maker.store_ids(self._staged.graph, local))
 
     def _chunk(self, branch: int, hop: int, chunk: int) -> tuple[int, int]:
         num, chunks = len(self._found[branch][hop]), self._workflow.fetch_chunks(hop)
@@ -348,22 +349,22 @@ class BatchTasks:
         """Put the edges of all branches together."""
         subgraphs = []
         for hood, space in zip(self._hoods, self._spaces, strict=True):
-            subgraphs.append(hood.collect(self._builder.pool.take))
-            self._builder.give_back(space)
+            subgraphs.append(hood.collect(self._maker.pool.take))
+            self._maker.give_back(space)
         self._hoods, self._spaces = [], []
-        joined = join_branches(subgraphs, self._builder.pool.take)
+        joined = join_branches(subgraphs, self._maker.pool.take)
         if self._links is not None:
-            joined = self._operators.links.attach(joined, self._links, self._builder.pool.take)
+            joined = self._operators.links.attach(joined, self._links, self._maker.pool.take)
         elif len(subgraphs) > 1:
             joined = joined._replace(**self._branch_links())
-        self._batch = self._builder.assemble(self._staged, joined, self._key, with_nodes=False)
+        self._batch = self._maker.assemble(self._staged, joined, self._key, with_nodes=False)
 
     def _look_up(self) -> None:
         """Look up labels, masks and degrees of the nodes of all branches, hop by hop in the order of the batch."""
         nodes = [hops[hop] for hop in range(self._workflow.num_hops + 1) for hops in self._local]
-        local = self._builder.pool.take((sum(len(some) for some in nodes),), np.int64)
+        local = self._maker.pool.take((sum(len(some) for some in nodes),), np.int64)
         np.concatenate(nodes, out=local)
-        self._node_data = self._builder.node_data(self._staged, local)
+        self._node_data = node_data(self._staged, local, self._maker.pool.take)
 
     def _branch_links(self) -> dict[str, np.ndarray]:
         (seeds, _), (positives, positive), (_, negative) = self._sampled

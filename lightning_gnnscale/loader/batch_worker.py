@@ -3,7 +3,6 @@
 import multiprocessing
 import signal
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from ..errors import GNNScaleError
 from ..partition_store.packed_features import features_of_part
 from ..sampler.minibatch import MiniBatch
 from ..scratch import keep_sockets
-from .batch_builder import BatchMaker, batch_error
+from .batch_maker import BatchMaker, batch_error
 from .batch_segments import SegmentHandle, SegmentMaps
 from .batch_source import BatchKey
 from .shared_value import LINE_BYTES, Handle, pack, unpack
@@ -180,12 +179,11 @@ def _make(
     part: Handle,
     segment: SegmentHandle | None,
 ) -> Made | Failed:
-    features = maker.builder.features if maker.gathers else None
+    features = maker.table
     dense = features is not None and not (features.is_sparse or features.by_node_type)
-    batch_sampler = replace(maker, gathers=False) if dense else maker
     begin = time.perf_counter()  # one clock for all processes of a machine
     try:
-        batch = batch_sampler.make(key, lambda: _opened(parts, part, maker.parts_open))
+        batch = maker.make(key, lambda: _opened(parts, part, maker.order.parts_open), fill=not dense)
         packed = pack(batch)
     except Exception as error:
         return Failed(str(error))

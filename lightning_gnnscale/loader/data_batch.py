@@ -1,6 +1,7 @@
 """From a sampled subgraph to a batch of PyG's own type: the user's `Data`, cut down to the nodes and edges sampled."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,10 @@ from torch import Tensor
 from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
 from ..jit import kernel
-from ..sampler import NeighborSampler
 from ..sampler.protocol import Subgraph, induced_subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
-from .batch_builder import BatchBuilder
+from .batch_maker import BatchMaker
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
 
@@ -118,33 +118,25 @@ _AHEAD = 64  # edges between a prefetch and its use
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # views of dtypes that numpy lacks
 
 
-class DataBatchBuilder(BatchBuilder):
+@dataclass(frozen=True, eq=False)
+class DataBatchMaker(BatchMaker):
     """Sample one batch and cut the user's `Data` down to it; may be called from several threads at once.
 
     PyG decides for each batch what is a node's or an edge's attribute, and along which dimension: an attribute that
     the user replaces takes effect, as in PyG's loader.
 
     Args:
+        sampler: a `NeighborSampler`.
         data: a homogeneous `torch_geometric.data.Data`.
-        sampler: what to sample.
-        pool: memory of the batches.
         subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
         edge_order: (num_edges,) the user's number of each edge of the graph, None where they are the same.
         input_id: (num_nodes,) what the batch names as `input_id` for each seed, None for the seed itself.
     """
 
-    def __init__(
-        self,
-        data,
-        sampler: NeighborSampler,
-        pool: BufferPool,
-        subgraph_type: str,
-        edge_order: np.ndarray | None,
-        input_id: np.ndarray | None,
-    ):
-        super().__init__(sampler, None, pool)
-        self.data, self.subgraph_type = data, subgraph_type
-        self.edge_order, self.input_id = edge_order, input_id
+    data: Any = None
+    subgraph_type: str = "directional"
+    edge_order: np.ndarray | None = None
+    input_id: np.ndarray | None = None
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
         """Return the `Data` of (items, key).
@@ -248,22 +240,22 @@ def _look_up(table, rows, out):
         out[i] = table[rows[i]]
 
 
-class SampledBatchBuilder(BatchBuilder):
+@dataclass(frozen=True, eq=False)
+class SampledBatchMaker(BatchMaker):
     """Let one of PyG's loaders make each batch from the samples of a `DataSampler`; in several threads at once.
 
     Args:
-        loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only used to make batches.
-        data_sampler: Samples by the key of the batch.
         sampler: Hands out positions in the loader's input.
         pool: Memory of the batches' wide attributes, which PyG would copy into new memory at several times the cost.
+        loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only used to make batches.
+        data_sampler: Samples by the key of the batch.
     """
 
-    def __init__(self, loader, data_sampler, sampler: NeighborSampler, pool: BufferPool):
-        super().__init__(sampler, None, pool)
-        self.loader, self.data_sampler = loader, data_sampler
+    loader: Any = None
+    data_sampler: Any = None
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
-        """Return the `Data` or `HeteroData` of (items, key); arguments as in `BatchBuilder.build`."""
+        """Return the `Data` or `HeteroData` of (items, key); arguments as in `BatchMaker.build`."""
         loader = copy.copy(self.loader)
         loader.filter_per_worker = False
         with self.data_sampler.keyed(key):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..sampler.minibatch import MiniBatch
-from .batch_builder import BatchMaker
 from .batch_graph import batch_bytes
+from .batch_maker import BatchMaker
 from .batch_source import BatchKey
 from .staged_part import PartCache, StagedPart
 from .work_queue import Line, WorkQueue
@@ -18,7 +18,7 @@ class LocalSource:
     """A `BatchSource` of threads, each of which prepares a whole batch; another thread loads parts.
 
     Compiled kernels release the interpreter lock. Threads run from the first request to `forget`. At most
-    `maker.parts_open` parts are in memory.
+    `maker.order.parts_open` parts are in memory.
 
     Args:
         stage: Maps a part id to its `StagedPart`.
@@ -28,7 +28,7 @@ class LocalSource:
 
     def __init__(self, stage: Callable[[int], StagedPart], maker: BatchMaker, num_threads: int = 1):
         self.maker, self.num_threads = maker, num_threads
-        self._cache = PartCache(stage, maker.parts_open)
+        self._cache = PartCache(stage, maker.order.parts_open)
         self._queue, self._line, self._changed = WorkQueue(), Line(), threading.Condition()
         self._workers = self._stager = None
 

@@ -7,12 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures, columns_of
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
-_OF_NODES = ("n_id", "degree", "self_weight", "x_dense", "y", "train_mask", "val_mask", "test_mask", "node_type")
-_OF_EDGES = ("edge_weight", "e_id", "edge_attr", "edge_type", "edge_time")
-_OF_SEEDS = ("loss_weight", "seed_time")
+_OF_NODES, _OF_EDGES, _OF_SEEDS = (columns_of(what) for what in ("nodes", "edges", "seeds"))
 
 
 def mixed_batches(batches, num_chunks: int, take: Take):

@@ -16,8 +16,7 @@ from ..rng import batch_key
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
 from ..values import as_array, exact_integers, exact_times
-from .buffer_pool import BufferPool
-from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, check_layouts, compress
+from .data_batch import DataBatchMaker, SampledBatchMaker, check_data, check_layouts, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
 from .staged_part import StagedPart
@@ -200,12 +199,12 @@ class SeedLoader(PartLoader):
         data: The user's graph.
         seeds: (num_seeds,) seeds of the batches.
         csc: Its rows are as many as there may be seeds.
-        builder, sampler: Make the batches, and hand out the seeds.
+        maker, sampler: Make the batches, and hand out the seeds.
         rank, world_size, transform: See `NeighborLoader`.
         options: Those of `LoaderOptions`.
     """
 
-    def __init__(self, data, seeds: np.ndarray, csc: CSC, builder, sampler, rank, world_size, transform, **options):
+    def __init__(self, data, seeds: np.ndarray, csc: CSC, maker, sampler, rank, world_size, transform, **options):
         self.data, self.transform = data, transform
         self.rank, self.world_size = 0 if rank is None else rank, world_size
         if (rank is None) != (world_size is None) and world_size != 1:
@@ -223,7 +222,7 @@ class SeedLoader(PartLoader):
             {self.rank: seeds},
             sampler,
             LoaderOptions(**options),
-            builder=builder,
+            maker=maker,
         )
 
     def _sample_by_data(self, loader: str, sampler, rank, world_size, transform, own: dict, **inputs) -> None:
@@ -243,10 +242,10 @@ class SeedLoader(PartLoader):
         made = getattr(pyg, loader)(sampler.data, sampler, **inputs)
         _check_inputs(made.input_data, sampler.num_nodes)
         hand_out, num_seeds = NeighborSampler([-1]), len(made.dataset)
-        builder = SampledBatchBuilder(made, sampler, hand_out, BufferPool())
+        maker = SampledBatchMaker(hand_out, loader=made, data_sampler=sampler)
         csc = CSC(np.zeros(num_seeds + 1, np.int64), np.empty(0, np.int32))
         SeedLoader.__init__(
-            self, sampler.data, np.arange(num_seeds), csc, builder, hand_out, rank, world_size, transform, **own
+            self, sampler.data, np.arange(num_seeds), csc, maker, hand_out, rank, world_size, transform, **own
         )
 
     @property
@@ -277,7 +276,7 @@ class SeedLoader(PartLoader):
         if index.ndim != 1 or len(np.unique(index)) < len(index):
             raise ValueError(f"index must be distinct positions of seeds, got {_short(index.tolist())}")
         key = batch_key(self.options.seed, self.epoch, self.rank, zlib.crc32(index.tobytes()))
-        batch = self._builder.build(self._whole, self._seeds[index], key)
+        batch = self._maker.build(self._whole, self._seeds[index], key)
         return batch if self.transform is None else self.transform(batch)
 
     @cached_property
@@ -417,8 +416,9 @@ class NeighborLoader(SeedLoader):
         if locality is not None:
             locality.check_store(data.num_nodes)
         csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
-        builder = DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id)
-        super().__init__(data, seeds, csc, builder, sampler, rank, world_size, transform, **own)
+        given = {"data": data, "edge_order": edge_order, "input_id": input_id}
+        maker = DataBatchMaker(sampler, subgraph_type=subgraph_type, **given)
+        super().__init__(data, seeds, csc, maker, sampler, rank, world_size, transform, **own)
 
 
 class LinkNeighborLoader(SeedLoader):

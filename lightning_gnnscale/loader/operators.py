@@ -189,7 +189,7 @@ class Operators:
             links to train on, in three branches.
         links: Samples seeds, positives and negatives whose distinct nodes have one neighbourhood, instead of the other
             three.
-        fetch: Gathers feature rows; None: the builder's features.
+        fetch: Gathers feature rows; None: the maker's features.
 
     Raises:
         ValueError: positives without negatives, or negatives without positives, or either beside links.

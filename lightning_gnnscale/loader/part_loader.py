@@ -13,12 +13,12 @@ import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock
-from ..graph import MASK_NAMES
 from ..partition_store.features import Column, LoadedRows
-from ..sampler.minibatch import MiniBatch
+from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
-from .batch_builder import BatchBuilder, BatchMaker, tensors
+from .batch_columns import tensors
+from .batch_maker import BatchMaker, BatchOrder
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
@@ -29,6 +29,8 @@ from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, 
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 
+_OF_NODES = columns_of("nodes")
+
 
 @dataclass(frozen=True)
 class PartData:
@@ -37,24 +39,27 @@ class PartData:
     Args:
         load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
         features: A `Column` by store id, or None.
-        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: Maps a name to a (num_nodes,) bool mask in store order.
-        edge_weight: (num_edges,) in the store's edge order, or None.
-        edge_features: (num_edges, dim) in the store's edge order, or None.
+        nodes: Columns of the nodes by name, by store id. Of what a `MiniBatch` has a field for, arrays that are loaded
+            with each part, see `node_values`; further ones are `Column`s, which are read for each batch.
+        edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
-        edge_label: (num_edges,) classes of edges in the store's edge order, or None.
-        columns: Further columns of the nodes by name, by store id.
     """
 
     load_part: Callable[[int], Any]
     features: Column | None = None
-    labels: np.ndarray | None = None
-    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    edge_weight: np.ndarray | None = None
-    edge_features: np.ndarray | None = None
+    nodes: Mapping[str, np.ndarray | Column] = field(default_factory=dict)
+    edges: Mapping[str, np.ndarray] = field(default_factory=dict)
     is_whole: bool = False
-    edge_label: np.ndarray | None = None
-    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The further columns of the nodes by name."""
+        return {name: column for name, column in self.nodes.items() if name not in _OF_NODES}
+
+    def stager(self, targets: Mapping[int, np.ndarray], sampler: BatchSampler, seed: int) -> PartStager:
+        """Return what loads a part, without features; arguments as of `PartStager`."""
+        nodes = {name: values for name, values in self.nodes.items() if name in _OF_NODES}
+        return PartStager(self.load_part, targets, sampler, nodes, seed, self.edges, is_whole=self.is_whole)
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class PartLoader:
         pad_to: Number of batches of the longest rank. After its own last batch, this rank yields None up to that
             number. None: no padding.
         pool: Memory of the batches; None: the loader makes its own.
-        builder: Makes the batches, instead of a builder made from data, options and pool.
+        maker: Makes the batches, instead of one made from data, options and pool; it gets the loader's order.
 
     Raises:
         ValueError: an argument is out of range.
@@ -143,7 +148,7 @@ class PartLoader:
         source: SourceFactory | None = None,
         pad_to: int | None = None,
         pool: BufferPool | None = None,
-        builder: BatchBuilder | None = None,
+        maker: BatchMaker | None = None,
     ):
         self.options, sampler = options or LoaderOptions(), as_batch_sampler(sampler)
         options = self.options
@@ -170,20 +175,9 @@ class PartLoader:
         self.length = -(-len(self.walk) // self.chunks) if pad_to is None else pad_to
         self.reads, self._columns = options.reads, data.columns
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
-        mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
-        self._stager = PartStager(
-            data.load_part, targets, sampler, data.labels, data.masks, options.seed, is_whole=data.is_whole
-        )
-        self._builder = builder or BatchBuilder(
-            sampler,
-            data.features,
-            pool or BufferPool(),
-            mask_names,
-            data.edge_weight,
-            options.return_e_id,
-            data.edge_features,
-            data.edge_label,
-        )
+        self._stager = data.stager(targets, sampler, options.seed)
+        maker = maker or BatchMaker(sampler, data.features, pool or BufferPool(), return_e_id=options.return_e_id)
+        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
         if self.reads.how == "resident":
@@ -227,7 +221,7 @@ class PartLoader:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
         self._stager = replace(self._stager, sampler=sampler)
-        self._builder.sampler = sampler
+        self._maker = replace(self._maker, sampler=sampler)
         self._source = self._new_source()
 
     def set_reads(self, reads: RowReads, features) -> None:
@@ -238,10 +232,11 @@ class PartLoader:
             features: a `Column` of the same rows.
         """
         self._source.close()
-        self.reads, self._builder.features = reads, features
+        self.reads = reads
+        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here)
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
-            self._builder.pool.max_bytes = reads.pool_bytes
+            self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
         self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
         self._source = self._new_source()
@@ -257,13 +252,13 @@ class PartLoader:
             return None
         key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
-        batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
+        batch = self._maker.make(key, lambda: staged, fill=False)
         return Footprint(staged.nbytes, self.chunks * len(batch.n_id), self.chunks * sampled_bytes(batch))
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
-        self._builder.pool.clear()
+        self._maker.pool.clear()
         if self._device is not None:
             self._device.close()
         if self._kept is not None:
@@ -345,15 +340,13 @@ class PartLoader:
         return self._ahead(0)
 
     def _new_source(self) -> BatchSource:
-        return self._make_source(self._stager, self._maker())
+        return self._make_source(self._stager, self._maker)
 
-    def _maker(self) -> BatchMaker:
-        return BatchMaker(
-            self._builder,
+    def _order(self) -> BatchOrder:
+        return BatchOrder(
             self._chunk_size,
             self.options.shuffle,
             self.options.drop_last,
-            gathers=not self.reads.fills_here,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self.walk.parts_open,
             passes=self.options.passes,
@@ -368,7 +361,7 @@ class PartLoader:
         """Read the rows that stay in memory, before the first iteration that needs them."""
         if not self.reads.kept_halos or self._kept is not None:
             return
-        self._kept = keep_rows(self._builder.features, self.reads)
+        self._kept = keep_rows(self._maker.features, self.reads)
         if self.reads.how == "resident":
             self._source.close()
             self._stager = replace(self._stager, kept=self._kept)
@@ -377,7 +370,7 @@ class PartLoader:
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         self._keep()
         chunks = self._filled(self._ahead(start * self.chunks))
-        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._builder.pool.take)
+        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
         whole = self._with_columns(mixed) if self._columns else mixed
         return whole if self._device is None else self._device.moved(whole)
 
@@ -392,12 +385,12 @@ class PartLoader:
                 del batch
 
     def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
-        if not self.reads.fills_here or self._builder.features is None:
+        if not self.reads.fills_here or self._maker.features is None:
             return batches
         if self.reads.how == "planned":
-            return fill_windows(batches, self._builder, self.reads, self._kept)
+            return fill_windows(batches, self._maker, self.reads, self._kept)
         return fill_told(
-            batches, self._builder, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
+            batches, self._maker, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
         )
 
     def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:

@@ -11,7 +11,7 @@ from textwrap import shorten
 from ..errors import GNNScaleError, check_seconds
 from ..events import clock, record
 from ..sampler.minibatch import MiniBatch
-from .batch_builder import BatchMaker, batch_error
+from .batch_maker import BatchMaker, batch_error
 from .batch_segments import SegmentQueue
 from .batch_source import BatchKey
 from .batch_worker import START_METHODS, Failed, Made, NeedsSpace, WorkerProcess
@@ -315,7 +315,7 @@ class ProcessSource:
     """A `BatchSource` of worker processes, started at the first request and kept until `close`.
 
     No process has a copy of the graph: each worker maps what lies in files. A thread of this process loads a part once,
-    into memory that all workers map; at most `maker.parts_open` parts are there at a time. A batch is written once,
+    into memory that all workers map; at most `maker.order.parts_open` are there at a time. A batch is written once,
     into shared memory without a name, and its tensors stay there. A process that is killed, this one included, leaves
     nothing behind. If a worker ends, another one prepares its batch, and a new worker is started in its place. A batch
     that takes several times as long as any before is given to a second worker as well; the first to finish counts.
@@ -370,7 +370,7 @@ class ProcessSource:
         """
         if self._crew is None:
             maker = SharedValue(self._maker, "what prepares batches")
-            self._crew = WorkerCrew(self._stage, maker, self._maker.parts_open, *self._options)
+            self._crew = WorkerCrew(self._stage, maker, self._maker.order.parts_open, *self._options)
             self._end = weakref.finalize(self, self._crew.stop)
         self._crew.request(key)
 

@@ -15,7 +15,7 @@ from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.minibatch import MiniBatch
-from .batch_builder import BatchBuilder
+from .batch_maker import BatchMaker
 from .local_source import THREAD_NAME, stop
 
 HOWS = ("mapped", "resident", "planned")
@@ -211,19 +211,19 @@ def keep_rows(features, reads: RowReads) -> LoadedRows | None:
 
 
 def fill_told(
-    sampled: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, num_threads: int, prefetch_batches: int
+    sampled: Iterator[MiniBatch], maker: BatchMaker, reads: RowReads, num_threads: int, prefetch_batches: int
 ) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, their features gathered once the reads of later ones are announced.
 
     Args:
         sampled: Batches without features.
-        builder: Fills the batches.
+        maker: Fills the batches.
         reads: How rows are read, with the number of batches to look ahead.
         num_threads: Number of threads that fill batches; at least one is used.
         prefetch_batches: Number of batches that are filled ahead, >= 1.
     """
     fillers = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix=THREAD_NAME)
-    features, ended = builder.features, False
+    features, ended = maker.features, False
     told: deque[MiniBatch] = deque()
     pending: deque[Future] = deque()
     try:
@@ -236,7 +236,7 @@ def fill_told(
                         features.expect([batch.n_id.numpy()])
                     told.append(batch)
             while told and len(pending) < prefetch_batches:
-                pending.append(fillers.submit(builder.fill, told.popleft()))
+                pending.append(fillers.submit(maker.fill, told.popleft()))
             if pending:
                 batch = pending.popleft().result()
                 if ended and not (told or pending):
@@ -331,18 +331,18 @@ def _windows(
 
 
 def fill_windows(
-    sampled: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, kept: LoadedRows | None = None
+    sampled: Iterator[MiniBatch], maker: BatchMaker, reads: RowReads, kept: LoadedRows | None = None
 ) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, their rows read together a window of batches at a time.
 
     While the batches of one window are handed over, those of the next are sampled, and with two windows its rows read.
 
     Args:
-        sampled, builder, reads: see `fill_told`.
+        sampled, maker, reads: see `fill_told`.
         kept: rows that stay in memory, see `keep_rows`.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-    coming, ended = _windows(sampled, builder.features, kept, reads.window_bytes), False
+    coming, ended = _windows(sampled, maker.features, kept, reads.window_bytes), False
     windows: deque[_Window] = deque()
     try:
         while True:
@@ -358,7 +358,7 @@ def fill_windows(
             if not windows:
                 return
             batch = windows[0].batches.popleft()
-            builder.fill(batch, windows[0].rows[windows[0].key(batch)].result())
+            maker.fill(batch, windows[0].rows[windows[0].key(batch)].result())
             if not windows[0].batches:
                 windows.popleft()  # frees its rows
                 if windows:

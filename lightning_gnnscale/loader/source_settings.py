@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import check_count, check_seconds
 from ..memory import read_sizes
-from .batch_builder import BatchMaker
+from .batch_maker import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
 from .process_source import QUEUE_BYTES, TIMEOUT_S, ProcessSource

@@ -14,6 +14,7 @@ from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
+from ..partition_store.part_graph import local_rows
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.protocol import BatchSampler, num_slices
 from .part_walk import even_slices, order_key
@@ -21,34 +22,39 @@ from .part_walk import even_slices, order_key
 
 @dataclass
 class StagedPart:
-    """A part in memory: its graph, its labels and masks by local id, and what its sampler prepared for it.
+    """A part in memory: its graph, the columns of its nodes and edges, and what its sampler prepared for it.
 
     Attributes:
         graph: A `PartGraph` or `WholeGraph`.
         state: State that the sampler prepared for this part.
-        labels: (num_local,) int64 or (num_local, num_labels), or None.
+        nodes: Columns of its nodes by their names in a batch, (num_local, ...) by local id; all but the masks.
         masks: (num_local,) uint8; bit i belongs to the mask MASK_NAMES[i].
+        mask_names: Masks that there are.
+        edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
         features: Rows of core and halo, if they were read with the part.
     """
 
     graph: Any
     state: Any
-    labels: np.ndarray | None
+    nodes: Mapping[str, np.ndarray]
     masks: np.ndarray
+    mask_names: tuple[str, ...]
+    edges: Mapping[str, np.ndarray]
     features: LoadedRows | None = None
     _items: dict = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __reduce__(self):
-        return StagedPart, (self.graph, self.state, self.labels, self.masks, self.features)
+        columns = self.nodes, self.masks, self.mask_names, self.edges
+        return StagedPart, (self.graph, self.state, *columns, self.features)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory: of the graph without what it maps, labels, masks and features."""
+        """Bytes in memory: of the graph and the columns without what they map, and of features."""
         graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.edge_id, self.graph.self_weight)
         types = self.graph.types
         edges = () if types is None else (types.edge_type, types.edge_time, types.node_time)
-        arrays = (*graph, *edges, self.labels, self.masks)
+        arrays = (*graph, *edges, *self.nodes.values(), self.masks, *self.edges.values())
         own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
 
@@ -87,15 +93,16 @@ class StagedPart:
 
 @dataclass(frozen=True)
 class PartStager:
-    """Load one part: its graph, then its own range and its halo of labels, masks and features; nothing else is read.
+    """Load one part: its graph, then its own range and its halo of node columns and features; nothing else is read.
 
     Args:
         load_part: Maps a part id to its `PartGraph` or to a `WholeGraph`.
         targets: Maps a part id to (num_targets,) store ids in its core, ascending.
         sampler: Sampler that is prepared for each part.
-        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: Maps a name to a (num_nodes,) bool mask in store order.
+        nodes: Columns of the nodes by their names in a batch, (num_nodes, ...) in store order; see `node_values`.
         seed: Seed of the run.
+        edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order: batches read
+            them where they lie.
         features: A `Column` whose rows are read with each part; None: batches gather them from elsewhere.
         kept: Rows of that table that stay in memory and are not read with a part.
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
@@ -104,9 +111,9 @@ class PartStager:
     load_part: Callable[[int], Any]
     targets: Mapping[int, np.ndarray]
     sampler: BatchSampler
-    labels: np.ndarray | None
-    masks: Mapping[str, np.ndarray]
+    nodes: Mapping[str, np.ndarray]
     seed: int
+    edges: Mapping[str, np.ndarray] = field(default_factory=dict)
     features: Column | None = None
     kept: LoadedRows | None = None
     is_whole: bool = False
@@ -128,7 +135,13 @@ class PartStager:
         graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()
-        return StagedPart(graph, None, self._local_labels(graph), self._local_masks(graph), self._local_features(graph))
+        nodes = {name: np.ascontiguousarray(local_rows(self.nodes[name], graph)) for name in self._columns}
+        masks = self._local_masks(graph), tuple(name for name in MASK_NAMES if f"{name}_mask" in self.nodes)
+        return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph))
+
+    @property
+    def _columns(self) -> list[str]:
+        return [name for name in self.nodes if name.removesuffix("_mask") not in MASK_NAMES]
 
     def prepared(self, loaded: StagedPart, part: int) -> StagedPart:
         """Return a loaded part, ready; the whole graph may have been loaded as any part.
@@ -144,7 +157,7 @@ class PartStager:
                 f"{graph.core_start + graph.num_core}), got {self.targets[part].min()} to {self.targets[part].max()}"
             )
         state = self.sampler.prepare(graph, targets, self.seed)
-        return StagedPart(graph, state, loaded.labels, loaded.masks, loaded.features)
+        return replace(loaded, graph=graph, state=state, _items={}, _lock=Lock())
 
     def _local_features(self, graph) -> LoadedRows | None:
         if self.features is None:
@@ -154,24 +167,25 @@ class PartStager:
             held.add(nodes, self.kept and self.kept.held)
         return LoadedRows.of(features_of_part(self.features, graph.part), held, self.kept)
 
-    def _local_labels(self, graph) -> np.ndarray | None:
-        if self.labels is None:
-            return None
-        labels = _local_rows(self.labels, graph)
-        return labels.astype(np.int64, copy=False) if labels.ndim == 1 else np.ascontiguousarray(labels)
-
     def _local_masks(self, graph) -> np.ndarray:
         packed = np.zeros(graph.num_local, np.uint8)
         for bit, name in enumerate(MASK_NAMES):
-            if name in self.masks:
-                packed |= _local_rows(self.masks[name], graph).astype(np.uint8) << bit
+            if f"{name}_mask" in self.nodes:
+                packed |= local_rows(self.nodes[f"{name}_mask"], graph).astype(np.uint8) << bit
         return packed
 
 
-def _local_rows(values: np.ndarray, graph) -> np.ndarray:
-    """Return the rows of a per-node array by local id; a slice of it where there is no halo."""
-    core = values[graph.core_start : graph.core_start + graph.num_core]
-    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
+def node_values(labels: np.ndarray | None, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return labels and masks as columns of the nodes, by their names in a batch.
+
+    Args:
+        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
+        masks: Maps a name of MASK_NAMES to a (num_nodes,) bool mask in store order.
+    """
+    found = {f"{name}_mask": mask for name, mask in masks.items() if name in MASK_NAMES}
+    if labels is None:
+        return found
+    return {"y": labels.astype(np.int64, copy=False) if labels.ndim == 1 else labels} | found
 
 
 class PartCache:

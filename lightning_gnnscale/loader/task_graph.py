@@ -5,8 +5,8 @@ import numpy as np
 from ..sampler.link_sampler import LinkSampler
 from ..sampler.neighbor import NeighborSampler
 from ..sampler.protocol import BatchSampler
-from .batch_builder import BatchBuilder
 from .batch_graph import BatchGraph, LogicalTask, Task
+from .batch_maker import BatchMaker
 from .batch_tasks import BatchTasks, RowSize
 from .operators import FanoutNeighborhood, Operators
 from .staged_part import StagedPart
@@ -29,8 +29,8 @@ class Workflow:
     """The logical task graph of all batches.
 
     Supervised: seeds, their neighbourhood hop by hop, its rows. With `operators.links` the ends of links are sampled
-    side by side first, and their distinct nodes are the seeds. Without operators the builder's sampler samples a batch
-    in one task. All three give the batches of `BatchBuilder.build`, bit for bit.
+    side by side first, and their distinct nodes are the seeds. Without operators the maker's sampler samples a batch
+    in one task. All three give the batches of `BatchMaker.make`, bit for bit.
 
     With positives and negatives, three branches are joined at the end, as in the source: a batch has the distinct nodes
     of each branch as seeds, [seeds | positives | negatives], and each branch's neighbourhood beside the others': a node
@@ -41,21 +41,20 @@ class Workflow:
     known then, and nothing is copied when branches are joined.
 
     Args:
-        builder: Gives memory and puts batches together; without operators it samples them itself.
-        operators: Operators that the tasks run; None: the builder's sampler makes a batch in one task.
-        gathers: Whether feature rows are gathered.
+        maker: Gives memory and puts batches together; without operators it samples them itself.
+        operators: Operators that the tasks run; None: the maker's sampler makes a batch in one task.
         chunks: Number of tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and
             the rows of the last. That many threads can work on one batch.
 
     Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is sampled and fetched in one task each.
     """
 
-    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, chunks: int = 1):
-        self.builder, self.operators, self.chunks = builder, operators, chunks
+    def __init__(self, maker: BatchMaker, operators: Operators | None, chunks: int = 1):
+        self.maker, self.operators, self.chunks = maker, operators, chunks
         self.fetch = None
-        if gathers:
+        if maker.gathers:
             own = None if operators is None else operators.fetch
-            self.fetch = builder.features if own is None else own
+            self.fetch = maker.features if own is None else own
         self.num_branches = 1 if operators is None or operators.positives is None else 3
         self.num_hops = 0 if operators is None else operators.neighborhood.num_hops
         self.asks = operators is not None and getattr(operators.neighborhood, "asks", False)

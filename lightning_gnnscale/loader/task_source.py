@@ -14,8 +14,8 @@ from ..errors import GNNScaleError
 from ..events import clock
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
-from .batch_builder import BatchMaker, batch_error
 from .batch_graph import BatchGraph
+from .batch_maker import BatchMaker, batch_error
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
 from .scheduling_policy import Launch, Policy, Run, Wait
@@ -239,12 +239,12 @@ class TaskSource:
         chunks: int = 1,
     ):
         self.maker = maker
-        own = operators_of(maker.builder.sampler) if operators is None else operators
-        self.workflow = Workflow(maker.builder, own, maker.gathers, chunks)
+        own = operators_of(maker.sampler) if operators is None else operators
+        self.workflow = Workflow(maker, own, chunks)
         decides = policy()
         decides.launchable = lambda key: self._parts[key].done()
         self.scheduler = Scheduler(self._graph, decides)
-        self._cache = PartCache(stage, maker.parts_open)
+        self._cache = PartCache(stage, maker.order.parts_open)
         self._parts: dict[BatchKey, Future] = {}
         self._stager: ThreadPoolExecutor | None = None
 

@@ -12,6 +12,7 @@ from .buckets import BucketLayout, Runs
 from .disk import WriteBudget
 from .inputs import StoreIds, StoreInputs, check_whole
 from .journal import Journal, file_states
+from .manifest import EDGE_COLUMNS
 from .node_tables import Progress
 from .self_loops import self_weights
 
@@ -242,7 +243,7 @@ class RowWriter:
         self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
         self.edge_files: list[tuple[ArrayFile, np.ndarray]] = []
         for name, source in inputs.edge_values.items():
-            dtype = {"edge_weight": np.float32, "edge_time": np.int64, "edge_label": np.int32}.get(name, source.dtype)
+            dtype = EDGE_COLUMNS[name].dtype or source.dtype
             self.edge_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
         self.edge_type = None
         if inputs.relations is not None:

@@ -24,7 +24,7 @@ from ..traits import PartitioningTraits
 from ..values import as_array, exact_times, of_tensor, refuse_masked, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
-from .manifest import type_prefix
+from .manifest import EDGE_COLUMNS, type_prefix
 
 
 class StoreIds(NamedTuple):
@@ -171,7 +171,7 @@ class StoreInputs(Columns):
     @property
     def edge_values(self) -> dict[str, np.ndarray]:
         """The given values by edge id, by the name of their file."""
-        values = {name: getattr(self, name) for name in ("edge_weight", "edge_features", "edge_time", "edge_label")}
+        values = {name: getattr(self, name) for name in EDGE_COLUMNS}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -246,11 +246,8 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
         },
         "labels": _one_column(_load_rows("labels", columns.labels, num_nodes, (1, 2))),
         "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in masks},
-        "edge_weight": _load_rows("edge_weight", columns.edge_weight, num_edges, (1,)),
-        "edge_features": _load_rows("edge_features", columns.edge_features, num_edges, (2,)),
         "node_time": _load_times("node_time", columns.node_time, num_nodes),
-        "edge_time": _load_times("edge_time", columns.edge_time, num_edges),
-        "edge_label": _load_edge_label(columns.edge_label, num_edges),
+        **{name: _load_edge_column(name, getattr(columns, name), num_edges) for name in EDGE_COLUMNS},
     }
 
 
@@ -302,15 +299,19 @@ def _load_times(name: str, times, num_rows: int) -> np.ndarray | None:
     return None if times is None else exact_times(name, times)
 
 
-def _load_edge_label(labels, num_edges: int) -> np.ndarray | None:
-    labels = _load_rows("edge_label", labels, num_edges, (1,))
-    if labels is None:
-        return None
-    if labels.dtype.kind not in "iub":
-        raise ValueError(f"edge_label must be integers from 0, -1 = unknown, got {labels.dtype}")
-    if labels.dtype.kind != "b":
-        refuse_outside("edge_label", labels, -1, 2**31 - 1, "edge")
-    return labels
+def _load_edge_column(name: str, given, num_edges: int) -> np.ndarray | None:
+    """Return a column of the edges as given, checked against how it is stored: int64 are times, int32 classes."""
+    column = EDGE_COLUMNS[name]
+    if column.dtype is np.int64:
+        return _load_times(name, given, num_edges)
+    values = _load_rows(name, given, num_edges, (column.num_dims,))
+    if values is None or column.dtype is not np.int32:
+        return values
+    if values.dtype.kind not in "iub":
+        raise ValueError(f"{name} must be integers from 0, -1 = unknown, got {values.dtype}")
+    if values.dtype.kind != "b":
+        refuse_outside(name, values, -1, 2**31 - 1, "edge")
+    return values
 
 
 def check_storage(storage: str | None, features) -> None:
@@ -518,8 +519,9 @@ def input_fingerprint(
         facts["regression"] = True
     if not stream.remove_self_loops and _reverses_apart(stream):
         facts["reversed_loops"] = True  # stores of older releases lack the reverses of self-loops
-    if columns.edge_label is not None:
-        facts["edge_label"] = identity(columns.edge_label)
+    for name in EDGE_COLUMNS.keys() - {"edge_weight", "edge_features", "edge_time"}:  # those have their place above
+        if getattr(columns, name) is not None:
+            facts[name] = identity(getattr(columns, name))
     if columns.node_columns:
         facts["node_columns"] = {str(n): _rows_identity(rows, stream) for n, rows in columns.node_columns.items()}
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -566,7 +568,8 @@ def input_files(stream, columns: Columns, part_id=None) -> dict:
     features, names = columns.features, ("labels", "edge_weight", "edge_features", "node_time", "edge_time")
     arrays = {name: getattr(columns, name) for name in names} | {"part_id": part_id}
     arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (columns.masks or {}).items()}
-    arrays |= {} if columns.edge_label is None else {"edge_label": columns.edge_label}
+    others = {name: getattr(columns, name) for name in EDGE_COLUMNS if name not in names}
+    arrays |= {name: values for name, values in others.items() if values is not None}
     for name, given in {"features": features, **(columns.node_columns or {})}.items():
         by_node_type = isinstance(given, Mapping)
         arrays |= {f"{name}[{key!r}]": rows for key, rows in given.items()} if by_node_type else {name: given}

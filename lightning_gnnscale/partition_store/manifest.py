@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,30 @@ from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
-EDGE_FILES = {
-    "edge_weight",
-    "edge_features",
-    "edge_time",
-    "edge_type",
-    "edge_label",
-}  # values of edges, in the order of the rows
+
+
+class EdgeColumn(NamedTuple):
+    """How a column of the edges is stored, in the order of the rows, and what batches call it.
+
+    Attributes:
+        in_batch: Its name in a `MiniBatch`.
+        dtype: Stored dtype; None: as given.
+        num_dims: 1 for a number an edge, 2 for several.
+    """
+
+    in_batch: str
+    dtype: Any = None
+    num_dims: int = 1
+
+
+# By the names of their files. A column added here is written, verified and mapped like the others.
+EDGE_COLUMNS = {
+    "edge_weight": EdgeColumn("edge_weight", np.float32),
+    "edge_features": EdgeColumn("edge_attr", num_dims=2),
+    "edge_time": EdgeColumn("edge_time", np.int64),
+    "edge_label": EdgeColumn("edge_label", np.int32),
+}
+EDGE_FILES = {*EDGE_COLUMNS, "edge_type"}
 EDGE_COUNTS = ("inside", "cut", "components")  # of each part's core, where each edge is listed in both directions
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
@@ -311,12 +328,9 @@ def wrong_files(manifest: dict) -> str | None:
             expected[f"{prefix}halo_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     if manifest["least_edge_weight"] is not None:
         expected |= {"edge_weight": (np.float32, (edges,)), "weighted_degree": (np.float32, (nodes,))}
-    if "edge_features" in files:
-        expected["edge_features"] = (None, (edges, None))
-    if "edge_time" in files:
-        expected["edge_time"] = (np.int64, (edges,))
-    if "edge_label" in files:
-        expected["edge_label"] = (np.int32, (edges,))
+    for name, column in EDGE_COLUMNS.items():
+        if name in files and name != "edge_weight":
+            expected[name] = (column.dtype, (edges, None)[: column.num_dims])
     if not {"self_loop_nodes", "self_loop_weight"}.isdisjoint(files):
         looped = (_length(files, "self_loop_nodes"),)
         expected |= {"self_loop_nodes": (ids, looped), "self_loop_weight": (np.float32, looped)}

@@ -46,12 +46,13 @@ class GraphTypes(NamedTuple):
             edges = [
                 None if values is None else _edge_values(values, graph.edge_id, num_core_edges) for values in edges
             ]
-        if nodes is not None and len(graph.halo_nodes):
-            core = nodes[graph.core_start : graph.core_start + graph.num_core]
-            nodes = np.concatenate([core, nodes[graph.halo_nodes]])
-        elif nodes is not None:
-            nodes = nodes[graph.core_start : graph.core_start + graph.num_core]
-        return cls(store.schema, store.node_types, *edges, nodes)
+        return cls(store.schema, store.node_types, *edges, None if nodes is None else local_rows(nodes, graph))
+
+
+def local_rows(values: np.ndarray, graph) -> np.ndarray:
+    """Return the rows of a column of the nodes by local id; a slice of it where there is no halo."""
+    core = values[graph.core_start : graph.core_start + graph.num_core]
+    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
@@ -304,9 +305,7 @@ def _weighted(store, graph):
     """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
     if store.edge_weight is None:
         return graph
-    core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
-    degree = np.concatenate([core, store.weighted_degree[graph.halo_nodes]])
-    return replace(graph, degree=degree, edge_weight=store.edge_weight)
+    return replace(graph, degree=local_rows(store.weighted_degree, graph), edge_weight=store.edge_weight)
 
 
 def edge_weights(graph) -> np.ndarray | None:

@@ -1,6 +1,6 @@
 """The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from .features import Column, CSRFeatures, DenseFeatures, SparseRows, row_code
 from .halo import degree_dtype
 from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
-from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
+from .manifest import EDGE_COLUMNS, EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
@@ -56,6 +56,7 @@ class PartitionStore:
         self.part_offsets = np.array(self._map("part_offsets"))
         self.manifest_digest = digest(manifest)
         self.compared: set[str] = set()
+        self._edge_columns: dict[str, np.ndarray | None] = {}
         self._csc = CSC(self._map("csc_indptr"), self._map("csc_indices"))
         self.original_nid, self.store_nid = self._map("original_nid"), self._map("store_nid")
         self.labels = self._map("labels")
@@ -238,17 +239,28 @@ class PartitionStore:
         with self.fetched.held(*wanted):
             return self._csc
 
-    @cached_property
+    @property
     def edge_weight(self) -> np.ndarray | None:
         """(num_edges,) float32 or None; compared as `open` says."""
-        self._compare("edge_weight")
-        return self._map("edge_weight")
+        return self.edge_column("edge_weight")
 
-    @cached_property
+    @property
     def edge_features(self) -> np.ndarray | None:
         """(num_edges, dim) or None; compared as `open` says."""
-        self._compare("edge_features")
-        return self._map("edge_features")
+        return self.edge_column("edge_features")
+
+    def edge_column(self, name: str) -> np.ndarray | None:
+        """Return a column of the edges by the name of its file, see `EDGE_COLUMNS`; compared as `open` says."""
+        if name not in self._edge_columns:
+            self._compare(name)
+            self._edge_columns[name] = self._map(name)
+        return self._edge_columns[name]
+
+    def edge_columns(self, without: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """Return the columns of the edges that there are by their names in a batch; without: names of files."""
+        names = {name: column.in_batch for name, column in EDGE_COLUMNS.items() if name not in without}
+        found = {in_batch: self.edge_column(name) for name, in_batch in names.items()}
+        return {name: values for name, values in found.items() if values is not None}
 
     @property
     def has(self) -> dict[str, bool]:
@@ -275,23 +287,20 @@ class PartitionStore:
         """Where the nodes of each node type are: in every part a run of store ids; None without a schema."""
         return None if self.schema is None else NodeTypes.of_runs(self._map("kind_starts"), self.schema.num_node_types)
 
-    @cached_property
+    @property
     def edge_type(self) -> np.ndarray | None:
         """(num_edges,) uint8 or uint16 edge type of each edge, None without a schema; compared as `open` says."""
-        self._compare("edge_type")
-        return self._map("edge_type")
+        return self.edge_column("edge_type")
 
-    @cached_property
+    @property
     def edge_time(self) -> np.ndarray | None:
         """(num_edges,) int64 time of each edge, or None; compared as `open` says."""
-        self._compare("edge_time")
-        return self._map("edge_time")
+        return self.edge_column("edge_time")
 
-    @cached_property
+    @property
     def edge_label(self) -> np.ndarray | None:
         """(num_edges,) int32 class of each edge, -1 = unknown, or None; compared as `open` says."""
-        self._compare("edge_label")
-        return self._map("edge_label")
+        return self.edge_column("edge_label")
 
     @cached_property
     def node_time(self) -> np.ndarray | None:

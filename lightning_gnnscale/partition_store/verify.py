@@ -15,18 +15,14 @@ from ..jit import kernel
 from .array_file import map_rows
 from .features import Column
 from .halo_rows import count_halos
-from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
+from .manifest import EDGE_FILES, REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
 from .packed_features import PackedFeatures
 
 # Files whose size depends on edges, features or text: they are compared when they are first read, not on opening.
 READ_LATER = {
     "csc_indices",
     "halo_code",
-    "edge_weight",
-    "edge_features",
-    "edge_time",
-    "edge_label",
-    "edge_type",
+    *EDGE_FILES,
     "user_ids",
     "user_id_offsets",
     "user_id_bytes",

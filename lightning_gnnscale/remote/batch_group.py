@@ -17,7 +17,7 @@ from ..jit import kernel
 from ..partition_store.features import CSRFeatures, SparseRows, as_bits
 from ..partition_store.typed_features import TypedRows
 from ..rng import mix64
-from ..sampler.minibatch import MiniBatch, RowsByNodeType, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, RowsByNodeType, columns_of, sparse_rows_to_torch
 from ..sampler.protocol import Allocate
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -152,9 +152,9 @@ def _unite_by_hash(ids, table, union, count, positions):
     return count
 
 
-_NODE_FIELDS = ("degree", "self_weight", "y", "train_mask", "val_mask", "test_mask")
 _FEATURES = ("x_dense", "x_csr", "x_by_node_type")
 _APART = {"n_id", "edge_index", *_FEATURES}
+_NODE_FIELDS = tuple(name for name in columns_of("nodes") if name not in _APART)
 
 
 class GroupedBatch(NamedTuple):
@@ -223,7 +223,7 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
         raise ValueError("a group must have at least one batch, got none")
     for number, batch in enumerate(batches):
         if any(getattr(batch, name) is not None for name in _FEATURES):
-            raise ValueError(f"batches[{number}] must come without features: make it with BatchMaker(gathers=False)")
+            raise ValueError(f"batches[{number}] must come without features: make it with fill=False")
     union, positions = unite([batch.n_id.numpy() for batch in batches])
     shared = {}
     for name in _NODE_FIELDS:
@@ -244,7 +244,7 @@ def unpack_group(
     allocate: Allocate = np.empty,
     code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> list[MiniBatch]:
-    """Return the batches of a group, bit for bit as `BatchBuilder.build` makes them; arguments as for `unpack_one`."""
+    """Return the batches of a group, bit for bit as `BatchMaker.make` does; arguments as for `unpack_one`."""
     return [unpack_one(group, number, rows, allocate, code) for number in range(len(group.batches))]
 
 

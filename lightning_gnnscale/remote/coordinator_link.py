@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import GNNScaleError
-from ..loader.batch_builder import BatchMaker
+from ..loader.batch_maker import BatchMaker
 from ..loader.shared_value import pack
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
@@ -241,7 +241,7 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
     for view in packed.views:
         digest.update(view)
     parts, is_whole = tuple(sorted(int(part) for part in stage.targets)), stage.is_whole
-    table = table_of(maker.builder.features if maker.gathers else None)
+    table, order = table_of(maker.table), maker.order
 
     def make(names: list[str]) -> Setup:
         store, shard_map, homes = store_of(stage), None, None
@@ -252,10 +252,10 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
             shard_map = assign_shards(store, places, replicate, maker.gathers, stage.targets.values())
             homes = homes_of(shard_map, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        open_parts = 1 if maker.num_ranks is None else maker.parts_open - 1
+        open_parts = 1 if order.num_ranks is None else order.parts_open - 1
         paths, chunks = tuple(filter(None, sys.path)), open_parts if homes else 1
         name, sent = digest.hexdigest(), [contents]
-        return Setup(name, sent, parts, maker.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts)
+        return Setup(name, sent, parts, order.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts)
 
     return make
 

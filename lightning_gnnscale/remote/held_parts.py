@@ -380,13 +380,8 @@ class PartHolder:
     def _opened(self, setup: Setup) -> tuple[PartStager, Column | None]:
         if setup.name not in self._setups:
             stage, maker = setup.open()
-            self._setups[setup.name] = stage, features_of(maker)
+            self._setups[setup.name] = stage, maker.table
         return self._setups[setup.name]
-
-
-def features_of(maker) -> Column | None:
-    """Return the table that a maker gathers from; None: batches have no features of its own."""
-    return maker.builder.features if maker.gathers else None
 
 
 def holder_of_parts(group: str) -> Any:

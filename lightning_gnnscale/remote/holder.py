@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 from ..errors import GNNScaleError, check_seconds
 from ..events import record
 from ..graph import CSC
-from ..loader.batch_builder import BatchMaker
+from ..loader.batch_maker import BatchMaker
 from ..loader.part_walk import rank_of_parts
 from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
@@ -515,11 +514,8 @@ class HeldGraph:
 
     def tools(self, stage: PartStager, maker: BatchMaker) -> tuple[PartStager, BatchMaker]:
         """Return a stage and a maker that sample and gather from the memories of all machines."""
-        sampler, builder = self.sampler(stage.sampler), copy(maker.builder)
-        builder.sampler = sampler
-        if self._held is not None:
-            builder.features = self.features
-        return replace(stage, sampler=sampler), replace(maker, builder=builder)
+        sampler, features = self.sampler(stage.sampler), maker.features if self._held is None else self.features
+        return replace(stage, sampler=sampler), replace(maker, sampler=sampler, features=features)
 
     @cached_property
     def _own(self) -> HeldRows:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..loader.batch_builder import batch_error
+from ..loader.batch_maker import batch_error
 from ..loader.work_queue import Attempt, Job, WorkQueue
 from .assignment import Assignment, Rank
 from .cluster import NAMESPACE, import_ray, one_line, worker_handle, workers_named

@@ -10,13 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import GNNScaleError, check_count, check_integer, check_seconds, is_integer, short
 from ..events import record
-from ..loader.batch_builder import BatchMaker, batch_error
+from ..loader.batch_maker import BatchMaker, batch_error
 from ..loader.batch_source import BatchKey
 from ..loader.local_source import THREAD_NAME, stop
 from ..loader.source_settings import RankPlace
@@ -81,10 +80,8 @@ class RaySource:
         meeting = meeting or Meeting(f"{os.getpid()}-{next(_sources)}")
         self._stage, self._maker, self._code = stage, maker, None
         if maker.gathers:  # quantised rows are sent as stored, and decoded where the batch is put together
-            builder = copy(maker.builder)
-            features = builder.features
-            builder.features, self._code = (None, None) if features is None else as_stored(features)
-            self._maker = replace(maker, builder=builder)
+            features, self._code = (None, None) if maker.features is None else as_stored(maker.features)
+            self._maker = replace(maker, features=features)
         self._link = Link(self._settings, meeting, self._place)
         self._end: Callable[[], None] | None = None
         self._unsent: list[BatchKey] = []
@@ -246,7 +243,7 @@ class RaySource:
                 ) from None
             self._count(found.header)
             self._link.num_workers, self._link.num_machines = found.num_workers, found.num_machines
-            return unpack_one(payload.group, found.number, payload.rows, self._maker.builder.pool.take, self._code)
+            return unpack_one(payload.group, found.number, payload.rows, self._maker.pool.take, self._code)
         raise batch_error(key, "it was lost three times on its way from the worker: is a machine of the cluster full?")
 
     def _payload(self, ref) -> GroupPayload:

@@ -3,18 +3,18 @@
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..errors import GNNScaleError
-from ..loader.batch_builder import BatchMaker
+from ..loader.batch_maker import BatchMaker
 from ..loader.batch_source import BatchKey
 from ..partition_store.typed_features import TypedRows
 from .batch_group import narrowest, pack_group
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
-from .held_parts import HeldPart, Member, WorkerParts, features_of, gather_union, holder_of_parts
+from .held_parts import HeldPart, Member, WorkerParts, gather_union, holder_of_parts
 from .holder import HeldGraph, num_bytes, store_of
 from .messages import GroupHeader, GroupPayload, GroupRequest, Setup, WorkerSettings
 from .versioned_cache import WorkerView
@@ -61,15 +61,14 @@ class PreparationWorker:
         except Exception as error:
             header.errors = [f"{type(error).__name__}: {error}"] * len(asked)
             return header, None
-        batch_sampler, reads = replace(maker, gathers=False), self.parts.reads.total()
+        reads = self.parts.reads.total()
         graph = self._graphs.get(request.setup.name)
         before = graph and graph.counts.told()
         try:
             for place, key in enumerate(asked):
                 try:
-                    batches.append(
-                        batch_sampler.make(key, lambda key=key: self._part(request, stage, maker, key, parts))
-                    )
+                    part = partial(self._part, request, stage, maker, key, parts)
+                    batches.append(maker.make(key, part, fill=False))
                     header.numbers[place] = len(batches) - 1
                 except GNNScaleError as error:
                     header.errors[place] = str(error)
@@ -131,7 +130,7 @@ class PreparationWorker:
 
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict[int, HeldPart]):
         if key.part not in parts:
-            parts[key.part] = self.parts.get(key.part, request, stage, features_of(maker))
+            parts[key.part] = self.parts.get(key.part, request, stage, maker.table)
         return parts[key.part].staged
 
     def _opened(self, setup: Setup) -> tuple:
@@ -143,7 +142,7 @@ class PreparationWorker:
             found = setup.open()
             if setup.shard_map is not None:
                 stage, maker = found
-                graph = HeldGraph(setup.shard_map, store_of(stage), features_of(maker))
+                graph = HeldGraph(setup.shard_map, store_of(stage), maker.table)
                 found, self._graphs[setup.name] = graph.tools(*found), graph
         self._makers[setup.name] = found
         return found

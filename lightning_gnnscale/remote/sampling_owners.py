@@ -6,7 +6,7 @@ parts and of replicated nodes. What it must know of all nodes it reads from the 
 which says how many edges a row gives and where they are, so that answers are neighbours alone; degrees, labels and
 masks, which the `StagedPart` of the `WholeGraph` has. The edges of the store's files are not read.
 
-Such a sampler can be used wherever a `NeighborSampler` can: `BatchBuilder(sampler=...)`, or
+Such a sampler can be used wherever a `NeighborSampler` can: `BatchMaker(sampler=...)`, or
 `FanoutNeighborhood(...)` for task graphs. `ask` is the transport's: (owner, HopRequest) to something with `result()`;
 an owner answers with `held.sample(request)`.
 """

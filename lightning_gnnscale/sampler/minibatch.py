@@ -96,6 +96,10 @@ def rows_by_node_type(rows) -> RowsByNodeType:
     return RowsByNodeType(torch.from_numpy(rows.node_type), tables)
 
 
+# Of fields with a value for each of a batch's nodes, edges or seeds, in their order; see `columns_of`.
+_NODES, _EDGES, _SEEDS = ({"of": what} for what in ("nodes", "edges", "seeds"))
+
+
 @dataclass
 class MiniBatch(Batch):
     """One batch: a small graph with features and labels, its target nodes first.
@@ -146,35 +150,35 @@ class MiniBatch(Batch):
         seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
     """
 
-    n_id: Tensor
+    n_id: Tensor = field(metadata=_NODES)
     edge_index: Tensor
     indptr: Tensor
     batch_size: int
     part: int
     key: int
-    degree: Tensor | None = None
-    self_weight: Tensor | None = None
+    degree: Tensor | None = field(default=None, metadata=_NODES)
+    self_weight: Tensor | None = field(default=None, metadata=_NODES)
     num_sampled_nodes: list[int] | None = None
     num_sampled_edges: list[int] | None = None
-    x_dense: Tensor | None = None
+    x_dense: Tensor | None = field(default=None, metadata=_NODES)
     x_csr: SparseFeatures | None = None
-    y: Tensor | None = None
-    train_mask: Tensor | None = None
-    val_mask: Tensor | None = None
-    test_mask: Tensor | None = None
-    edge_weight: Tensor | None = None
-    loss_weight: Tensor | None = None
-    e_id: Tensor | None = None
+    y: Tensor | None = field(default=None, metadata=_NODES)
+    train_mask: Tensor | None = field(default=None, metadata=_NODES)
+    val_mask: Tensor | None = field(default=None, metadata=_NODES)
+    test_mask: Tensor | None = field(default=None, metadata=_NODES)
+    edge_weight: Tensor | None = field(default=None, metadata=_EDGES)
+    loss_weight: Tensor | None = field(default=None, metadata=_SEEDS)
+    e_id: Tensor | None = field(default=None, metadata=_EDGES)
     averaging_weights: bool = False
     pairs: Tensor | None = None
     negatives: Tensor | None = None
-    edge_attr: Tensor | None = None
-    node_type: Tensor | None = None
-    edge_type: Tensor | None = None
+    edge_attr: Tensor | None = field(default=None, metadata=_EDGES)
+    node_type: Tensor | None = field(default=None, metadata=_NODES)
+    edge_type: Tensor | None = field(default=None, metadata=_EDGES)
     x_by_node_type: RowsByNodeType | None = None
     schema: GraphSchema | None = None
-    seed_time: Tensor | None = None
-    edge_time: Tensor | None = None
+    seed_time: Tensor | None = field(default=None, metadata=_SEEDS)
+    edge_time: Tensor | None = field(default=None, metadata=_EDGES)
     seed_of: Tensor | None = None
     pair_type: Tensor | None = None
     source_negatives: Tensor | None = None
@@ -349,3 +353,8 @@ class MiniBatch(Batch):
     def pin_memory(self) -> "MiniBatch":
         """Return a copy in page-locked memory, from which copies to a CUDA device do not block."""
         return self.apply(lambda tensor: tensor.pin_memory())
+
+
+def columns_of(what: str) -> tuple[str, ...]:
+    """Return the names of a batch's columns with a value for each of its "nodes", "edges" or "seeds"."""
+    return tuple(one.name for one in fields(MiniBatch) if one.metadata.get("of") == what)

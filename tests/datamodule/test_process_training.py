@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader.batch_builder import BatchMaker
 from lightning_gnnscale.loader.shared_value import pack
 from lightning_gnnscale.placement import PlacementSettings
 from tests.says import said
@@ -96,7 +95,7 @@ def test_no_process_has_a_copy_of_the_store(store_root):
     dm = make(store_root, scope="graph", source="processes")
     dm.setup("fit")
     loader = dm.train_dataloader()
-    sent = pack(BatchMaker(loader._builder, 32))
+    sent = pack(loader._maker)
     assert sent.num_bytes == 0 and str(store_root) in repr(sent.meta)
     staged = loader._stager(0)
     shared = pack(staged).num_bytes  # in-degrees, masks, targets: shared by all workers
@@ -129,7 +128,7 @@ def test_bad_settings(name):
 @pytest.mark.parametrize("scope", ["part", "graph"])
 def test_a_worker_needs_no_lightning_to_make_batches(store_root, tmp_path, scope):
     loader = make(store_root, scope=scope).train_dataloader()
-    (tmp_path / "sent").write_bytes(pickle.dumps((loader._stager, loader._maker())))
+    (tmp_path / "sent").write_bytes(pickle.dumps((loader._stager, loader._maker)))
     worker = (
         f"import pickle, sys; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))\n"
         "heavy = {'lightning', 'torch_geometric', 'torchmetrics'} & set(sys.modules)\n"

@@ -11,9 +11,9 @@ import torch
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import PartLoader, RowReads, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader import PartLoader, RowReads, batch_columns, longest_rank, parts_of_rank, split_targets
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.features import Column, CSRFeatures
+from lightning_gnnscale.partition_store.features import Column, CSRFeatures, DenseFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
 from tests.says import said
@@ -135,6 +135,32 @@ def test_several_labels_a_node():
         np.testing.assert_array_equal(batch.y.numpy(), labels[batch.n_id.numpy()])
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_columns_are_read_by_name_and_keep_their_dtype(whole, pooled, monkeypatch):
+    """Every layer passes a mapping on: a column's name is the batch's, its rows are numpy's, and bits are kept."""
+    if pooled:
+        monkeypatch.setattr(batch_columns, "_SMALL_BYTES", -1)
+    rng, num_edges, nodes = np.random.default_rng(0), WORLD.csc.num_edges, len(WORLD.labels)
+    columns = {
+        "y": rng.random((nodes, 3)).astype(np.float16),
+        "node_type": rng.integers(0, 9, nodes).astype(np.uint8),
+        "image": DenseFeatures(rng.integers(0, 255, (nodes, 4)).astype(np.uint8)),
+    }
+    edges = {"edge_attr": rng.random((num_edges, 2)), "edge_time": rng.integers(0, 9, num_edges).astype(np.int16)}
+    load_part = (lambda part: WholeGraph.of(WORLD.csc, part)) if whole else WORLD.load_part
+    for batch in make_loader(nodes=columns, edges=edges, load_part=load_part, return_e_id=True):
+        n_id, e_id = batch.n_id.numpy(), batch.e_id.numpy()
+        for name in ("y", "node_type"):
+            found = getattr(batch, name).numpy()
+            assert found.dtype == columns[name].dtype and np.array_equal(found, columns[name][n_id]), name
+        for name, values in edges.items():
+            found = getattr(batch, name).numpy()
+            assert found.dtype == values.dtype and np.array_equal(found, values[e_id]), name
+        np.testing.assert_array_equal(batch.columns["image"].numpy(), columns["image"].array[n_id])
+        np.testing.assert_array_equal(batch.val_mask.numpy(), WORLD.masks["val"][n_id])
+
+
 def test_sparse_features_stay_sparse_until_asked_for():
     rng = np.random.default_rng(0)
     dense = (rng.random((300, 20)) < 0.2).astype(np.float32)
@@ -148,7 +174,7 @@ def test_sparse_features_stay_sparse_until_asked_for():
 
 def test_stored_weights_are_divided_by_the_probability_of_the_sample():
     weights = np.random.default_rng(0).random(WORLD.csc.num_edges)
-    for batch in make_loader(edge_weight=weights, return_e_id=True):
+    for batch in make_loader(edges={"edge_weight": weights}, return_e_id=True):
         source, target = batch.n_id.numpy()[batch.edge_index.numpy()]
         np.testing.assert_array_equal(WORLD.csc.indices[batch.e_id.numpy()], source)
         first = batch.indptr[: batch.batch_size + 1].numpy()

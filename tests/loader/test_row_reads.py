@@ -185,7 +185,7 @@ def test_the_reads_of_a_loader_can_be_changed(features):
         loader.set_reads(reads, features)
         assert all_contents(loader) == expected
     loader.set_reads(RowReads(pool_bytes=12_345), features)
-    assert loader._builder.pool.max_bytes == 12_345
+    assert loader._maker.pool.max_bytes == 12_345
 
 
 def test_the_first_batch_tells_what_batches_take(features):

@@ -13,12 +13,12 @@ from benchmarks.fixed_prefetch import FixedPrefetchPolicy
 from benchmarks.replay import replay
 from benchmarks.task_trace import TaskTrace, traced
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import BatchKey, BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder
+from lightning_gnnscale.loader import BatchKey
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
+from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.loader.task_source import Scheduler, machine_utilisation
 from lightning_gnnscale.rng import batch_key
@@ -105,10 +105,10 @@ class Source:
 
     def __init__(self):
         targets = {part: WORLD.targets(part) for part in range(3)}
-        stager = PartStager(WORLD.load_part, targets, SAMPLER, WORLD.labels, WORLD.masks, 1)
+        stager = PartStager(WORLD.load_part, targets, SAMPLER, node_values(WORLD.labels, WORLD.masks), 1)
         self.parts = {part: stager(part) for part in range(3)}
-        self.builder = BatchBuilder(SAMPLER, WORLD.features, BufferPool())
-        self.workflow = Workflow(self.builder, Operators(FanoutNeighborhood(SAMPLER)))
+        self.maker = BatchMaker(SAMPLER, WORLD.features)
+        self.workflow = Workflow(self.maker, Operators(FanoutNeighborhood(SAMPLER)))
         counts = {part: SAMPLER.num_batches(len(targets[part]), 16, False) for part in range(3)}
         self.keys = [BatchKey(1, epoch, p, b) for epoch in range(3) for p in range(3) for b in range(counts[p])]
 
@@ -119,7 +119,7 @@ class Source:
         return self.workflow.instance(dag_id, batch_key(*key), self.parts[key.part], self.items(key))
 
     def expected(self, key):
-        return self.builder.build(self.parts[key.part], self.items(key), batch_key(*key))
+        return self.maker.build(self.parts[key.part], self.items(key), batch_key(*key))
 
 
 SOURCE = Source()

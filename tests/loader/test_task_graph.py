@@ -1,4 +1,4 @@
-"""Task graphs: batches as `BatchBuilder` makes them, links in three branches, orders of tasks."""
+"""Task graphs: batches as `BatchMaker` makes them, links in three branches, orders of tasks."""
 
 from dataclasses import fields
 
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from oracles.parts import small_world
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, batch_bytes
+from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import Column, CSRFeatures
@@ -35,12 +34,12 @@ SAMPLERS = {
 KEY = batch_key(1, 2, 0, 3)
 
 
-def stage(sampler, whole=False, part=0):
+def stage(sampler, whole=False, part=0, edges=None):
     targets = {p: WORLD.targets(p) for p in range(3)}
     if whole:
         targets = {0: np.concatenate(list(targets.values()))}
     load_part = (lambda number: WholeGraph.of(WORLD.csc, number)) if whole else WORLD.load_part
-    return PartStager(load_part, targets, sampler, WORLD.labels, WORLD.masks, 1)(part)
+    return PartStager(load_part, targets, sampler, node_values(WORLD.labels, WORLD.masks), 1, edges or {})(part)
 
 
 def contents(batch) -> dict:
@@ -84,16 +83,15 @@ FEATURES = {"dense": WORLD.features, "sparse": sparse_features(), "none": None}
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("edges", [False, True])
-def test_a_supervised_batch_is_the_builders(name, whole, features, edges):
+def test_a_supervised_batch_is_the_makers(name, whole, features, edges):
     sampler = SAMPLERS[name]
-    staged = stage(sampler, whole)
-    options = {"edge_weight": WEIGHT, "return_e_id": True} if edges else {}
-    builder = BatchBuilder(sampler, FEATURES[features], BufferPool(), **options)
-    whole_hops, chunks = (Workflow(builder, Operators(FanoutNeighborhood(sampler)), chunks=n) for n in (1, 3))
+    staged = stage(sampler, whole, edges={"edge_weight": WEIGHT} if edges else None)
+    maker = BatchMaker(sampler, FEATURES[features], return_e_id=edges)
+    whole_hops, chunks = (Workflow(maker, Operators(FanoutNeighborhood(sampler)), chunks=n) for n in (1, 3))
     assert len(chunks.tasks) > len(whole_hops.tasks)
     for number, items in enumerate(staged.items(sampler, 16, False, 1, 0, True)):
         key = batch_key(1, 0, 0, number)
-        expected = contents(builder.build(staged, items, key))
+        expected = contents(maker.build(staged, items, key))
         # Fetching first wants space before the size is known; sampling first knows it.
         for flow in (whole_hops, chunks):
             graphs = [flow.instance(number, key, staged, items) for _ in range(2)]
@@ -111,11 +109,11 @@ LINKED = Operators(
 @given(data=st.data(), linked=st.booleans())
 def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
     staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features)
     operators = LINKED if linked else Operators(FanoutNeighborhood(SAMPLERS["uniform"]))
-    workflow = Workflow(builder, operators, chunks=data.draw(st.sampled_from([1, 2, 5])))
+    workflow = Workflow(maker, operators, chunks=data.draw(st.sampled_from([1, 2, 5])))
     items = staged.state.targets[:20]
-    expected = contents(run(Workflow(builder, operators).instance(0, KEY, staged, items)))
+    expected = contents(run(Workflow(maker, operators).instance(0, KEY, staged, items)))
     graph = workflow.instance(1, KEY, staged, items)
     order = random_order(graph, lambda ready: data.draw(st.sampled_from(ready)))
     assert contents(run(graph, order)) == expected
@@ -124,7 +122,7 @@ def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
 def test_dependencies_of_the_logical_graph():
     """A hop is sampled after the one before it, fetched after it is sampled, and the end comes last."""
     for operators in (LINKED, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))):
-        workflow = Workflow(BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool()), operators)
+        workflow = Workflow(BatchMaker(SAMPLERS["uniform"], WORLD.features), operators)
         tasks = workflow.tasks
         before = [set(task.dependencies) for task in tasks]
         for number, task in enumerate(tasks):
@@ -148,8 +146,8 @@ def test_dependencies_of_the_logical_graph():
 
 def test_costs_are_neighbours_and_values():
     staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
-    workflow = Workflow(builder, Operators(FanoutNeighborhood(SAMPLERS["uniform"])))
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features)
+    workflow = Workflow(maker, Operators(FanoutNeighborhood(SAMPLERS["uniform"])))
     graph = workflow.instance(0, KEY, staged, staged.state.targets[:16])
     costs = []
     for task in graph.tasks:
@@ -176,10 +174,10 @@ def rows_of(batch) -> dict[int, list]:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_links_have_three_branches_side_by_side(whole):
-    staged = stage(SAMPLERS["uniform"], whole)
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool(), edge_weight=WEIGHT, return_e_id=True)
+    staged = stage(SAMPLERS["uniform"], whole, edges={"edge_weight": WEIGHT})
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features, return_e_id=True)
     seeds = staged.state.targets[:20]
-    graph = Workflow(builder, LINKED).instance(0, KEY, staged, seeds)
+    graph = Workflow(maker, LINKED).instance(0, KEY, staged, seeds)
     batch = run(graph)
     n_id = batch.n_id.numpy()
     np.testing.assert_array_equal(batch.x.numpy(), WORLD.features.array[n_id])
@@ -200,7 +198,7 @@ def test_links_have_three_branches_side_by_side(whole):
     assert int(batch.negatives.min()) > int(batch.pairs.max())
     assert int(batch.negatives.max()) < batch.batch_size
     # The branch of the seeds is the batch that the seeds alone would be.
-    alone = run(Workflow(builder, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))).instance(0, KEY, staged, seeds))
+    alone = run(Workflow(maker, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))).instance(0, KEY, staged, seeds))
     joined, single = rows_of(batch), rows_of(alone)
     for target in range(len(seeds)):
         assert joined[target] == single[target]
@@ -210,8 +208,8 @@ def test_links_have_three_branches_side_by_side(whole):
 def test_branches_of_the_whole_batch_stay_apart():
     """Following edges from a seed reaches the nodes of its own branch alone."""
     staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
-    batch = run(Workflow(builder, LINKED).instance(0, KEY, staged, staged.state.targets[:20]))
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features)
+    batch = run(Workflow(maker, LINKED).instance(0, KEY, staged, staged.state.targets[:20]))
     label = np.full(batch.num_nodes, -1)
     label[:20] = 0
     label[20 : int(batch.negatives.min())] = 1
@@ -275,10 +273,10 @@ class Doubled(Column):
 
 def test_a_users_operators_take_the_place_of_ours():
     staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    maker = BatchMaker(SAMPLERS["uniform"], WORLD.features)
     operators = Operators(FirstNeighbors(), seeds=EveryOther(), fetch=Doubled())
     items = staged.state.targets[:10]
-    batch = run(Workflow(builder, operators).instance(0, KEY, staged, items))
+    batch = run(Workflow(maker, operators).instance(0, KEY, staged, items))
     assert batch.n_id[:5].tolist() == (staged.graph.core_start + items[::2]).tolist()
     np.testing.assert_array_equal(batch.x.numpy(), 2 * WORLD.features.array[batch.n_id.numpy()])
     for target, row in rows_of(batch).items():

@@ -71,8 +71,8 @@ def test_every_sampler_gives_the_batches_of_threads(name):
 @pytest.mark.parametrize("features", [WORLD.features, sparse_features(), None])
 @pytest.mark.parametrize("sampler", [HOPS, LINKS["edge, without pairs"], SAMPLERS["cluster"]])
 def test_features_weights_and_edges_of_every_scheduling(settings, features, sampler):
-    options = {"sampler": sampler, "features": features, "edge_weight": WEIGHT, "return_e_id": True}
-    options["edge_features"] = np.random.default_rng(1).random((len(WEIGHT), 3), np.float32)
+    edges = {"edge_weight": WEIGHT, "edge_attr": np.random.default_rng(1).random((len(WEIGHT), 3), np.float32)}
+    options = {"sampler": sampler, "features": features, "edges": edges, "return_e_id": True}
     expected = make_loader(**options, num_threads=0)
     found = with_tasks(settings, **options)
     for epoch in range(2):

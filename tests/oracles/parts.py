@@ -6,6 +6,7 @@ import numpy as np
 
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
 from lightning_gnnscale.partition_store.part_graph import PartGraph
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
@@ -103,10 +104,12 @@ def small_world(num_nodes=300, num_edges=2400, num_parts=3, dim=16, seed=0, both
 
 
 def part_loader(parts, load_part, features, targets, sampler, **given) -> PartLoader:
-    """Return a loader; each keyword goes to its data, to its options, or to the loader."""
+    """Return a loader; each keyword goes to its columns, to its data, to its options, or to the loader."""
 
     def taken(kind) -> dict:
         return {field.name: given.pop(field.name) for field in fields(kind) if field.name in given}
 
-    data = PartData(load_part, features, **taken(PartData))
+    nodes = node_values(given.pop("labels", None), given.pop("masks", {})) | given.pop("nodes", {})
+    edges = given.pop("edges", {})
+    data = PartData(load_part, features, nodes, edges, **taken(PartData))
     return PartLoader(parts, data, targets, sampler, LoaderOptions(**taken(LoaderOptions)), **given)

@@ -1,5 +1,6 @@
 """Further columns of the nodes: stored under their names, in every batch, given to a backbone that names them."""
 
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.partition_store import publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
+from lightning_gnnscale.partition_store.manifest import EDGE_COLUMNS
+from lightning_gnnscale.sampler.minibatch import MiniBatch
 from tests.says import said
 
 NODES = 90
@@ -33,6 +36,12 @@ def dataset(**columns) -> gs.GraphDataset:
 def write(root, graph, **options) -> gs.PartitionStore:
     parts = gs.partition(graph.stream, "random", 3, seed=1)
     return gs.write_partition_store(root, graph.stream, parts, graph, **options)
+
+
+def test_a_column_of_edges_has_an_argument_and_a_place_in_batches():
+    """Else it would be written and read by no one, or asked of every store and found in none."""
+    given, carried = ({field.name for field in fields(cls)} for cls in (Columns, MiniBatch))
+    assert given >= set(EDGE_COLUMNS) and carried >= {column.in_batch for column in EDGE_COLUMNS.values()}
 
 
 def test_columns_are_read_by_store_id_as_they_were_given(tmp_path):

@@ -1,4 +1,4 @@
-"""Groups of batches: what comes back is what `BatchBuilder.build` makes, bit for bit, and what travels is lean."""
+"""Groups of batches: what comes back is what `BatchMaker.make` gives, bit for bit, and what travels is lean."""
 
 import pickle
 from dataclasses import fields, replace
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from oracles.parts import small_world
 
 from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
+from lightning_gnnscale.loader.batch_maker import BatchMaker, BatchOrder
 from lightning_gnnscale.loader.batch_source import BatchKey
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures, DenseFeatures
 from lightning_gnnscale.remote import pack_group, unpack_group, unpack_one
@@ -68,17 +68,18 @@ def assert_same(one: MiniBatch, other: MiniBatch) -> None:
 class Made:
     """Batches of a part with and without their features."""
 
-    def __init__(self, sampler, features, load_part=WORLD.load_part, targets=WORLD.targets, labels=None, **options):
-        labels = WORLD.labels if labels is None else labels
-        builder = BatchBuilder(sampler, features, BufferPool(), **options)
-        stager = PartStager(load_part, {part: targets(part) for part in range(3)}, sampler, labels, WORLD.masks, 5)
+    def __init__(
+        self, sampler, features, load_part=WORLD.load_part, targets=WORLD.targets, labels=None, edges=None, **options
+    ):
+        nodes = node_values(WORLD.labels if labels is None else labels, WORLD.masks)
+        maker = BatchMaker(sampler, features, order=BatchOrder(16), **options)
+        stager = PartStager(load_part, {part: targets(part) for part in range(3)}, sampler, nodes, 5, edges or {})
         staged = {part: stager(part) for part in range(3)}
         self.rows = None if features is None else features.read
         sizes = {part: sampler.num_batches(len(targets(part)), 16, False) for part in staged}
         self.keys = [BatchKey(5, 0, part, batch) for part in staged for batch in range(min(3, sizes[part]))]
-        whole, bare = BatchMaker(builder, 16), BatchMaker(builder, 16, gathers=False)
-        self.batches = [bare.make(key, lambda key=key: staged[key.part]) for key in self.keys]
-        self.expected = [whole.make(key, lambda key=key: staged[key.part]) for key in self.keys]
+        self.batches = [maker.make(key, lambda key=key: staged[key.part], fill=False) for key in self.keys]
+        self.expected = [maker.make(key, lambda key=key: staged[key.part]) for key in self.keys]
 
 
 def travelled(group):
@@ -117,7 +118,7 @@ def test_rows_of_every_node_type_come_back_bit_for_bit(name, size):
 def test_weights_and_positions_of_edges_and_labels_of_several_columns_come_back():
     labels = np.random.default_rng(1).random((WORLD.csc.num_rows, 3), np.float32)
     weight = np.random.default_rng(2).random(WORLD.csc.num_edges).astype(np.float32)
-    made = Made(SAMPLERS["neighbor"], WORLD.features, labels=labels, edge_weight=weight, return_e_id=True)
+    made = Made(SAMPLERS["neighbor"], WORLD.features, labels=labels, edges={"edge_weight": weight}, return_e_id=True)
     group, _, _ = travelled(pack_group(made.batches))
     for batch, expected in zip(unpack_group(group, gathered(made, group.union)), made.expected, strict=True):
         assert batch.e_id is not None and batch.y.shape[1] == 3

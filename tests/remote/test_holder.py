@@ -9,6 +9,7 @@ from ray_world import NUM_NODES, all_contents, start_cluster, wait_until, write_
 
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import SparseRows
 from lightning_gnnscale.remote import cluster
@@ -122,7 +123,8 @@ def test_the_home_of_a_batch_is_where_most_of_its_targets_lie(store):
 def loader_over(store, graph: HeldGraph | None) -> PartLoader:
     sampler = NeighborSampler([4, 3])
     whole = WholeGraph.of_store(store, 0)
-    data = PartData(lambda part: whole, graph.features if graph else store.features, store.labels, store.masks)
+    nodes = node_values(store.labels, store.masks)
+    data = PartData(lambda part: whole, graph.features if graph else store.features, nodes)
     targets = {0: np.flatnonzero(store.masks["train"])}
     return PartLoader([0], data, targets, graph.sampler(sampler) if graph else sampler, LoaderOptions(32, 1))
 

@@ -196,7 +196,7 @@ def test_a_trainer_that_stops_taking_batches_stops_preparation_at_the_credits(po
 
 
 def test_an_error_of_a_batch_names_it(pool):
-    loader = make_loader(RayWorkers(address="auto"), labels=[1, 2, 3])
+    loader = make_loader(RayWorkers(address="auto"), labels=WORLD.labels[:3])
     with pytest.raises(GNNScaleError, match=said("part 0 batch 0 epoch 1")):
         list(loader)
     loader.close()

@@ -3,7 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ from oracles.parts import small_world
 from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import CSC
-from lightning_gnnscale.loader import BufferPool, RankPlace, TaskGraphs
-from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
+from lightning_gnnscale.loader import RankPlace, TaskGraphs
+from lightning_gnnscale.loader.batch_maker import BatchMaker, BatchOrder
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
-from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.placement import place
@@ -132,7 +132,7 @@ def test_requests_leave_before_own_rows_are_sampled_and_none_goes_to_oneself(mon
 def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
     graph = WholeGraph.of(WORLD.csc, 0)
     targets = np.flatnonzero(WORLD.masks["train"])
-    settings_ = {"labels": WORLD.labels, "masks": WORLD.masks, "seed": 4}
+    nodes = node_values(WORLD.labels, WORLD.masks)
     sampler = NeighborSampler([6, 4])
     weight = np.random.default_rng(0).random(WORLD.csc.num_edges).astype(np.float32)
     with ThreadPoolExecutor(3) as executor:
@@ -141,9 +141,8 @@ def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
         for owner in (None, "a", "c"):
             own = sampler if owner is None else workers.sampler(owner, sampler)
             view = graph if owner is None else WholeGraph(0, UNREAD, graph.degree)
-            staged = PartStager(lambda part, view=view: view, {0: targets}, own, **settings_)(0)
-            builder = BatchBuilder(own, WORLD.features, BufferPool(), edge_weight=weight, return_e_id=True)
-            maker = BatchMaker(builder, 32)
+            stage = PartStager(lambda part, view=view: view, {0: targets}, own, nodes, 4, {"edge_weight": weight})
+            staged, maker = stage(0), BatchMaker(own, WORLD.features, order=BatchOrder(32), return_e_id=True)
             made[owner] = [maker.make(BatchKey(4, 1, 0, batch), lambda staged=staged: staged) for batch in range(5)]
     assert {owner for owner, _ in workers.asked} == {"a", "b", "c"}
     for owner in "ac":
@@ -165,7 +164,7 @@ def test_hop_by_hop_for_task_graphs():
     space = Workspace(400, WORLD.csc.indices.dtype)
     found = []
     for own in (sampler, Workers().sampler("b", sampler)):
-        staged = PartStager(lambda part: graph, {0: seeds}, own, None, {}, 0)(0)
+        staged = PartStager(lambda part: graph, {0: seeds}, own, {}, 0)(0)
         operator = FanoutNeighborhood(own)
         assert operator.num_hops == 2
         hops = operator.begin(staged, seeds, key, space, False)
@@ -220,11 +219,11 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
         )
     keys = [BatchKey(4, 1, 0, batch) for batch in range(6)]
     graph, view = WholeGraph.of(WORLD.csc, 0), WholeGraph(0, UNREAD, WholeGraph.of(WORLD.csc, 0).degree)
-    given = (WORLD.labels, WORLD.masks, 4)
-    plain = BatchMaker(BatchBuilder(sampler, features, BufferPool(), edge_weight=weight, return_e_id=True), 16)
+    given = (node_values(WORLD.labels, WORLD.masks), 4, {"edge_weight": weight})
+    plain = BatchMaker(sampler, features, order=BatchOrder(16), return_e_id=True)
     staged = PartStager(lambda part: graph, {0: targets}, sampler, *given)(0)
     expected = [plain.make(key, lambda: staged) for key in keys]
-    maker = BatchMaker(BatchBuilder(own, table, BufferPool(), edge_weight=weight, return_e_id=True), 16)
+    maker = replace(plain, sampler=own, features=table)
     source = settings_.connect(RankPlace())(PartStager(lambda part: view, {0: targets}, own, *given), maker)
     source.begin()
     for key in keys:

@@ -12,6 +12,7 @@ from lightning_gnnscale.datamodule.train_loader import make_interleaved_loader
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, Threads
 from lightning_gnnscale.loader.source_settings import RankPlace
+from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import OwnerReads, RayWorkers
 from lightning_gnnscale.sampler import NeighborSampler
@@ -51,7 +52,8 @@ def test_workers_are_on_both_nodes_and_the_end_of_one_changes_no_batch(two_nodes
 def test_workers_of_a_machine_hold_rows_together_and_ask_the_other(two_nodes, tmp_path):
     store = write_store(tmp_path / "store")
     load = partial(WholeGraph.of_store, store)
-    data, targets = PartData(load, store.features, store.labels, is_whole=True), {0: np.arange(0, store.num_nodes, 3)}
+    data = PartData(load, store.features, node_values(store.labels, {}), is_whole=True)
+    targets = {0: np.arange(0, store.num_nodes, 3)}
     expected = all_contents(PartLoader([0], data, targets, NeighborSampler([4, 3]), LoaderOptions(16, 1)))
     settings = RayWorkers(address=two_nodes[0].address, num_workers=4).asking(OwnerReads())
     source = settings.connect(RankPlace())

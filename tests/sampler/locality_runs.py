@@ -31,9 +31,10 @@ def batches(sampler, threads=0, edge_weight=None, graph="part", epoch=0, batch_s
     targets = {part: WORLD.targets(part) for part in parts}
     if graph != "part":
         targets = {0: np.concatenate([WORLD.targets(part) for part in range(WORLD.num_parts)])}
+    edges = {} if edge_weight is None else {"edge_weight": edge_weight}
     loader = part_loader(
         parts, WORLD.load_part if graph == "part" else lambda part: whole, WORLD.features, targets, sampler,
-        labels=WORLD.labels, masks=WORLD.masks, edge_weight=edge_weight, batch_size=batch_size, num_threads=threads,
+        labels=WORLD.labels, masks=WORLD.masks, edges=edges, batch_size=batch_size, num_threads=threads,
         **options,
     )  # fmt: skip
     loader.set_epoch(epoch)

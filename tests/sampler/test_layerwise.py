@@ -225,7 +225,7 @@ def test_stored_weights_are_divided_by_the_probability():
     stored = np.random.default_rng(1).random(WORLD.csc.num_edges, np.float32) + 0.5
     sampler = gs.LayerwiseSampler([20, 30])
     plain = loader_of(sampler, return_e_id=True)
-    for batch, other in zip(loader_of(sampler, return_e_id=True, edge_weight=stored), plain, strict=True):
+    for batch, other in zip(loader_of(sampler, return_e_id=True, edges={"edge_weight": stored}), plain, strict=True):
         assert torch.equal(batch.n_id, other.n_id) and torch.equal(batch.e_id, other.e_id)
         assert other.averaging_weights and not batch.averaging_weights
         row = batch.n_id[batch.edge_index[1]]

@@ -1,0 +1,172 @@
+"""The columns of a part's nodes and edges, looked up by name and read for a batch, in pooled memory."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..graph import MASK_NAMES
+from ..jit import kernel
+from ..partition_store.features import SparseRows
+from ..partition_store.part_graph import GraphTypes, WholeGraph
+from ..partition_store.typed_features import TypedRows
+from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
+from ..sampler.protocol import Allocate, Subgraph
+from ..triton_kernels.gather_rows import gather_rows
+from ..triton_kernels.intrinsics import prefetch
+from .staged_part import StagedPart
+
+OF_EDGES = columns_of("edges")
+_AHEAD = 64  # nodes between a prefetch and its use
+_SMALL_BYTES = 1 << 15  # up to which new memory costs less than pooled memory
+
+
+def with_rows(batch: MiniBatch, rows: Any) -> MiniBatch:
+    """Give a batch its feature rows, as `Column.read` returns them, and return it."""
+    found = tensors(rows)
+    if isinstance(rows, TypedRows):
+        batch.x_by_node_type = found
+    elif isinstance(rows, SparseRows):
+        batch.x_csr = found
+    else:
+        batch.x_dense = found
+    return batch
+
+
+def tensors(rows: Any) -> Any:
+    """Return rows as `Column.read` gives them in tensors that share their memory."""
+    if isinstance(rows, TypedRows):
+        return rows_by_node_type(rows)
+    return sparse_rows_to_torch(rows) if isinstance(rows, SparseRows) else torch.from_numpy(rows)
+
+
+def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: Any = None) -> torch.Tensor:
+    """Return the values of (num,) nodes or edges.
+
+    Args:
+        values: (num_rows, ...) the column.
+        ids: (num,) integers in [0, num_rows).
+        allocate: Gives the memory of all but small results, for example `BufferPool.take`.
+        dtype: What batches have; None: the column's.
+    """
+    shape = (len(ids), *values.shape[1:])
+    if math.prod(shape) * values.itemsize <= _SMALL_BYTES:
+        found = np.asarray(values)[ids]
+    else:
+        found = gather_rows(values, ids, allocate(shape, values.dtype))
+    return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))
+
+
+def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict[str, torch.Tensor]:
+    """Return degree, masks and the other columns of (num_nodes,) local ids, by their names in a batch."""
+    weighted = staged.graph.degree.dtype.kind == "f"
+    degree = allocate(local.shape, np.float32 if weighted else np.int64)
+    masks = [allocate(local.shape, np.bool_) for _ in MASK_NAMES]
+    _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
+    data = {"degree": torch.from_numpy(degree)}
+    if staged.graph.self_weight is not None:
+        data["self_weight"] = read_column(staged.graph.self_weight, local, allocate)
+    for name, mask in zip(MASK_NAMES, masks, strict=True):
+        if name in staged.mask_names:
+            data[f"{name}_mask"] = torch.from_numpy(mask)
+    return data | {name: read_column(values, local, allocate) for name, values in staged.nodes.items()}
+
+
+def type_data(types: GraphTypes, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:
+    """Return node types, edge types and times of edges, by their names in a batch."""
+    data = {"schema": types.schema}
+    for name, values in (("edge_type", types.edge_type), ("edge_time", types.edge_time)):
+        if name == "edge_type" and sampled.edge_type is not None:
+            data[name] = torch.from_numpy(sampled.edge_type)
+        elif values is not None:
+            if sampled.e_id is None:
+                raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
+            data[name] = read_column(values, sampled.e_id, allocate, np.int64)
+    if types.node_types is not None:
+        data["node_type"] = torch.from_numpy(types.node_types.type_of(n_id))
+    return data
+
+
+def edge_data(staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None, allocate: Allocate) -> dict[str, Any]:
+    """Return the columns of a batch's edges, by their names in it; e_id: (num_edges,) store positions of them."""
+    data: dict[str, Any] = {"averaging_weights": sampled.averaging_weights}
+    for name in OF_EDGES:
+        if name in staged.edges and not (name == "edge_weight" and _keeps_weights(sampled)):
+            data[name] = read_column(staged.edges[name], e_id, allocate)
+    if "edge_weight" in data:
+        weight = _scaled(data["edge_weight"].numpy(), sampled)
+        data |= {"edge_weight": torch.from_numpy(weight), "averaging_weights": False}
+    elif sampled.edge_weight is not None:
+        data["edge_weight"] = torch.from_numpy(sampled.edge_weight)
+    return data
+
+
+def pair_data(staged: StagedPart, sampled: Subgraph, allocate: Allocate) -> dict[str, torch.Tensor]:
+    """Return classes and features of the links that are edges, by their names in a batch."""
+    if sampled.pair_edges is None:
+        given = {"edge_label": sampled.edge_label, "pair_attr": sampled.pair_attr}
+        return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
+    if "edge_label" not in staged.edges:
+        raise ValueError("labelled=True needs classes of edges, but the store has none: write it with edge_label=")
+    at = _positions(staged.graph, sampled.pair_edges)
+    data = {"edge_label": read_column(staged.edges["edge_label"], at, allocate, np.int64)}
+    if "edge_attr" in staged.edges:
+        data["pair_attr"] = read_column(staged.edges["edge_attr"], at, allocate)
+    return data
+
+
+def _keeps_weights(sampled: Subgraph) -> bool:
+    """Whether a sampler's own weights stand for the stored ones: it gives some, and no `row_scale` (GraphSAINT)."""
+    return sampled.edge_weight is not None and sampled.row_scale is None
+
+
+def _scaled(weight: np.ndarray, sampled: Subgraph) -> np.ndarray:
+    """Return stored weights over the probabilities of their edges, in float32; in place where they are."""
+    weight = weight.astype(np.float32, copy=False)
+    if sampled.row_scale is not None:
+        weight *= np.repeat(sampled.row_scale, np.diff(sampled.indptr))
+    if sampled.edge_weight is not None:
+        weight *= sampled.edge_weight
+    return weight
+
+
+def edge_ids(graph, sampled: Subgraph) -> np.ndarray:
+    """Return positions in the store's edge arrays.
+
+    Raises:
+        ValueError: the sampler did not give them, or the part does not know them.
+    """
+    if sampled.e_id is None:
+        raise ValueError(
+            f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
+            "fill Subgraph.e_id where return_e_id is true, or write the store without both"
+        )
+    return _positions(graph, sampled.e_id)
+
+
+def _positions(graph, edges: np.ndarray) -> np.ndarray:
+    """Return positions in the store's edge arrays of edges of a part's CSC."""
+    if isinstance(graph, WholeGraph):
+        return edges
+    if graph.edge_id is None:
+        raise ValueError(
+            f"part {graph.part} has no edge positions: its store has neither edge weights nor edge features"
+        )
+    return graph.edge_id[edges]
+
+
+@kernel
+def _gather_node_data(local, degree, masks, out_degree, train, val, test):
+    """Look up per-node values; `masks` has one bit for each of the three masks."""
+    num = len(local)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(degree, local[i + _AHEAD])
+            prefetch(masks, local[i + _AHEAD])
+        node = local[i]
+        out_degree[i] = degree[node]
+        packed = masks[node]
+        train[i] = packed & 1
+        val[i] = (packed >> 1) & 1
+        test[i] = (packed >> 2) & 1

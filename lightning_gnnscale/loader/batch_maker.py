@@ -1,0 +1,237 @@
+"""Make the batch of a key: sample a subgraph, and give it ids, features, labels, masks, weights in pooled memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import torch
+
+from ..errors import GNNScaleError
+from ..events import clock
+from ..jit import kernel
+from ..partition_store.features import Column, LoadedRows
+from ..partition_store.packed_features import features_of_part
+from ..partition_store.part_graph import WholeGraph
+from ..rng import batch_key
+from ..sampler.minibatch import MiniBatch
+from ..sampler.protocol import BatchSampler, Subgraph
+from ..triton_kernels.sample_neighbors import Workspace
+from .batch_columns import OF_EDGES, edge_data, edge_ids, node_data, pair_data, type_data, with_rows
+from .batch_source import BatchKey
+from .buffer_pool import BufferPool
+from .staged_part import StagedPart
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Which items each batch of a part has.
+
+    Args:
+        batch_size: Targets per batch.
+        shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
+            batch.
+        num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
+        parts_open: Number of parts that batches are requested from at a time.
+        passes: Passes over a part in one epoch. The epochs of keys count these passes.
+    """
+
+    batch_size: int = 512
+    shuffle: bool = True
+    drop_last: bool = False
+    num_ranks: int | None = None
+    parts_open: int = 2
+    passes: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMaker:
+    """Make the batch of a key: sample it and fill it; may be called from several threads at once.
+
+    One value, which is pickled to where batches are made. `make` does it all; `sample` and `fill` are its two halves.
+    `dataclasses.replace` gives a maker with another sampler, features or order, which shares the memory.
+
+    Args:
+        sampler: What to sample.
+        features: A `Column` by store id, or None.
+        pool: Memory of the batches.
+        order: Which items each batch of a part has.
+        gathers: Whether `make` gives batches their features; False leaves them for `fill`, in this process.
+        return_e_id: Whether each batch gets the positions of its edges in the store's edge arrays.
+    """
+
+    sampler: BatchSampler
+    features: Column | None = None
+    pool: BufferPool = field(default_factory=BufferPool)
+    order: BatchOrder = BatchOrder()
+    gathers: bool = True
+    return_e_id: bool = False
+    _spaces: SimpleQueue = field(default_factory=SimpleQueue, repr=False)
+
+    def __getstate__(self) -> dict:
+        """Leave out memory: each process takes its own; and features that are read in this process only."""
+        state = {name: value for name, value in vars(self).items() if name != "_spaces"}
+        return state | {"pool": self.pool.max_bytes, "features": self.table}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
+
+    @property
+    def table(self) -> Column | None:
+        """The column whose rows `make` gives batches; None where it gives them none."""
+        return self.features if self.gathers else None
+
+    def make(self, key: BatchKey, staged: Callable[[], StagedPart], fill: bool = True) -> MiniBatch:
+        """Return the batch of a key.
+
+        Args:
+            key: Key of the batch.
+            staged: Returns the part; called once.
+            fill: False leaves out features, as without `gathers`.
+
+        Raises:
+            GNNScaleError: whatever went wrong, with part, batch and epoch.
+        """
+        try:
+            part = staged()
+            prepare = self.build if fill and self.gathers else self.sample
+            return prepare(part, self.items(key, part), batch_key(*key))
+        except Exception as error:
+            raise batch_error(key, f"{type(error).__name__}: {error}") from error
+
+    def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
+        """Return the items of a key's batch."""
+        order = self.order
+        pass_of = (key.seed, key.epoch, order.shuffle, order.num_ranks)
+        return part.items(self.sampler, order.batch_size, order.drop_last, *pass_of)[key.batch]
+
+    def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
+        """Return the batch of (part, items, key); arguments as in `sample`."""
+        return self.fill(self.sample(staged, items, key), staged.features)
+
+    def sample(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
+        """Return the batch without its features.
+
+        Args:
+            staged: the part.
+            items: what the batch starts from, for example its seeds.
+            key: uint64, see `rng.batch_key`.
+        """
+        with clock.doing("sample"):
+            with self._workspace(staged.graph) as space:
+                with_edges = self.asks_edges(staged)
+                sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, with_edges)
+            if not hasattr(sampled, "n_id"):
+                raise TypeError(
+                    f"{type(self.sampler).__name__}.sample must return a Subgraph (n_id, edge_index, indptr, "
+                    f"num_seeds), "
+                    f"such as induced_subgraph makes, got {type(sampled).__name__}"
+                )
+            return self.assemble(staged, sampled, key)
+
+    def _reads_edges(self, staged: StagedPart) -> bool:
+        """Whether batches carry the positions of their edges, or columns that are read by them."""
+        return self.return_e_id or any(name in staged.edges for name in OF_EDGES)
+
+    def asks_edges(self, staged: StagedPart) -> bool:
+        """Whether a sampler is asked for the positions of edges, which edge types and times need too."""
+        types = staged.graph.types
+        if types is None or self._reads_edges(staged):
+            return self._reads_edges(staged)
+        return types.edge_time is not None or not self.sampler.has_edge_types
+
+    def assemble(self, staged: StagedPart, sampled: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
+        """Return the batch of a sampled subgraph, without its features.
+
+        Args:
+            staged: the part that it was sampled from.
+            sampled: with `e_id` where `asks_edges`.
+            key: uint64, the batch's.
+            with_nodes: False leaves out what `node_data` looks up.
+        """
+        n_id = self.store_ids(staged.graph, sampled.n_id)
+        e_id = edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
+        types, take = staged.graph.types, self.pool.take
+        return MiniBatch(
+            n_id=torch.from_numpy(n_id),
+            edge_index=torch.from_numpy(sampled.edge_index),
+            indptr=torch.from_numpy(sampled.indptr),
+            batch_size=sampled.num_seeds,
+            part=staged.graph.part,
+            key=key,
+            num_sampled_nodes=sampled.num_sampled_nodes,
+            num_sampled_edges=sampled.num_sampled_edges,
+            loss_weight=_tensor(sampled.loss_weight),
+            e_id=_tensor(e_id) if self.return_e_id else None,
+            pairs=_tensor(sampled.pairs),
+            negatives=_tensor(sampled.negatives),
+            pair_type=_tensor(sampled.pair_type),
+            source_negatives=_tensor(sampled.source_negatives),
+            seed_of=_tensor(sampled.seed_of),
+            seed_time=_tensor(sampled.seed_time),
+            **edge_data(staged, sampled, e_id, take),
+            **pair_data(staged, sampled, take),
+            **({} if types is None else type_data(types, n_id, sampled, take)),
+            **(node_data(staged, sampled.n_id, take) if with_nodes else {}),
+        )
+
+    def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
+        """Gather the features of a batch, in place, and return it.
+
+        Args:
+            batch: sampled.
+            loaded: rows already read, its own among them; None: read from the table.
+        """
+        n_id = batch.n_id.numpy()
+        if self.features is None:
+            return batch
+        features = features_of_part(self.features, batch.part) if loaded is None else loaded
+        with clock.doing("read"):
+            return with_rows(batch, features.read(n_id, self.pool.take))
+
+    def lend(self, graph) -> Workspace:
+        """Return a workspace that fits a part, a returned one where there is one."""
+        try:
+            space = self._spaces.get_nowait()
+        except Empty:
+            space = None
+        if space is None or not space.fits(graph.num_local, graph.csc.indices.dtype):
+            space = Workspace(graph.num_local, graph.csc.indices.dtype)
+        return space
+
+    def give_back(self, space: Workspace) -> None:
+        """Take a workspace back whose batch is finished or abandoned."""
+        self._spaces.put(space)
+
+    @contextmanager
+    def _workspace(self, graph) -> Iterator[Workspace]:
+        space = self.lend(graph)
+        try:
+            yield space
+        finally:
+            self.give_back(space)
+
+    def store_ids(self, graph, local: np.ndarray) -> np.ndarray:
+        """Return (num,) int64 store ids of (num,) local ids of a part, in pooled memory; of a whole graph as given."""
+        if isinstance(graph, WholeGraph):
+            return local
+        out = self.pool.take(local.shape, np.int64)
+        _to_store_ids(local, graph.core_start, graph.num_core, graph.halo_nodes, out)
+        return out
+
+
+def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
+
+
+@kernel
+def _to_store_ids(local, core_start, num_core, halo_nodes, out):
+    for i in range(len(local)):
+        node = local[i]
+        out[i] = core_start + node if node < num_core else halo_nodes[node - num_core]
+
+
+def batch_error(key: BatchKey, what: str) -> GNNScaleError:
+    """Return the error of a batch that could not be prepared."""
+    return GNNScaleError(f"part {key.part}, batch {key.batch} of epoch {key.epoch + 1}: {what}")
