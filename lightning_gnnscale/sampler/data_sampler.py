@@ -18,12 +18,12 @@ from torch_geometric.sampler.utils import to_csc, to_hetero_csc
 from ..graph import id_dtype
 from ..partition_store.pyg_store import PyGStore
 from ..rng import combine_array, combine_int, fold
-from ..triton_kernels.sample_neighbors import Workspace
-from ..triton_kernels.sample_neighbors.edge_types import (
+from ..triton_kernels.sample_neighbors import (
+    HopSampling,
     Relation,
-    SampledEdgeTypes,
+    SampledNeighbors,
     SampleOptions,
-    sample_edge_types,
+    Workspace,
 )
 from ..values import as_array, exact_times
 from .protocol import edges_between
@@ -218,16 +218,20 @@ class DataSampler(PyGNeighborSampler):
         hetero = isinstance(seed, dict)
         seeds = {self.node_types.index(node_type): ids for node_type, ids in seed.items()} if hetero else {0: seed}
         seeds = [(node_type, ids.cpu().numpy()) for node_type, ids in seeds.items()]
-        for node_type, ids in seeds:
-            if len(ids) and not 0 <= ids.min() <= ids.max() < self._counts[node_type]:
-                raise ValueError(f"seeds must be in [0, {self._counts[node_type]}), got {ids.min()} to {ids.max()}")
         times = self._seed_times(seed, seed_time)
-        sample_options = SampleOptions(
-            self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before
+        options = SampleOptions(
+            self.replace,
+            return_e_id=True,
+            disjoint=self.disjoint,
+            latest=self.temporal_strategy == "last",
+            strict=self.strictly_before,
         )
         key = self._key(np.concatenate([ids for _, ids in seeds]))
         with self._workspaces() as spaces:
-            sampled = sample_edge_types(self._relations, seeds, self._fanouts, key, spaces, sample_options, times)
+            hops = HopSampling(self._relations, seeds, self._fanouts, key, spaces, options, times=times)
+            for _ in range(hops.num_hops):
+                hops.sample()
+            sampled = hops.collect_by_type()
             if self.subgraph_type == SubgraphType.induced:
                 sampled = self._induced(sampled, spaces)
         return self._output(sampled, hetero)
@@ -250,34 +254,34 @@ class DataSampler(PyGNeighborSampler):
             raise ValueError(f"{missing[0]} nodes have no time: pass input_time (edge_label_time)")
         return torch.cat([self.node_time[node_type][ids] for node_type, ids in seed.items()]).numpy()
 
-    def _induced(self, sampled: SampledEdgeTypes, spaces: list[Workspace]) -> SampledEdgeTypes:
+    def _induced(self, sampled: SampledNeighbors, spaces: list[Workspace]) -> SampledNeighbors:
         """Return all edges between the nodes that were sampled, by edge type."""
         parts = []
         for relation in self._relations:
             space, targets = spaces[relation.source], sampled.n_id[relation.target]
             count = space.place(sampled.n_id[relation.source])
-            edge_index, _, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
-            parts.append((*edge_index, e_id))
+            parts.append(edges_between(relation.indptr, relation.indices, targets, space, np.empty, True))
             space.finish(count)
-        row, col, e_id = (list(part) for part in zip(*parts, strict=True))
-        return sampled._replace(row=row, col=col, e_id=e_id)
+        edge_index, indptr, e_id = (list(part) for part in zip(*parts, strict=True))
+        return sampled._replace(edge_index=edge_index, indptr=indptr, e_id=e_id)
 
     @contextmanager
     def _workspaces(self) -> Iterator[list[Workspace]]:
         try:
             spaces = self._spaces.get_nowait()
         except Empty:
-            spaces = [Workspace(count, np.int64) for count in self._counts]
+            dtypes = {relation.source: relation.indices.dtype for relation in self._relations}
+            spaces = [Workspace(count, dtypes.get(at, np.int32)) for at, count in enumerate(self._counts)]
         try:
             yield spaces
         finally:
             self._spaces.put(spaces)
 
-    def _output(self, sampled: SampledEdgeTypes, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+    def _output(self, sampled: SampledNeighbors, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
         directional = self.subgraph_type == SubgraphType.directional
-        parts = [sampled.n_id, sampled.row, sampled.col, sampled.e_id]
-        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in parts)
-        batch = None if sampled.batch is None else [torch.from_numpy(one) for one in sampled.batch]
+        ends = ([edges[end] for edges in sampled.edge_index] for end in (0, 1))
+        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in (sampled.n_id, *ends, sampled.e_id))
+        batch = None if sampled.seed_of is None else [torch.from_numpy(one) for one in sampled.seed_of]
         nodes, edges = (sampled.num_sampled_nodes, sampled.num_sampled_edges) if directional else (None, None)
         if not hetero:
             first = [None if part is None else part[0] for part in (batch, nodes, edges)]

@@ -396,7 +396,7 @@ def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
     _, store = graph
     whole = load_whole_graph(store, 0)
     for options in ({"temporal_strategy": "last"}, {"disjoint": True}):
-        (relation,) = gs.NeighborSampler([2], **options).prepare(whole, np.arange(3), 0).grouped.relations
+        (relation,) = gs.NeighborSampler([2], **options).prepare(whole, np.arange(3), 0).relations
         assert np.shares_memory(relation.indices, whole.csc.indices)
         assert relation.edge_type is None or relation.edge_type.strides == (0,)
 

@@ -1,14 +1,18 @@
 """Fan-out neighbour sampling over a CSC, uniform or with a preference for a set of nodes."""
 
-from .hops import SplitRows, split_range, split_rows
-from .op import HopSampling, SampledNeighbors, Workspace, check_fanouts, sample_neighbors
+from .edge_types import Relation, group_edge_types
+from .op import HopSampling, SampledNeighbors, SampleOptions, Workspace, check_fanouts, sample_neighbors
+from .split import SplitRows, split_range, split_rows
 
 __all__ = [
     "HopSampling",
+    "Relation",
+    "SampleOptions",
     "SampledNeighbors",
     "SplitRows",
     "Workspace",
     "check_fanouts",
+    "group_edge_types",
     "sample_neighbors",
     "split_range",
     "split_rows",

@@ -8,7 +8,8 @@ from torch import Tensor
 from ...graph import CSC
 from .cpu import Workspace
 from .device import sample_tensors
-from .hops import HopSampling, SampledNeighbors, SplitRows, check_fanouts, checked_split, fold_hop, sample_hops
+from .hops import HopSampling, SampledNeighbors, SampleOptions, check_fanouts, fold_hop, sample_hops
+from .split import SplitRows, checked_split
 
 __all__ = [
     "HopSampling",
@@ -75,7 +76,5 @@ def sample_neighbors(
             csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, split=split,
             scale=scale,
         )  # fmt: skip
-    return sample_hops(
-        csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, allocate=allocate,
-        split=split, scale=scale,
-    )  # fmt: skip
+    options = SampleOptions(replace, return_e_id, float(scale))
+    return sample_hops(csc, seeds, fanouts, key, options, workspace=workspace, allocate=allocate, split=split)
