@@ -23,7 +23,7 @@ from ..jit import kernel
 from ..sampler.neighbor import NeighborSampler, NeighborState
 from ..sampler.protocol import Allocate, BatchSampler, Subgraph
 from ..triton_kernels.sample_neighbors import HopSampling, SampleOptions, Workspace
-from ..triton_kernels.sample_neighbors.hops import fold_hop
+from ..triton_kernels.sample_neighbors.rows import SampledRows, fold_hop
 from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
 
 
@@ -135,51 +135,53 @@ class DistributedHops(HopSampling):
         """
         self._answers = []
         self._asked = True
-        asked = self._ask_foreign(*self._targets(self._relations[0]))
+        (rows,) = self._rows
+        asked = self._ask_foreign(rows, rows.begin, rows.end)
         return ANSWERS.submit(self._wait, asked) if asked else None
 
     def sample_chunk(self, chunk: int, num_chunks: int) -> None:
         """Sample neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one chunk."""
         if not self._asked:
             return super().sample_chunk(chunk, num_chunks)
-        space = self._memory[0]
-        self._sample_own(*self._targets(self._relations[0]), space.neighbor, space.taken)
+        (rows,) = self._rows
+        self._sample_own(rows, rows.begin, rows.end, rows.space.neighbor, rows.space.taken)
 
     def relabel(self) -> None:
-        (begin, end), space = self._targets(self._relations[0]), self._memory[0]
+        (rows,) = self._rows
         for owner, places, sampled in self._answers:
-            self._place_answer(owner, places, sampled, space.indptr[begin : end + 1], space.neighbor)
+            indptr = rows.space.indptr[rows.begin : rows.end + 1]
+            self._place_answer(owner, places, sampled, indptr, rows.space.neighbor)
         self._answers, self._asked = [], False
         super().relabel()
 
     def _wait(self, asked: list[tuple[Hashable, np.ndarray, Sampling]]) -> None:
         self._answers = [(owner, places, sampling.result()) for owner, places, sampling in asked]
 
-    def _sample_rows(self, number: int, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+    def _sample_rows(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
         """Sample for the targets begin..end-1, of whom only this worker's rows are here."""
-        asked = self._ask_foreign(begin, end)
-        self._sample_own(begin, end, neighbor, taken)
+        asked = self._ask_foreign(rows, begin, end)
+        self._sample_own(rows, begin, end, neighbor, taken)
         for owner, places, sampling in asked:
-            self._place_answer(owner, places, sampling.result(), self._memory[0].indptr[begin : end + 1], neighbor)
+            self._place_answer(owner, places, sampling.result(), rows.space.indptr[begin : end + 1], neighbor)
 
-    def _request(self, begin: int, end: int) -> HopRequest:
-        key, replace = int(fold_hop(self._keys[0], self.hop)), self._options.replace
-        return HopRequest(self._memory[0].node[begin:end], key, self.fanouts[0][self.hop], replace)
+    def _request(self, rows: SampledRows, begin: int, end: int) -> HopRequest:
+        key, replace = int(fold_hop(rows.key, self.hop)), self._options.replace
+        return HopRequest(rows.targets.node[begin:end], key, rows.fanouts[self.hop], replace)
 
-    def _ask_foreign(self, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
-        request, indptr = self._request(begin, end), self._memory[0].indptr[begin : end + 1]
-        rows = self._sampler.held.nodes.find(request.nodes)
-        return self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
+    def _ask_foreign(self, rows: SampledRows, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
+        request, indptr = self._request(rows, begin, end), rows.space.indptr[begin : end + 1]
+        held = self._sampler.held.nodes.find(request.nodes)
+        return self._ask(np.flatnonzero((held < 0) & (indptr[1:] > indptr[:-1])), request)
 
-    def _sample_own(self, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+    def _sample_own(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
         """Sample the rows that are here, and the positions of all edges."""
-        request, held = self._request(begin, end), self._sampler.held
-        rows, indptr = held.nodes.find(request.nodes), self._memory[0].indptr[begin : end + 1]
-        own = np.flatnonzero(rows >= 0)
-        sampled = held.sample(request._replace(nodes=request.nodes[own]), rows[own])
+        request, held = self._request(rows, begin, end), self._sampler.held
+        places, indptr = held.nodes.find(request.nodes), rows.space.indptr[begin : end + 1]
+        own = np.flatnonzero(places >= 0)
+        sampled = held.sample(request._replace(nodes=request.nodes[own]), places[own])
         self._place_answer("this worker", own, sampled, indptr, neighbor)
         if self._options.return_e_id:  # positions of edges follow from `indptr` and the key: that needs no owner
-            self._pick(0, begin, end, taken)
+            rows.pick(begin, end, taken)
 
     def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Sampling]]:
         """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its samples)."""

@@ -8,7 +8,8 @@ import numpy as np
 
 from ...graph import CSC
 from ..sample_neighbors import Workspace
-from ..sample_neighbors.hops import fold_hop, place_seeds
+from ..sample_neighbors.hops import place_seeds
+from ..sample_neighbors.rows import fold_hop
 from . import cpu
 
 

@@ -14,6 +14,7 @@ _32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LAST_LABEL = np.iinfo(np.int32).max
 EVERY_ROW = np.empty(0, np.bool_)
 
 
@@ -61,7 +62,7 @@ class Workspace:
 
         The labels of the last batch need no clearing: `finish` moved `base` past them.
         """
-        if self.base + self.num_nodes > np.iinfo(np.int32).max:
+        if self.base + self.num_nodes > _LAST_LABEL:
             self.label.fill(-1)
             self.base = 0
         return place_nodes(nodes, self.base, self.label, self.reserve("node", len(nodes) + 1))

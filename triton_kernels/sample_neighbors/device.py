@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...graph import CSC
 from .cpu import Workspace
-from .hops import SampledNeighbors, SampleOptions, check_fanouts, fold_hop, sample_hops
+from .hops import SampledNeighbors, check_fanouts, sample_hops
+from .rows import SampleOptions, fold_hop
 from .split import SplitRows, checked_split
 
 _UNSEEN = torch.iinfo(torch.int64).max

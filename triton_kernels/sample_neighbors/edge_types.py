@@ -51,15 +51,6 @@ class Relation(NamedTuple):
         """Return the one edge type of a homogeneous graph."""
         return cls(0, 0, np.asarray(csc.indptr), np.asarray(csc.indices))
 
-    @property
-    def narrows(self) -> bool:
-        """Whether more than chance decides which edges of a row are sampled."""
-        return self.edge_type is not None or self.time is not None or self.weight is not None
-
-    def sampled_by(self, fanout: int) -> np.ndarray:
-        """Return the weights by which edges are sampled; none where all are, or each is as likely."""
-        return _NO_WEIGHT if self.weight is None or fanout < 0 else self.weight
-
 
 def picked_rows(relation: Relation, start: np.ndarray, degree: np.ndarray, timed: bool) -> tuple:
     """Pick the edges of one type out of rows of several types.

@@ -8,7 +8,8 @@ from torch import Tensor
 from ...graph import CSC
 from .cpu import Workspace
 from .device import sample_tensors
-from .hops import HopSampling, SampledNeighbors, SampleOptions, check_fanouts, fold_hop, sample_hops
+from .hops import HopSampling, SampledNeighbors, check_fanouts, sample_hops
+from .rows import SampleOptions, fold_hop
 from .split import SplitRows, checked_split
 
 __all__ = [
