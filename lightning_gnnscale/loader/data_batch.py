@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
-from ..jit import kernel
 from ..sampler import NeighborSampler
 from ..sampler.protocol import Subgraph, induced_subgraph
 from ..triton_kernels.gather_rows import gather_rows
-from ..triton_kernels.intrinsics import prefetch
+from ..triton_kernels.sample_neighbors.cpu import read_hop
 from .batch_builder import BatchBuilder
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
@@ -114,7 +113,6 @@ def compress(
 
 
 _WHOLE = ("adj", "adj_t")  # no rows are taken from these
-_AHEAD = 64  # edges between a prefetch and its use
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # views of dtypes that numpy lacks
 
 
@@ -166,9 +164,8 @@ class DataBatchBuilder(BatchBuilder):
         return self._describe(batch, items, sampled)
 
     def _user_edges(self, edges: np.ndarray) -> np.ndarray:
-        if self.edge_order is None:
-            return edges
-        _look_up(self.edge_order, edges, edges)
+        if self.edge_order is not None:
+            read_hop(self.edge_order, edges, 0, len(edges), edges)
         return edges
 
     def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor):
@@ -238,16 +235,6 @@ def _both_ways(edge_index: Tensor, e_id: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([row, col]), e_id
 
 
-@kernel
-def _look_up(table, rows, out):
-    """Write table[rows] as int64; `out` may be `rows`."""
-    num = len(rows)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(table, rows[i + _AHEAD])
-        out[i] = table[rows[i]]
-
-
 class SampledBatchBuilder(BatchBuilder):
     """Let one of PyG's loaders make each batch from the samples of a `DataSampler`; in several threads at once.
 
@@ -275,20 +262,13 @@ class SampledBatchBuilder(BatchBuilder):
         for node_type, name, value, of_edges in tables:
             index = sampled.edge if of_edges else sampled.node
             index = index if node_type is None else index[node_type]
-            if of_edges and (order := self._order_of(node_type)) is not None:
-                index = order[index]
-            (batch if node_type is None else batch[node_type])[name] = _rows(
-                self.pool, value, index.to(torch.int64).cpu()
-            )
+            if index is not None:  # as PyG has it where both directions of several edge types are asked for
+                index = index.to(torch.int64).cpu()
+                (batch if node_type is None else batch[node_type])[name] = _rows(self.pool, value, index)
         values = getattr(self.loader.data[0], "edge_values", None) if isinstance(self.loader.data, tuple) else None
         for name, value in {} if values is None else values(batch.e_id.numpy()).items():
             batch[name] = value  # PyG leaves these in its stores
         return batch
-
-    def _order_of(self, edge_type: tuple | None) -> Tensor | None:
-        """Return the user's number of each edge as the sampler numbers them; None where they are the same."""
-        order = self.data_sampler.edge_permutation
-        return order if edge_type is None or order is None else order.get(edge_type)
 
 
 def _without_columns(data) -> tuple[Any, list[tuple]]:

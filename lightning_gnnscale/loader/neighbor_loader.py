@@ -15,6 +15,7 @@ from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
+from ..triton_kernels.sample_neighbors import check_fanouts
 from ..values import as_array, exact_integers, exact_times
 from .buffer_pool import BufferPool
 from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, check_layouts, compress
@@ -623,13 +624,6 @@ def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborS
     """Return the sampler; errors name the argument as in PyG."""
     if isinstance(num_neighbors, dict):
         raise ValueError("num_neighbors by edge type needs a graph with several: a HeteroData")
-    if isinstance(num_neighbors, str) or not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor):
-        raise ValueError(
-            f"num_neighbors must be a list with a fan-out for each hop, like [15, 10, 5], got {num_neighbors!r}"
-        )
-    fanouts = num_neighbors if isinstance(num_neighbors, Sequence) else num_neighbors.tolist()
-    for hop, fanout in enumerate(fanouts):
-        if isinstance(fanout, bool) or not isinstance(fanout, int | np.integer) or fanout == 0 or fanout < -1:
-            raise ValueError(f"num_neighbors[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout!r}")
+    fanouts = num_neighbors.tolist() if isinstance(num_neighbors, np.ndarray | torch.Tensor) else num_neighbors
     options = {} if locality is None else {"locality": locality}
-    return NeighborSampler([int(fanout) for fanout in fanouts], replace, **options)
+    return NeighborSampler(check_fanouts(fanouts, "num_neighbors"), replace, **options)

@@ -24,11 +24,12 @@ from ..triton_kernels.sample_neighbors import (
     SampledNeighbors,
     SampleOptions,
     Workspace,
+    check_fanouts,
 )
 from ..values import as_array, exact_times
+from .neighbor import STRATEGIES
 from .protocol import edges_between
 
-STRATEGIES = ("uniform", "last")
 _NODE, _EDGE = (
     "node",
     ("node", "to", "node"),
@@ -59,7 +60,7 @@ class DataSampler(PyGNeighborSampler):
     Raises:
         ValueError: an argument is out of range, or no attribute of the data.
 
-    Cost: one sort of the edges unless is_sorted; 4 bytes an edge (8 from 2**31 nodes on), 8 more for their numbers.
+    Cost: one sort of the edges unless is_sorted; 4 bytes an edge and 4 for its number (8 from 2**31 on).
     Source: `torch_geometric.sampler.NeighborSampler` (2.6 to 2.8). Differs: weights go with times, and with
         "induced" node types do; edges of weight 0 are sampled by a fan-out of -1
         alone, those of PyG also where a row fits its fan-out.
@@ -88,25 +89,25 @@ class DataSampler(PyGNeighborSampler):
         self.subgraph_type = SubgraphType(subgraph_type)
         self.temporal_strategy, self.keep_orig_edges = temporal_strategy, False
         if self.data_type == DataType.remote:
-            node_types, indptrs, rows = self._read_stores(*data, time_attr or weight_attr)
+            node_types, indptrs, rows, perm = self._read_stores(*data, time_attr or weight_attr)
             weights: Mapping = {}
         else:
-            node_types, indptrs, rows, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
+            node_types, indptrs, rows, perm, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
         self._fanouts = _fanouts(self.num_neighbors, self.edge_types, node_types)
         if self.disjoint and self.subgraph_type == SubgraphType.induced:
             raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
         self._relations = [
-            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
+            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights, perm.get(edge_type))
+            for edge_type in self.edge_types
         ]
+        self.perm = None  # edges are numbered as the user has them
         self.edge_weight = weights or None
         self._node_types = node_types
-        if not node_types:
-            self.perm = self.perm[_EDGE]
         self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
         self._keys = local()
 
     def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
-        """Note node types, edge types and times of a graph; return (node types, indptr, rows, weights) of it."""
+        """Note types and times of a graph; return (whether it has several, indptr, rows, numbers, weights)."""
         several = isinstance(data, HeteroData)
         self.node_types, self.edge_types = data.metadata() if several else ([_NODE], [_EDGE])
         self.num_nodes = (
@@ -121,27 +122,27 @@ class DataSampler(PyGNeighborSampler):
         if weight_attr is not None and not weights:
             raise ValueError(f"weight_attr={weight_attr!r} is no attribute of edges")
         if several:
-            indptrs, rows, self.perm = to_hetero_csc(
+            indptrs, rows, perm = to_hetero_csc(
                 data, "cpu", is_sorted=is_sorted, node_time_dict=self.node_time, edge_time_dict=self.edge_time
             )
         else:
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
-            indptrs, rows, self.perm = ({_EDGE: one} for one in found)
+            indptrs, rows, perm = ({_EDGE: one} for one in found)
         if is_sorted:
             _check_sorted(data.edge_items() if several else [(_EDGE, data)])
-        return several, indptrs, rows, weights
+        return several, indptrs, rows, perm, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
         """Read node types and edge types of PyG's stores.
 
-        Return whether there are node types, and indptr and rows by edge type.
+        Return whether there are node types; and indptr, rows and numbers of the edges by edge type.
         """
         if attribute is not None:
             raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
         attrs = graph.get_all_edge_attrs()
         self.node_time = self.edge_time = None
         several = [attr.edge_type for attr in attrs] != [None]
-        rows, indptrs, self.perm = graph.csc()
+        rows, indptrs, perm = graph.csc()
         if several:
             self.edge_types = [attr.edge_type for attr in attrs]
             self.node_types = list(
@@ -151,15 +152,16 @@ class DataSampler(PyGNeighborSampler):
                 node_type: remote_backend_utils.num_nodes(features, graph, node_type) for node_type in self.node_types
             }
             self._counts = list(self.num_nodes.values())
-            return several, indptrs, rows
+            return several, indptrs, rows, perm
         self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
-        self._counts, self.perm = [self.num_nodes], {_EDGE: self.perm}
-        return several, {_EDGE: indptrs}, {_EDGE: rows}
+        self._counts = [self.num_nodes]
+        return several, {_EDGE: indptrs}, {_EDGE: rows}, {_EDGE: perm}
 
-    def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
-        """Return an edge type of its CSC, with the times and weights of its edges."""
+    def _relation(
+        self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping, perm: Tensor | None
+    ) -> Relation:
+        """Return an edge type of its CSC, with the user's numbers, the times and the weights of its edges."""
         source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
-        perm = self.perm.get(edge_type)
         indices, mapped = row.numpy(), isinstance(self.data, tuple) and isinstance(self.data[1], PyGStore)
         indices = indices if mapped else indices.astype(id_dtype(self._counts[source]))
         if len(indices) and not mapped and not (indices.min() >= 0 and indices.max() < self._counts[source]):
@@ -184,7 +186,8 @@ class DataSampler(PyGNeighborSampler):
         elif self.node_time is not None:
             time = self.node_time if edge_type == _EDGE else self.node_time.get(edge_type[0])
             time = None if time is None else time.numpy()
-        return Relation(source, target, indptr.numpy(), indices, time, weight, by_edge)
+        position = None if perm is None else perm.numpy().astype(id_dtype(len(perm)))
+        return Relation(source, target, indptr.numpy(), indices, time, weight, by_edge, position=position)
 
     @property
     def is_hetero(self) -> bool:
@@ -260,7 +263,8 @@ class DataSampler(PyGNeighborSampler):
         for relation in self._relations:
             space, targets = spaces[relation.source], sampled.n_id[relation.target]
             count = space.place(sampled.n_id[relation.source])
-            parts.append(edges_between(relation.indptr, relation.indices, targets, space, np.empty, True))
+            edge_index, indptr, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
+            parts.append((edge_index, indptr, relation.named(e_id)))
             space.finish(count)
         edge_index, indptr, e_id = (list(part) for part in zip(*parts, strict=True))
         return sampled._replace(edge_index=edge_index, indptr=indptr, e_id=e_id)
@@ -367,16 +371,12 @@ def _collected(data, name: str, edges: bool) -> dict:
     return {_EDGE if edges else _NODE: as_array(name, data[name]).reshape(-1)}
 
 
-def _fanouts(num_neighbors, edge_types: list, node_types: bool) -> list[list[int]]:
+def _fanouts(num_neighbors, edge_types: list, node_types: bool) -> list[tuple[int, ...]]:
     """Return the fan-outs of each hop by edge type.
 
     Raises:
         ValueError: one is below -1, or edge types have other numbers of hops.
     """
     values = num_neighbors.get_values(edge_types) if node_types else {_EDGE: num_neighbors.get_values()}
-    for edge_type, fanouts in values.items():
-        for hop, fanout in enumerate(fanouts):
-            if isinstance(fanout, bool) or int(fanout) != fanout or fanout < -1:
-                where = f"num_neighbors[{edge_type}][{hop}]" if node_types else f"num_neighbors[{hop}]"
-                raise ValueError(f"{where} must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
-    return [[int(fanout) for fanout in values[edge_type]] for edge_type in edge_types]
+    where = {edge_type: f"num_neighbors[{edge_type}]" if node_types else "num_neighbors" for edge_type in edge_types}
+    return [check_fanouts(values[edge_type], where[edge_type], least=0) for edge_type in edge_types]

@@ -395,11 +395,7 @@ def _fanouts_by_edge_type(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tup
     checked = {}
     for name, hops in fanouts.items():
         name = name if isinstance(name, str) else ",".join(name)
-        zero = [hop for hop, fanout in enumerate(hops) if fanout == 0]
-        found = list(check_fanouts([1 if fanout == 0 else fanout for fanout in hops]))
-        for hop in zero:
-            found[hop] = 0
-        checked[name] = tuple(found)
+        checked[name] = check_fanouts(hops, f"fanouts of {name}", least=0)
     lengths = {len(hops) for hops in checked.values()}
     if len(lengths) != 1:
         raise ValueError(f"fanouts must name as many hops for each edge type, got {dict(fanouts)}")

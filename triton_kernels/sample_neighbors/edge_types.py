@@ -51,6 +51,14 @@ class Relation(NamedTuple):
         """Return the one edge type of a homogeneous graph."""
         return cls(0, 0, np.asarray(csc.indptr), np.asarray(csc.indices))
 
+    def named(self, edge: np.ndarray) -> np.ndarray:
+        """Return (num,) int64 what edges at these positions are called."""
+        if self.position is None:
+            return edge
+        called = np.empty(len(edge), np.int64)
+        cpu.read_hop(self.position, edge, 0, len(edge), called)
+        return called
+
 
 def picked_rows(relation: Relation, start: np.ndarray, degree: np.ndarray, timed: bool) -> tuple:
     """Pick the edges of one type out of rows of several types.
@@ -213,7 +221,7 @@ def join_edges(
     )
     for at, (local, rows, edge, own) in enumerate(parts):
         number = 0 if numbers is None else numbers[at]
-        _place_edges(local, rows, edge.astype(np.int64, copy=False), own, number, cursor, edge_index, *outs)
+        _place_edges(local, rows, edge, own, number, cursor, edge_index, *outs)
     return edge_index, indptr, e_id, weight, edge_type
 
 

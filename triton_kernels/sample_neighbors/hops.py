@@ -47,21 +47,26 @@ class SampledNeighbors(NamedTuple):
     edge_type: np.ndarray | None = None
 
 
-def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+def check_fanouts(fanouts: Sequence[int], name: str = "fanouts", least: int = 1) -> tuple[int, ...]:
     """Return the fan-outs as a tuple of ints.
 
+    Args:
+        fanouts: A number for each hop, -1 for all neighbours.
+        name: What the argument is called.
+        least: The smallest number.
+
     Raises:
-        ValueError: none given, or one is 0, below -1 or not an integer.
+        ValueError: none given, or one is not an integer, is below `least` and not -1.
     """
     if not isinstance(fanouts, list | tuple) and (isinstance(fanouts, str) or not isinstance(fanouts, Iterable)):
-        raise ValueError(f"fanouts must be a list of integers like [15, 10, 5], got {fanouts!r}")
+        raise ValueError(f"{name} must be a list with a fan-out for each hop, like [15, 10, 5], got {fanouts!r}")
     fanouts = tuple(fanouts)
     if not fanouts:
-        raise ValueError("fanouts must name at least one hop, got []")
+        raise ValueError(f"{name} must name at least one hop, got []")
     for hop, fanout in enumerate(fanouts):
         known = isinstance(fanout, _NUMBERS) and not isinstance(fanout, bool)
-        if not known or fanout != fanout // 1 or fanout == 0 or fanout < -1:
-            raise ValueError(f"fanouts[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout}")
+        if not known or fanout != fanout // 1 or not (fanout >= least or fanout == -1):
+            raise ValueError(f"{name}[{hop}] must be an integer >= {least}, or -1 for all neighbours, got {fanout}")
     return tuple(int(fanout) for fanout in fanouts)
 
 

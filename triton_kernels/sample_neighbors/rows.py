@@ -185,7 +185,7 @@ class SampledRows:
 
     def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the sources of all edges, indptr, positions and weights, as `join_edges` takes them."""
-        space, edge, position = self.space, self.space.edge[: self.first], self.relation.position
-        if position is not None and self.options.return_e_id:
-            edge = position[edge]
+        space, edge = self.space, self.space.edge[: self.first]
+        if self.options.return_e_id:
+            edge = self.relation.named(edge)
         return space.local, space.indptr[: self.begin + 1], edge, space.weight[: self.first]
