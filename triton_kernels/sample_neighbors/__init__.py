@@ -1,7 +1,10 @@
 """Fan-out neighbour sampling over a CSC, uniform or with a preference for a set of nodes."""
 
+from .cpu import Workspace
 from .edge_types import Relation, group_edge_types
-from .op import HopSampling, SampledNeighbors, SampleOptions, Workspace, check_fanouts, sample_neighbors
+from .hops import HopSampling, SampledNeighbors, check_fanouts
+from .op import sample_neighbors
+from .rows import SampleOptions
 from .split import SplitRows, split_range, split_rows
 
 __all__ = [

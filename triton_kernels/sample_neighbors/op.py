@@ -8,19 +8,9 @@ from torch import Tensor
 from ...graph import CSC
 from .cpu import Workspace
 from .device import sample_tensors
-from .hops import HopSampling, SampledNeighbors, check_fanouts, sample_hops
-from .rows import SampleOptions, fold_hop
-from .split import SplitRows, checked_split
-
-__all__ = [
-    "HopSampling",
-    "SampledNeighbors",
-    "Workspace",
-    "check_fanouts",
-    "checked_split",
-    "fold_hop",
-    "sample_neighbors",
-]
+from .hops import SampledNeighbors, sample_hops
+from .rows import SampleOptions
+from .split import SplitRows
 
 
 def sample_neighbors(
