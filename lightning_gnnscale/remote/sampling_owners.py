@@ -71,8 +71,8 @@ class DistributedNeighborSampler(BatchSampler):
             raise ValueError("rows=owners takes no locality: use rows=auto, or leave it out")
 
     @property
-    def fanouts(self) -> tuple[int, ...]:
-        return self.sampler.fanouts
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
 
     @property
     def direction(self) -> str:
@@ -97,7 +97,7 @@ class DistributedNeighborSampler(BatchSampler):
         return_e_id: bool,
     ) -> Subgraph:
         hops = self.begin(state, items, key, workspace, return_e_id)
-        for _ in self.fanouts:
+        for _ in range(hops.num_hops):
             hops.sample()
         return self.finish(state, hops, allocate)
 

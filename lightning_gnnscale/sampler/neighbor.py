@@ -153,7 +153,7 @@ class NeighborSampler(BatchSampler):
     @property
     def hop_by_hop(self) -> bool:
         """Whether `begin` and `finish` sample what `sample` does."""
-        return not self.by_edge_type and self.subgraph_type == "directional"
+        return self.subgraph_type == "directional"
 
     @property
     def by_edge_type(self) -> bool:
