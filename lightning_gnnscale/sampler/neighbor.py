@@ -158,7 +158,7 @@ class NeighborSampler(BatchSampler):
     @property
     def by_edge_type(self) -> bool:
         """Whether edges are sampled edge type by edge type, by time, by weight, or in disjoint trees."""
-        return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint or self.weighted
+        return self._names_edge_types or self.temporal_strategy is not None or self.disjoint or self.weighted
 
     @property
     def has_edge_types(self) -> bool:
@@ -167,7 +167,7 @@ class NeighborSampler(BatchSampler):
 
     @property
     def _names_edge_types(self) -> bool:
-        return isinstance(self.fanouts, Mapping)
+        return isinstance(self.fanouts, dict)
 
     @property
     def per_hop(self) -> tuple[int, ...]:

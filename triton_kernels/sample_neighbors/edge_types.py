@@ -198,7 +198,7 @@ def join_edges(
     Returns:
         edge_index, indptr, e_id, weight and edge type as `SampledNeighbors` has them.
     """
-    num_edges = sum(len(edge) for _, _, edge, _ in parts)
+    num_edges = sum([len(edge) for _, _, edge, _ in parts])
     indptr, edge_index = allocate((num_targets + 1,), np.int64), allocate((2, num_edges), np.int64)
     e_id = allocate((num_edges,), np.int64) if with_e_id else None
     weight = allocate((num_edges,), np.float32) if with_weight else None

@@ -250,17 +250,16 @@ class HopSampling:
             raise
 
     def _place(self, seeds: Sequence[tuple[int, np.ndarray]]) -> None:
-        num_rows = {rows.relation.target: len(rows.relation.indptr) - 1 for rows in self._rows}
+        num_rows, given, first = [space.num_nodes for space in self._spaces], dict(seeds), 0
+        for rows in self._rows:
+            num_rows[rows.relation.target] = len(rows.relation.indptr) - 1
         if self._trees is None:
-            given = dict(seeds)
             for node_type, space in enumerate(self._spaces):
-                ids = given.get(node_type, _NO_SEEDS)
-                self._count[node_type] = place_seeds(space, ids, num_rows.get(node_type, space.num_nodes))
+                self._count[node_type] = place_seeds(space, given.get(node_type, _NO_SEEDS), num_rows[node_type])
             return
-        first = 0
-        for node_type, ids in seeds:
+        for node_type, ids in given.items():
             space = self._spaces[node_type]
-            ids = check_seeds(ids, num_rows.get(node_type, space.num_nodes)).astype(space.id_dtype)
+            ids = check_seeds(ids, num_rows[node_type]).astype(space.id_dtype)
             owner, local = np.arange(first, first + len(ids), dtype=np.int32), np.empty(len(ids), np.int32)
             self._count[node_type] = self._trees[node_type].find(ids, owner, 0, local)
             first += len(ids)

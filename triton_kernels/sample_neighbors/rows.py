@@ -138,15 +138,17 @@ class SampledRows:
             neighbor: Their neighbours go to its front.
             taken: Zeros, one bit for each edge of the largest row; no other thread's.
         """
-        space, indices = self.space, self.relation.indices
-        first, last, edge = int(space.indptr[begin]), int(space.indptr[end]), space.edge
+        space, first, last = self.space, self.first, self.last
+        if end - begin < self.end - self.begin:
+            first, last = int(space.indptr[begin]), int(space.indptr[end])
         if first == last:
             return
         self.pick(begin, end, taken)
+        edge = space.edge
         if self._picked is not None:
             edge[first:last] = self._picked[edge[first:last]]
         if self.split is None:
-            cpu.read_hop(indices, edge, first, last, neighbor)
+            cpu.read_hop(self.relation.indices, edge, first, last, neighbor)
             return
         split = self.split[self.hop]
         cpu.read_hop(split.indices, edge, first, last, neighbor)
