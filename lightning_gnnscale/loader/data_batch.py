@@ -10,7 +10,7 @@ from torch import Tensor
 from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
 from ..sampler import NeighborSampler
-from ..sampler.protocol import Subgraph, induced_subgraph
+from ..sampler.protocol import Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.sample_neighbors.cpu import read_hop
 from .batch_builder import BatchBuilder
@@ -126,7 +126,7 @@ class DataBatchBuilder(BatchBuilder):
         data: a homogeneous `torch_geometric.data.Data`.
         sampler: what to sample.
         pool: memory of the batches.
-        subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
+        both_ways: Whether batches have the reverse of each sampled edge, as PyG's "bidirectional" means it.
         edge_order: (num_edges,) the user's number of each edge of the graph, None where they are the same.
         input_id: (num_nodes,) what the batch names as `input_id` for each seed, None for the seed itself.
     """
@@ -136,12 +136,12 @@ class DataBatchBuilder(BatchBuilder):
         data,
         sampler: NeighborSampler,
         pool: BufferPool,
-        subgraph_type: str,
+        both_ways: bool,
         edge_order: np.ndarray | None,
         input_id: np.ndarray | None,
     ):
         super().__init__(sampler, None, pool)
-        self.data, self.subgraph_type = data, subgraph_type
+        self.data, self.both_ways = data, both_ways
         self.edge_order, self.input_id = edge_order, input_id
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
@@ -154,10 +154,8 @@ class DataBatchBuilder(BatchBuilder):
         """
         with self._workspace(staged.graph) as space:
             sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
-            if self.subgraph_type == "induced":
-                sampled = induced_subgraph(staged.graph.csc, sampled.n_id, len(items), space, self.pool.take, True)
         edge_index, e_id = torch.from_numpy(sampled.edge_index), torch.from_numpy(self._user_edges(sampled.e_id))
-        if self.subgraph_type == "bidirectional":
+        if self.both_ways:
             edge_index, e_id = _both_ways(edge_index, e_id)
             sampled = sampled._replace(num_sampled_nodes=None, num_sampled_edges=None)
         batch = self._cut(torch.from_numpy(sampled.n_id), edge_index, e_id)

@@ -413,12 +413,15 @@ class NeighborLoader(SeedLoader):
             return
         sources, targets = check_data(data)
         subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
-        sampler = _sampler(num_neighbors, replace, locality)
+        both_ways = (
+            subgraph_type == "bidirectional"
+        )  # PyG's: reverses of sampled edges, whether the graph has them or not
+        sampler = _sampler(num_neighbors, replace, locality, "directional" if both_ways else subgraph_type)
         seeds, input_id = seeds_of(input_nodes, data.num_nodes)
         if locality is not None:
             locality.check_store(data.num_nodes)
         csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
-        builder = DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id)
+        builder = DataBatchBuilder(data, sampler, BufferPool(), both_ways, edge_order, input_id)
         super().__init__(data, seeds, csc, builder, sampler, rank, world_size, transform, **own)
 
 
@@ -620,10 +623,10 @@ def _check_inputs(inputs, num_nodes: int | dict) -> None:
         raise ValueError(f"there are {len(ends[0][0])} seeds, but {len(inputs.time)} times of seeds: give one a seed")
 
 
-def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborSampler:
+def _sampler(num_neighbors: Sequence[int], replace: bool, locality, subgraph_type: str) -> NeighborSampler:
     """Return the sampler; errors name the argument as in PyG."""
     if isinstance(num_neighbors, dict):
         raise ValueError("num_neighbors by edge type needs a graph with several: a HeteroData")
     fanouts = num_neighbors.tolist() if isinstance(num_neighbors, np.ndarray | torch.Tensor) else num_neighbors
-    options = {} if locality is None else {"locality": locality}
-    return NeighborSampler(check_fanouts(fanouts, "num_neighbors"), replace, **options)
+    fanouts = check_fanouts(fanouts, "num_neighbors")
+    return NeighborSampler(fanouts, replace, locality=locality, subgraph_type=subgraph_type)

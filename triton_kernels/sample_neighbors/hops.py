@@ -96,8 +96,8 @@ def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
     if count != len(seeds):
         space.finish(count)
         raise ValueError(
-            f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}: give each once, or sample "
-            "disjoint trees where the sampler can"
+            f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}: give each once, or pass "
+            "disjoint=True to a sampler that has it"
         )
     return count
 
