@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...graph import CSC
+from .choice import SplitRows, checked_split
 from .cpu import Workspace
 from .hops import SampledNeighbors, check_fanouts, sample_hops
 from .rows import SampleOptions, fold_hop
-from .split import SplitRows, checked_split
 
 _UNSEEN = torch.iinfo(torch.int64).max
 

@@ -8,10 +8,10 @@ import numpy as np
 from ...graph import CSC
 from ...rng import combine_int
 from . import cpu
+from .choice import SplitRows, checked_split
 from .cpu import Workspace
 from .edge_types import Relation, join_edges
 from .rows import SampledRows, SampleOptions
-from .split import SplitRows, checked_split
 from .trees import Trees
 
 Allocate = Callable[[tuple[int, ...], type], np.ndarray]

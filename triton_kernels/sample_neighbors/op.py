@@ -6,11 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from ...graph import CSC
+from .choice import SplitRows
 from .cpu import Workspace
 from .device import sample_tensors
 from .hops import SampledNeighbors, sample_hops
 from .rows import SampleOptions
-from .split import SplitRows
 
 
 def sample_neighbors(

@@ -7,9 +7,9 @@ import numpy as np
 
 from ...rng import combine_int
 from . import choice, cpu
+from .choice import SplitRows
 from .cpu import Workspace
 from .edge_types import Relation, picked_rows
-from .split import SplitRows
 
 _NO_WEIGHT = np.empty(0, np.float32)
 
