@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
-from ..jit import kernel
-from ..sampler.protocol import Subgraph, induced_subgraph
+from ..sampler.protocol import Subgraph
 from ..triton_kernels.gather_rows import gather_rows
-from ..triton_kernels.intrinsics import prefetch
+from ..triton_kernels.sample_neighbors.cpu import read_hop
 from .batch_maker import BatchMaker
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
@@ -114,7 +113,6 @@ def compress(
 
 
 _WHOLE = ("adj", "adj_t")  # no rows are taken from these
-_AHEAD = 64  # edges between a prefetch and its use
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # views of dtypes that numpy lacks
 
 
@@ -128,13 +126,13 @@ class DataBatchMaker(BatchMaker):
     Args:
         sampler: a `NeighborSampler`.
         data: a homogeneous `torch_geometric.data.Data`.
-        subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
+        both_ways: Whether batches have the reverse of each sampled edge, as PyG's "bidirectional" means it.
         edge_order: (num_edges,) the user's number of each edge of the graph, None where they are the same.
         input_id: (num_nodes,) what the batch names as `input_id` for each seed, None for the seed itself.
     """
 
     data: Any = None
-    subgraph_type: str = "directional"
+    both_ways: bool = False
     edge_order: np.ndarray | None = None
     input_id: np.ndarray | None = None
 
@@ -148,19 +146,16 @@ class DataBatchMaker(BatchMaker):
         """
         with self._workspace(staged.graph) as space:
             sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
-            if self.subgraph_type == "induced":
-                sampled = induced_subgraph(staged.graph.csc, sampled.n_id, len(items), space, self.pool.take, True)
         edge_index, e_id = torch.from_numpy(sampled.edge_index), torch.from_numpy(self._user_edges(sampled.e_id))
-        if self.subgraph_type == "bidirectional":
+        if self.both_ways:
             edge_index, e_id = _both_ways(edge_index, e_id)
             sampled = sampled._replace(num_sampled_nodes=None, num_sampled_edges=None)
         batch = self._cut(torch.from_numpy(sampled.n_id), edge_index, e_id)
         return self._describe(batch, items, sampled)
 
     def _user_edges(self, edges: np.ndarray) -> np.ndarray:
-        if self.edge_order is None:
-            return edges
-        _look_up(self.edge_order, edges, edges)
+        if self.edge_order is not None:
+            read_hop(self.edge_order, edges, 0, len(edges), edges)
         return edges
 
     def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor):
@@ -230,16 +225,6 @@ def _both_ways(edge_index: Tensor, e_id: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([row, col]), e_id
 
 
-@kernel
-def _look_up(table, rows, out):
-    """Write table[rows] as int64; `out` may be `rows`."""
-    num = len(rows)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(table, rows[i + _AHEAD])
-        out[i] = table[rows[i]]
-
-
 @dataclass(frozen=True, eq=False)
 class SampledBatchMaker(BatchMaker):
     """Let one of PyG's loaders make each batch from the samples of a `DataSampler`; in several threads at once.
@@ -267,20 +252,13 @@ class SampledBatchMaker(BatchMaker):
         for node_type, name, value, of_edges in tables:
             index = sampled.edge if of_edges else sampled.node
             index = index if node_type is None else index[node_type]
-            if of_edges and (order := self._order_of(node_type)) is not None:
-                index = order[index]
-            (batch if node_type is None else batch[node_type])[name] = _rows(
-                self.pool, value, index.to(torch.int64).cpu()
-            )
+            if index is not None:  # as PyG has it where both directions of several edge types are asked for
+                index = index.to(torch.int64).cpu()
+                (batch if node_type is None else batch[node_type])[name] = _rows(self.pool, value, index)
         values = getattr(self.loader.data[0], "edge_values", None) if isinstance(self.loader.data, tuple) else None
         for name, value in {} if values is None else values(batch.e_id.numpy()).items():
             batch[name] = value  # PyG leaves these in its stores
         return batch
-
-    def _order_of(self, edge_type: tuple | None) -> Tensor | None:
-        """Return the user's number of each edge as the sampler numbers them; None where they are the same."""
-        order = self.data_sampler.edge_permutation
-        return order if edge_type is None or order is None else order.get(edge_type)
 
 
 def _without_columns(data) -> tuple[Any, list[tuple]]:

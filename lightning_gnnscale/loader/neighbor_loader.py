@@ -15,6 +15,7 @@ from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
+from ..triton_kernels.sample_neighbors import check_fanouts
 from ..values import as_array, exact_integers, exact_times
 from .data_batch import DataBatchMaker, SampledBatchMaker, check_data, check_layouts, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
@@ -411,13 +412,16 @@ class NeighborLoader(SeedLoader):
             return
         sources, targets = check_data(data)
         subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
-        sampler = _sampler(num_neighbors, replace, locality)
+        both_ways = (
+            subgraph_type == "bidirectional"
+        )  # PyG's: reverses of sampled edges, whether the graph has them or not
+        sampler = _sampler(num_neighbors, replace, locality, "directional" if both_ways else subgraph_type)
         seeds, input_id = seeds_of(input_nodes, data.num_nodes)
         if locality is not None:
             locality.check_store(data.num_nodes)
         csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
         given = {"data": data, "edge_order": edge_order, "input_id": input_id}
-        maker = DataBatchMaker(sampler, subgraph_type=subgraph_type, **given)
+        maker = DataBatchMaker(sampler, both_ways=both_ways, **given)
         super().__init__(data, seeds, csc, maker, sampler, rank, world_size, transform, **own)
 
 
@@ -619,17 +623,10 @@ def _check_inputs(inputs, num_nodes: int | dict) -> None:
         raise ValueError(f"there are {len(ends[0][0])} seeds, but {len(inputs.time)} times of seeds: give one a seed")
 
 
-def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborSampler:
+def _sampler(num_neighbors: Sequence[int], replace: bool, locality, subgraph_type: str) -> NeighborSampler:
     """Return the sampler; errors name the argument as in PyG."""
     if isinstance(num_neighbors, dict):
         raise ValueError("num_neighbors by edge type needs a graph with several: a HeteroData")
-    if isinstance(num_neighbors, str) or not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor):
-        raise ValueError(
-            f"num_neighbors must be a list with a fan-out for each hop, like [15, 10, 5], got {num_neighbors!r}"
-        )
-    fanouts = num_neighbors if isinstance(num_neighbors, Sequence) else num_neighbors.tolist()
-    for hop, fanout in enumerate(fanouts):
-        if isinstance(fanout, bool) or not isinstance(fanout, int | np.integer) or fanout == 0 or fanout < -1:
-            raise ValueError(f"num_neighbors[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout!r}")
-    options = {} if locality is None else {"locality": locality}
-    return NeighborSampler([int(fanout) for fanout in fanouts], replace, **options)
+    fanouts = num_neighbors.tolist() if isinstance(num_neighbors, np.ndarray | torch.Tensor) else num_neighbors
+    fanouts = check_fanouts(fanouts, "num_neighbors")
+    return NeighborSampler(fanouts, replace, locality=locality, subgraph_type=subgraph_type)

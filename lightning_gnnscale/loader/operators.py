@@ -82,7 +82,7 @@ class FanoutNeighborhood:
 
     def __init__(self, sampler: NeighborSampler):
         self.asks = self.asks or sampler.asks
-        self.sampler, self.num_hops = sampler, len(sampler.fanouts)
+        self.sampler, self.num_hops = sampler, sampler.num_hops
         self.in_chunks = type(sampler) is NeighborSampler  # other samplers' rows may be on other machines
 
     def begin(

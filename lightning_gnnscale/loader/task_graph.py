@@ -20,8 +20,9 @@ def operators_of(sampler: BatchSampler) -> Operators | None:
         return None
     if isinstance(sampler, NeighborSampler) or sampler.asks:
         return Operators(FanoutNeighborhood(sampler))
-    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler) and sampler.neighborhoods:
-        return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
+    inner = sampler.sampler
+    if isinstance(sampler, LinkSampler) and isinstance(inner, NeighborSampler) and sampler.neighborhoods:
+        return None if inner.by_edge_type else Operators(FanoutNeighborhood(inner), links=sampler)
     return None
 
 

@@ -447,7 +447,7 @@ class HeldRows:
         num, fanout, replace = len(rows), request.fanout, request.replace
         start, degree, indptr = (space.reserve(name, num + 1) for name in ("row_start", "row_degree", "indptr"))
         indptr[0] = 0
-        largest = cpu.count_hop(self._indptr, rows, 0, num, fanout, replace, start, degree, indptr)
+        largest = cpu.count_hop(self._indptr, rows, 0, num, fanout, replace, cpu.EVERY_ROW, start, degree, indptr)
         if len(space.taken) <= largest >> 6:
             space.taken = np.zeros((largest >> 6) + 1, np.uint64)
         total = int(indptr[num])

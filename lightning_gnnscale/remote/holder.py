@@ -138,8 +138,9 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
 
 def samples_from_owners(sampler: Any) -> bool:
     """Whether a sampler samples the same from rows of several owners as from the whole graph."""
-    plain = isinstance(sampler, NeighborSampler) and sampler.hop_by_hop
-    return plain and sampler.locality is None and sampler.direction == "in"
+    if not isinstance(sampler, NeighborSampler) or sampler.by_edge_type or not sampler.hop_by_hop:
+        return False
+    return sampler.locality is None and sampler.direction == "in"
 
 
 class HeldMemory:

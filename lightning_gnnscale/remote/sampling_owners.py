@@ -22,8 +22,8 @@ from ..errors import GNNScaleError
 from ..jit import kernel
 from ..sampler.neighbor import NeighborSampler, NeighborState
 from ..sampler.protocol import Allocate, BatchSampler, Subgraph
-from ..triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
-from ..triton_kernels.sample_neighbors.hops import fold_hop
+from ..triton_kernels.sample_neighbors import HopSampling, SampleOptions, Workspace
+from ..triton_kernels.sample_neighbors.rows import SampledRows, fold_hop
 from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
 
 
@@ -71,8 +71,8 @@ class DistributedNeighborSampler(BatchSampler):
             raise ValueError("rows=owners takes no locality: use rows=auto, or leave it out")
 
     @property
-    def fanouts(self) -> tuple[int, ...]:
-        return self.sampler.fanouts
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
 
     @property
     def direction(self) -> str:
@@ -97,7 +97,7 @@ class DistributedNeighborSampler(BatchSampler):
         return_e_id: bool,
     ) -> Subgraph:
         hops = self.begin(state, items, key, workspace, return_e_id)
-        for _ in self.fanouts:
+        for _ in range(hops.num_hops):
             hops.sample()
         return self.finish(state, hops, allocate)
 
@@ -125,15 +125,8 @@ class DistributedHops(HopSampling):
         return_e_id: bool,
     ):
         self._sampler, self._answers, self._asked = sampler, [], False
-        super().__init__(
-            state.csc,
-            seeds,
-            sampler.fanouts,
-            key,
-            workspace=workspace,
-            replace=sampler.sampler.replace,
-            return_e_id=return_e_id,
-        )
+        options = SampleOptions(sampler.sampler.replace, return_e_id)
+        super().__init__(state.relations, [(0, seeds)], state.fanouts, key, [workspace], options)
 
     def ask(self) -> Future | None:
         """Send the requests of the next hop; return the future of their answers, or None where all rows are here.
@@ -142,58 +135,53 @@ class DistributedHops(HopSampling):
         """
         self._answers = []
         self._asked = True
-        asked = self._ask_foreign(fold_hop(self._key, self.hop), self._begin, self._count)
+        (rows,) = self._rows
+        asked = self._ask_foreign(rows, rows.begin, rows.end)
         return ANSWERS.submit(self._wait, asked) if asked else None
 
     def sample_chunk(self, chunk: int, num_chunks: int) -> None:
         """Sample neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one chunk."""
         if not self._asked:
             return super().sample_chunk(chunk, num_chunks)
-        self._space.reserve("edge", int(self._space.indptr[self._count]), keep=self._first)
-        hop_key = fold_hop(self._key, self.hop)
-        self._sample_own(hop_key, self._begin, self._count, self._space.neighbor, self._space.taken)
+        (rows,) = self._rows
+        self._sample_own(rows, rows.begin, rows.end, rows.space.neighbor, rows.space.taken)
 
     def relabel(self) -> None:
+        (rows,) = self._rows
         for owner, places, sampled in self._answers:
-            self._place(owner, places, sampled, self._space.indptr[self._begin : self._count + 1], self._space.neighbor)
+            indptr = rows.space.indptr[rows.begin : rows.end + 1]
+            self._place_answer(owner, places, sampled, indptr, rows.space.neighbor)
         self._answers, self._asked = [], False
         super().relabel()
 
     def _wait(self, asked: list[tuple[Hashable, np.ndarray, Sampling]]) -> None:
         self._answers = [(owner, places, sampling.result()) for owner, places, sampling in asked]
 
-    def _sample_hop(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        self._space.reserve("edge", last, keep=self._first)
-        self._sample_rows(hop_key, self._begin, end, neighbor, self._space.taken)
-
-    def _sample_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+    def _sample_rows(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
         """Sample for the targets begin..end-1, of whom only this worker's rows are here."""
-        asked = self._ask_foreign(hop_key, begin, end)
-        self._sample_own(hop_key, begin, end, neighbor, taken)
+        asked = self._ask_foreign(rows, begin, end)
+        self._sample_own(rows, begin, end, neighbor, taken)
         for owner, places, sampling in asked:
-            self._place(owner, places, sampling.result(), self._space.indptr[begin : end + 1], neighbor)
+            self._place_answer(owner, places, sampling.result(), rows.space.indptr[begin : end + 1], neighbor)
 
-    def _request(self, hop_key: np.uint64, begin: int, end: int) -> HopRequest:
-        return HopRequest(self._space.node[begin:end], int(hop_key), self.fanouts[self.hop], self._replace)
+    def _request(self, rows: SampledRows, begin: int, end: int) -> HopRequest:
+        key, replace = int(fold_hop(rows.key, self.hop)), self._options.replace
+        return HopRequest(rows.targets.node[begin:end], key, rows.fanouts[self.hop], replace)
 
-    def _ask_foreign(self, hop_key: np.uint64, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
-        request, indptr = self._request(hop_key, begin, end), self._space.indptr[begin : end + 1]
-        rows = self._sampler.held.nodes.find(request.nodes)
-        return self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
+    def _ask_foreign(self, rows: SampledRows, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
+        request, indptr = self._request(rows, begin, end), rows.space.indptr[begin : end + 1]
+        held = self._sampler.held.nodes.find(request.nodes)
+        return self._ask(np.flatnonzero((held < 0) & (indptr[1:] > indptr[:-1])), request)
 
-    def _sample_own(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+    def _sample_own(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
         """Sample the rows that are here, and the positions of all edges."""
-        space, held, request = self._space, self._sampler.held, self._request(hop_key, begin, end)
-        rows, indptr = held.nodes.find(request.nodes), space.indptr[begin : end + 1]
-        own = np.flatnonzero(rows >= 0)
-        sampled = held.sample(request._replace(nodes=request.nodes[own]), rows[own])
-        self._place("this worker", own, sampled, indptr, neighbor)
-        if self._return_e_id:  # positions of edges follow from `indptr` and the key: that needs no owner
-            start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
-            cpu.pick_hop(
-                hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
-                space.edge,
-            )  # fmt: skip
+        request, held = self._request(rows, begin, end), self._sampler.held
+        places, indptr = held.nodes.find(request.nodes), rows.space.indptr[begin : end + 1]
+        own = np.flatnonzero(places >= 0)
+        sampled = held.sample(request._replace(nodes=request.nodes[own]), places[own])
+        self._place_answer("this worker", own, sampled, indptr, neighbor)
+        if self._options.return_e_id:  # positions of edges follow from `indptr` and the key: that needs no owner
+            rows.pick(begin, end, taken)
 
     def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Sampling]]:
         """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its samples)."""
@@ -203,7 +191,9 @@ class DistributedHops(HopSampling):
             for owner, chosen in self._sampler.owners.group(nodes)
         ]
 
-    def _place(self, owner, places: np.ndarray, sampled: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray) -> None:
+    def _place_answer(
+        self, owner, places: np.ndarray, sampled: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray
+    ) -> None:
         """Write the neighbours of some targets to where sampling from the whole graph has them."""
         expected = int((indptr[places + 1] - indptr[places]).sum())
         if len(sampled) != expected:

@@ -18,17 +18,18 @@ from torch_geometric.sampler.utils import to_csc, to_hetero_csc
 from ..graph import id_dtype
 from ..partition_store.pyg_store import PyGStore
 from ..rng import combine_array, combine_int, fold
-from ..triton_kernels.sample_neighbors import Workspace
-from ..triton_kernels.sample_neighbors.edge_types import (
+from ..triton_kernels.sample_neighbors import (
+    HopSampling,
     Relation,
-    SampledEdgeTypes,
+    SampledNeighbors,
     SampleOptions,
-    sample_edge_types,
+    Workspace,
+    check_fanouts,
 )
 from ..values import as_array, exact_times
+from .neighbor import STRATEGIES
 from .protocol import edges_between
 
-STRATEGIES = ("uniform", "last")
 _NODE, _EDGE = (
     "node",
     ("node", "to", "node"),
@@ -59,7 +60,7 @@ class DataSampler(PyGNeighborSampler):
     Raises:
         ValueError: an argument is out of range, or no attribute of the data.
 
-    Cost: one sort of the edges unless is_sorted; 4 bytes an edge (8 from 2**31 nodes on), 8 more for their numbers.
+    Cost: one sort of the edges unless is_sorted; 4 bytes an edge and 4 for its number (8 from 2**31 on).
     Source: `torch_geometric.sampler.NeighborSampler` (2.6 to 2.8). Differs: weights go with times, and with
         "induced" node types do; edges of weight 0 are sampled by a fan-out of -1
         alone, those of PyG also where a row fits its fan-out.
@@ -88,25 +89,25 @@ class DataSampler(PyGNeighborSampler):
         self.subgraph_type = SubgraphType(subgraph_type)
         self.temporal_strategy, self.keep_orig_edges = temporal_strategy, False
         if self.data_type == DataType.remote:
-            node_types, indptrs, rows = self._read_stores(*data, time_attr or weight_attr)
+            node_types, indptrs, rows, perm = self._read_stores(*data, time_attr or weight_attr)
             weights: Mapping = {}
         else:
-            node_types, indptrs, rows, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
+            node_types, indptrs, rows, perm, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
         self._fanouts = _fanouts(self.num_neighbors, self.edge_types, node_types)
         if self.disjoint and self.subgraph_type == SubgraphType.induced:
             raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
         self._relations = [
-            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
+            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights, perm.get(edge_type))
+            for edge_type in self.edge_types
         ]
+        self.perm = None  # edges are numbered as the user has them
         self.edge_weight = weights or None
         self._node_types = node_types
-        if not node_types:
-            self.perm = self.perm[_EDGE]
         self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
         self._keys = local()
 
     def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
-        """Note node types, edge types and times of a graph; return (node types, indptr, rows, weights) of it."""
+        """Note types and times of a graph; return (whether it has several, indptr, rows, numbers, weights)."""
         several = isinstance(data, HeteroData)
         self.node_types, self.edge_types = data.metadata() if several else ([_NODE], [_EDGE])
         self.num_nodes = (
@@ -121,27 +122,27 @@ class DataSampler(PyGNeighborSampler):
         if weight_attr is not None and not weights:
             raise ValueError(f"weight_attr={weight_attr!r} is no attribute of edges")
         if several:
-            indptrs, rows, self.perm = to_hetero_csc(
+            indptrs, rows, perm = to_hetero_csc(
                 data, "cpu", is_sorted=is_sorted, node_time_dict=self.node_time, edge_time_dict=self.edge_time
             )
         else:
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
-            indptrs, rows, self.perm = ({_EDGE: one} for one in found)
+            indptrs, rows, perm = ({_EDGE: one} for one in found)
         if is_sorted:
             _check_sorted(data.edge_items() if several else [(_EDGE, data)])
-        return several, indptrs, rows, weights
+        return several, indptrs, rows, perm, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
         """Read node types and edge types of PyG's stores.
 
-        Return whether there are node types, and indptr and rows by edge type.
+        Return whether there are node types; and indptr, rows and numbers of the edges by edge type.
         """
         if attribute is not None:
             raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
         attrs = graph.get_all_edge_attrs()
         self.node_time = self.edge_time = None
         several = [attr.edge_type for attr in attrs] != [None]
-        rows, indptrs, self.perm = graph.csc()
+        rows, indptrs, perm = graph.csc()
         if several:
             self.edge_types = [attr.edge_type for attr in attrs]
             self.node_types = list(
@@ -151,15 +152,16 @@ class DataSampler(PyGNeighborSampler):
                 node_type: remote_backend_utils.num_nodes(features, graph, node_type) for node_type in self.node_types
             }
             self._counts = list(self.num_nodes.values())
-            return several, indptrs, rows
+            return several, indptrs, rows, perm
         self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
-        self._counts, self.perm = [self.num_nodes], {_EDGE: self.perm}
-        return several, {_EDGE: indptrs}, {_EDGE: rows}
+        self._counts = [self.num_nodes]
+        return several, {_EDGE: indptrs}, {_EDGE: rows}, {_EDGE: perm}
 
-    def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
-        """Return an edge type of its CSC, with the times and weights of its edges."""
+    def _relation(
+        self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping, perm: Tensor | None
+    ) -> Relation:
+        """Return an edge type of its CSC, with the user's numbers, the times and the weights of its edges."""
         source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
-        perm = self.perm.get(edge_type)
         indices, mapped = row.numpy(), isinstance(self.data, tuple) and isinstance(self.data[1], PyGStore)
         indices = indices if mapped else indices.astype(id_dtype(self._counts[source]))
         if len(indices) and not mapped and not (indices.min() >= 0 and indices.max() < self._counts[source]):
@@ -184,7 +186,8 @@ class DataSampler(PyGNeighborSampler):
         elif self.node_time is not None:
             time = self.node_time if edge_type == _EDGE else self.node_time.get(edge_type[0])
             time = None if time is None else time.numpy()
-        return Relation(source, target, indptr.numpy(), indices, time, weight, by_edge)
+        position = None if perm is None else perm.numpy().astype(id_dtype(len(perm)))
+        return Relation(source, target, indptr.numpy(), indices, time, weight, by_edge, position=position)
 
     @property
     def is_hetero(self) -> bool:
@@ -218,16 +221,20 @@ class DataSampler(PyGNeighborSampler):
         hetero = isinstance(seed, dict)
         seeds = {self.node_types.index(node_type): ids for node_type, ids in seed.items()} if hetero else {0: seed}
         seeds = [(node_type, ids.cpu().numpy()) for node_type, ids in seeds.items()]
-        for node_type, ids in seeds:
-            if len(ids) and not 0 <= ids.min() <= ids.max() < self._counts[node_type]:
-                raise ValueError(f"seeds must be in [0, {self._counts[node_type]}), got {ids.min()} to {ids.max()}")
         times = self._seed_times(seed, seed_time)
-        sample_options = SampleOptions(
-            self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before
+        options = SampleOptions(
+            self.replace,
+            return_e_id=True,
+            disjoint=self.disjoint,
+            latest=self.temporal_strategy == "last",
+            strict=self.strictly_before,
         )
         key = self._key(np.concatenate([ids for _, ids in seeds]))
         with self._workspaces() as spaces:
-            sampled = sample_edge_types(self._relations, seeds, self._fanouts, key, spaces, sample_options, times)
+            hops = HopSampling(self._relations, seeds, self._fanouts, key, spaces, options, times=times)
+            for _ in range(hops.num_hops):
+                hops.sample()
+            sampled = hops.collect_by_type()
             if self.subgraph_type == SubgraphType.induced:
                 sampled = self._induced(sampled, spaces)
         return self._output(sampled, hetero)
@@ -250,34 +257,35 @@ class DataSampler(PyGNeighborSampler):
             raise ValueError(f"{missing[0]} nodes have no time: pass input_time (edge_label_time)")
         return torch.cat([self.node_time[node_type][ids] for node_type, ids in seed.items()]).numpy()
 
-    def _induced(self, sampled: SampledEdgeTypes, spaces: list[Workspace]) -> SampledEdgeTypes:
+    def _induced(self, sampled: SampledNeighbors, spaces: list[Workspace]) -> SampledNeighbors:
         """Return all edges between the nodes that were sampled, by edge type."""
         parts = []
         for relation in self._relations:
             space, targets = spaces[relation.source], sampled.n_id[relation.target]
             count = space.place(sampled.n_id[relation.source])
-            edge_index, _, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
-            parts.append((*edge_index, e_id))
+            edge_index, indptr, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
+            parts.append((edge_index, indptr, relation.named(e_id)))
             space.finish(count)
-        row, col, e_id = (list(part) for part in zip(*parts, strict=True))
-        return sampled._replace(row=row, col=col, e_id=e_id)
+        edge_index, indptr, e_id = (list(part) for part in zip(*parts, strict=True))
+        return sampled._replace(edge_index=edge_index, indptr=indptr, e_id=e_id)
 
     @contextmanager
     def _workspaces(self) -> Iterator[list[Workspace]]:
         try:
             spaces = self._spaces.get_nowait()
         except Empty:
-            spaces = [Workspace(count, np.int64) for count in self._counts]
+            dtypes = {relation.source: relation.indices.dtype for relation in self._relations}
+            spaces = [Workspace(count, dtypes.get(at, np.int32)) for at, count in enumerate(self._counts)]
         try:
             yield spaces
         finally:
             self._spaces.put(spaces)
 
-    def _output(self, sampled: SampledEdgeTypes, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+    def _output(self, sampled: SampledNeighbors, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
         directional = self.subgraph_type == SubgraphType.directional
-        parts = [sampled.n_id, sampled.row, sampled.col, sampled.e_id]
-        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in parts)
-        batch = None if sampled.batch is None else [torch.from_numpy(one) for one in sampled.batch]
+        ends = ([edges[end] for edges in sampled.edge_index] for end in (0, 1))
+        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in (sampled.n_id, *ends, sampled.e_id))
+        batch = None if sampled.seed_of is None else [torch.from_numpy(one) for one in sampled.seed_of]
         nodes, edges = (sampled.num_sampled_nodes, sampled.num_sampled_edges) if directional else (None, None)
         if not hetero:
             first = [None if part is None else part[0] for part in (batch, nodes, edges)]
@@ -363,16 +371,12 @@ def _collected(data, name: str, edges: bool) -> dict:
     return {_EDGE if edges else _NODE: as_array(name, data[name]).reshape(-1)}
 
 
-def _fanouts(num_neighbors, edge_types: list, node_types: bool) -> list[list[int]]:
+def _fanouts(num_neighbors, edge_types: list, node_types: bool) -> list[tuple[int, ...]]:
     """Return the fan-outs of each hop by edge type.
 
     Raises:
         ValueError: one is below -1, or edge types have other numbers of hops.
     """
     values = num_neighbors.get_values(edge_types) if node_types else {_EDGE: num_neighbors.get_values()}
-    for edge_type, fanouts in values.items():
-        for hop, fanout in enumerate(fanouts):
-            if isinstance(fanout, bool) or int(fanout) != fanout or fanout < -1:
-                where = f"num_neighbors[{edge_type}][{hop}]" if node_types else f"num_neighbors[{hop}]"
-                raise ValueError(f"{where} must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
-    return [[int(fanout) for fanout in values[edge_type]] for edge_type in edge_types]
+    where = {edge_type: f"num_neighbors[{edge_type}]" if node_types else "num_neighbors" for edge_type in edge_types}
+    return [check_fanouts(values[edge_type], where[edge_type], least=0) for edge_type in edge_types]

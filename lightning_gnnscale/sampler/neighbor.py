@@ -9,13 +9,13 @@ import numpy as np
 from ..errors import check_flags
 from ..graph import CSC, GraphSchema, check_requires
 from ..partition_store.part_graph import WholeGraph, edge_weights
-from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
-from ..triton_kernels.sample_neighbors.edge_types import (
+from ..triton_kernels.sample_neighbors import (
+    HopSampling,
     Relation,
     SampleOptions,
+    Workspace,
+    check_fanouts,
     group_edge_types,
-    join_edge_types,
-    sample_edge_types,
 )
 from .locality import LocalityBias
 from .locality_index import PreferredRows
@@ -37,38 +37,22 @@ class NeighborState(NamedTuple):
     Attributes:
         csc: its edges.
         targets: (num_targets,) local ids.
+        relations: The edge types that are followed; one where all edges are sampled together.
+        fanouts: Fan-outs of each.
         preferred: its rows with the preferred neighbours first, None without locality.
-        grouped: its edges by edge type, where edge types, times or weights decide what is sampled; else None.
+        type_of: Gives the node types of local ids, where edge types have rows of one node type; else None.
+        seed_time: (num_local,) int64 time of a node as a seed; None: times do not count.
+        weighted: Whether edges are weighted, so that their probabilities are wanted, and are not those of plain rows.
     """
 
     csc: CSC
     targets: np.ndarray
-    preferred: PreferredRows | None = None
-    grouped: "_GroupedEdges | None" = None
-
-
-class _GroupedEdges(NamedTuple):
-    """The edges of a part by edge type.
-
-    Attributes:
-        relations: The relations that are followed.
-        fanouts: Fan-outs of each.
-        order: (num_edges,) position in the part's CSC of each edge, edge type by edge type; None: they are positions.
-        first: Where each edge type begins in order.
-        numbers: Number of each edge type; None: all are sampled together, as if they were one.
-        type_of: Gives the node types of local ids, where edge types have rows of one node type; else None.
-        seed_time: (num_local,) int64 time of a node as a seed; None: times do not count.
-        weighted: Whether edges are weighted, so that their probabilities are wanted.
-    """
-
     relations: list[Relation]
     fanouts: list[tuple[int, ...]]
-    order: np.ndarray | None
-    first: np.ndarray
-    numbers: list[int] | None
-    type_of: Callable[[np.ndarray], np.ndarray] | None
-    seed_time: np.ndarray | None
-    weighted: bool
+    preferred: PreferredRows | None = None
+    type_of: Callable[[np.ndarray], np.ndarray] | None = None
+    seed_time: np.ndarray | None = None
+    weighted: bool = False
 
 
 STRATEGIES = ("uniform", "last")
@@ -169,17 +153,21 @@ class NeighborSampler(BatchSampler):
     @property
     def hop_by_hop(self) -> bool:
         """Whether `begin` and `finish` sample what `sample` does."""
-        return not self.by_edge_type and self.subgraph_type == "directional"
+        return self.subgraph_type == "directional"
 
     @property
     def by_edge_type(self) -> bool:
         """Whether edges are sampled edge type by edge type, by time, by weight, or in disjoint trees."""
-        return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint or self.weighted
+        return self._names_edge_types or self.temporal_strategy is not None or self.disjoint or self.weighted
 
     @property
     def has_edge_types(self) -> bool:
         """Whether `sample` says which edge type each edge is of."""
-        return isinstance(self.fanouts, Mapping) and self.subgraph_type == "directional"
+        return self._names_edge_types and self.subgraph_type == "directional"
+
+    @property
+    def _names_edge_types(self) -> bool:
+        return isinstance(self.fanouts, dict)
 
     @property
     def per_hop(self) -> tuple[int, ...]:
@@ -231,13 +219,14 @@ class NeighborSampler(BatchSampler):
         given = ("node_time",) if timed_seeds else ()
         check_requires({name: line for name, line in self.requires.items() if name not in given}, part.has)
         if self.by_edge_type:
-            return NeighborState(part.csc, targets, grouped=self._grouped(part))
+            return self._grouped(part, targets)
+        state = NeighborState(part.csc, targets, [Relation.of(part.csc)], [self.fanouts])
         if self.locality is None:
-            return NeighborState(part.csc, targets)
+            return state
         preferred = PreferredRows(part, self.locality, len(self.fanouts))
         if self.locality.scale > 1:
             preferred.split(with_position=part.edge_id is not None)
-        return NeighborState(part.csc, targets, preferred)
+        return state._replace(preferred=preferred)
 
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return the seeds of each batch, target nodes in the order of the key."""
@@ -261,43 +250,54 @@ class NeighborSampler(BatchSampler):
             times: (num_seeds,) int64 time of each seed, with `temporal_strategy`; None: those of their nodes.
         """
         with_e_id = return_e_id or self.subgraph_type == "bidirectional"
-        if state.grouped is not None:
-            sampled = self._sample_by_edge_type(
-                state, items, key, workspace, allocate, with_e_id, with_row_scale, times
-            )
-        else:
-            hops = self.begin(state, items, key, workspace, with_e_id)
-            for _ in self.fanouts:
-                hops.sample()
-            sampled = self.finish(state, hops, allocate, with_row_scale)
+        hops = self.begin(state, items, key, workspace, with_e_id, with_row_scale, times)
+        for _ in range(hops.num_hops):
+            hops.sample()
+        sampled = self.finish(state, hops, allocate, with_row_scale)
         if self.subgraph_type == "directional":
             return sampled
         whole = induced_subgraph(state.csc, sampled.n_id, sampled.num_seeds, workspace, allocate, with_e_id)
         return whole if self.subgraph_type == "induced" else _both_ways(whole, sampled)
 
     def begin(
-        self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
+        self,
+        state: NeighborState,
+        seeds: np.ndarray,
+        key: int,
+        workspace: Workspace,
+        return_e_id: bool,
+        with_row_scale: bool = True,
+        times: np.ndarray | None = None,
     ) -> HopSampling:
         """Return a batch to be sampled one hop at a time; arguments as for `sample`."""
         scale = 1.0 if self.locality is None else self.locality.scale
+        if times is None and state.seed_time is not None:
+            times = state.seed_time[seeds]
+        options = SampleOptions(
+            self.replace,
+            return_e_id or (self.by_edge_type and not self._names_edge_types),
+            scale,
+            self.disjoint or times is not None,
+            self.temporal_strategy == "last",
+            self.strictly_before,
+            state.weighted and with_row_scale,
+        )
         split = state.preferred.split(return_e_id) if scale > 1 else None
         return HopSampling(
-            state.csc,
-            seeds,
-            self.fanouts,
-            key,
-            workspace=workspace,
-            replace=self.replace,
-            return_e_id=return_e_id,
-            split=split,
-            scale=scale,
-        )
+            state.relations, [(0, seeds)], state.fanouts, key, [workspace], options, split=split, times=times,
+            type_of=state.type_of,
+        )  # fmt: skip
 
     def finish(
         self, state: NeighborState, hops: HopSampling, allocate: Allocate, with_row_scale: bool = True
     ) -> Subgraph:
         """Return what the hops of `begin` sampled, all of which are sampled."""
-        sampled = hops.collect(allocate)
+        sampled = hops.collect(allocate, self._names_edge_types)
+        weight, scale = sampled.edge_weight, None
+        if self.by_edge_type:
+            scale = None if weight is None else np.ones(len(sampled.indptr) - 1, np.float32)
+        elif with_row_scale and sampled.e_id is not None:
+            scale = row_scale(state.csc, sampled)
         return Subgraph(
             sampled.n_id,
             sampled.edge_index,
@@ -306,18 +306,21 @@ class NeighborSampler(BatchSampler):
             sampled.e_id,
             sampled.num_sampled_nodes,
             sampled.num_sampled_edges,
-            edge_weight=sampled.edge_weight,
-            row_scale=row_scale(state.csc, sampled) if with_row_scale and sampled.e_id is not None else None,
-            averaging_weights=sampled.edge_weight is not None,
+            edge_weight=weight,
+            row_scale=scale,
+            averaging_weights=weight is not None and not self.by_edge_type,
+            seed_of=sampled.seed_of,
+            seed_time=hops.times,
+            edge_type=sampled.edge_type,
         )
 
-    def _grouped(self, part: Any) -> _GroupedEdges:
+    def _grouped(self, part: Any, targets: np.ndarray) -> NeighborState:
         """Return a part's edges by edge type; those of the whole graph, which is mapped, stay where they are."""
         node_types = part.types
         schema = None if node_types is None else node_types.schema
         fanouts = self._fanouts_of(schema)
         edge_type, num_relations = (None, 1) if schema is None else (node_types.edge_type, schema.num_edge_types)
-        if not isinstance(self.fanouts, Mapping):
+        if not self._names_edge_types:
             edge_type, num_relations = None, 1
         time, by_edge, seed_time = self._times(node_types)
         weight = edge_weights(part) if self.weighted else None
@@ -326,14 +329,13 @@ class NeighborSampler(BatchSampler):
                 edge_type = np.broadcast_to(np.uint8(0), part.csc.num_edges)
             rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, weight, by_edge)
             relations = [rows._replace(edge_type=edge_type, number=number) for number in range(num_relations)]
-            order, first = None, np.zeros(num_relations + 1, np.int64)
         else:
             if edge_type is None:
                 edge_type = np.zeros(part.csc.num_edges, np.uint8)
-            relations, order, first = group_edge_types(part.csc, edge_type, num_relations, time, by_edge, weight)
+            relations = group_edge_types(part.csc, edge_type, num_relations, time, by_edge, weight)
         followed = [number for number in range(num_relations) if any(fanouts[number])]
-        told, type_of = isinstance(self.fanouts, Mapping), None
-        if told and schema.num_node_types > 1:
+        type_of = None
+        if self._names_edge_types and schema.num_node_types > 1:
             own = node_types.node_types
             if not isinstance(part, WholeGraph):
                 own = own.among(np.arange(part.core_start, part.core_start + part.num_core), part.halo_nodes)
@@ -342,9 +344,15 @@ class NeighborSampler(BatchSampler):
                 relation._replace(rows_of=int(target))
                 for relation, target in zip(relations, schema.targets, strict=True)
             ]
-        chosen = [relations[number] for number in followed], [fanouts[number] for number in followed]
-        weighted, numbers = part.degree.dtype.kind == "f", followed if told else None
-        return _GroupedEdges(*chosen, order, first[followed], numbers, type_of, seed_time, weighted)
+        return NeighborState(
+            part.csc,
+            targets,
+            [relations[number] for number in followed],
+            [fanouts[number] for number in followed],
+            type_of=type_of,
+            seed_time=seed_time,
+            weighted=part.degree.dtype.kind == "f",
+        )
 
     def _fanouts_of(self, schema) -> list[tuple[int, ...]]:
         """Return the fan-outs of each edge type."""
@@ -363,42 +371,6 @@ class NeighborSampler(BatchSampler):
             return None, False, None
         by_edge = node_types.edge_time is not None
         return (node_types.edge_time if by_edge else node_types.node_time), by_edge, node_types.node_time
-
-    def _sample_by_edge_type(
-        self, state, seeds, key, workspace, allocate, return_e_id: bool, with_row_scale: bool, times=None
-    ) -> Subgraph:
-        grouped = state.grouped
-        with_e_id = return_e_id or grouped.numbers is None
-        seeds = np.ascontiguousarray(seeds, np.int64)
-        if times is None and grouped.seed_time is not None:
-            times = grouped.seed_time[seeds]
-        options = SampleOptions(
-            self.replace, self.disjoint or times is not None, self.temporal_strategy == "last",
-            self.strictly_before, grouped.weighted and with_row_scale,
-        )  # fmt: skip
-        sampled = sample_edge_types(
-            grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times, grouped.type_of
-        )
-        if grouped.order is not None and with_e_id:
-            places = [grouped.order[first + edge] for first, edge in zip(grouped.first, sampled.e_id, strict=True)]
-            sampled = sampled._replace(e_id=places)
-        edge_index, indptr, e_id, scale, edge_type = join_edge_types(sampled, allocate, grouped.numbers, with_e_id)
-        n_id = allocate((len(sampled.n_id[0]),), np.int64)
-        n_id[:] = sampled.n_id[0]
-        return Subgraph(
-            n_id,
-            edge_index,
-            indptr,
-            len(seeds),
-            e_id if with_e_id else None,
-            sampled.num_sampled_nodes[0],
-            [sum(hop) for hop in zip(*sampled.num_sampled_edges, strict=True)],
-            edge_weight=None if sampled.scale is None else scale,
-            row_scale=None if sampled.scale is None else np.ones(len(indptr) - 1, np.float32),
-            seed_of=None if sampled.batch is None else sampled.batch[0],
-            seed_time=times,
-            edge_type=None if grouped.numbers is None else edge_type,
-        )
 
 
 def _both_ways(induced: Subgraph, sampled: Subgraph) -> Subgraph:
@@ -423,11 +395,7 @@ def _fanouts_by_edge_type(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tup
     checked = {}
     for name, hops in fanouts.items():
         name = name if isinstance(name, str) else ",".join(name)
-        zero = [hop for hop, fanout in enumerate(hops) if fanout == 0]
-        found = list(check_fanouts([1 if fanout == 0 else fanout for fanout in hops]))
-        for hop in zero:
-            found[hop] = 0
-        checked[name] = tuple(found)
+        checked[name] = check_fanouts(hops, f"fanouts of {name}", least=0)
     lengths = {len(hops) for hops in checked.values()}
     if len(lengths) != 1:
         raise ValueError(f"fanouts must name as many hops for each edge type, got {dict(fanouts)}")

@@ -180,6 +180,27 @@ def test_fanouts_are_those_of_each_relation(graph, scope):
             assert set(took.tolist()) <= set(have) and len(np.unique(took)) == len(took)
 
 
+@pytest.mark.parametrize("scope", ["part", "graph"])
+@pytest.mark.parametrize("name", ["by edge type", "by time", "the last"])
+def test_a_hop_in_chunks_is_the_hop(graph, name, scope):
+    """Chunks of each edge type, the last one first."""
+    _, store = graph
+    part = load_part_graph(store, 1, 0) if scope == "part" else load_whole_graph(store, 0)
+    sampler, seeds, space = SAMPLERS[name], np.arange(30), Workspace(part.num_local, part.csc.indices.dtype)
+    state = sampler.prepare(part, seeds, 0)
+    expected = sampler.sample(state, seeds, 7, space, np.empty, True)
+    hops, costs = sampler.begin(state, seeds, 7, space, True), []
+    for _ in range(hops.num_hops):
+        costs.append(hops.num_neighbors)
+        for chunk in (2, 1, 0):
+            hops.sample_chunk(chunk, 3)
+        hops.relabel()
+    assert hops.num_neighbors == 0
+    assert all(cost >= sampled for cost, sampled in zip(costs, expected.num_sampled_edges, strict=True))
+    for mine, theirs in zip(sampler.finish(state, hops, np.empty), expected, strict=True):
+        assert np.array_equal(mine, theirs), "None equals None"
+
+
 def test_relations_of_the_whole_graph_are_sampled_uniformly(graph):
     """A row that is read from the mapped graph gives each of an edge type's edges alike."""
     _, store = graph
@@ -396,7 +417,7 @@ def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
     _, store = graph
     whole = load_whole_graph(store, 0)
     for options in ({"temporal_strategy": "last"}, {"disjoint": True}):
-        (relation,) = gs.NeighborSampler([2], **options).prepare(whole, np.arange(3), 0).grouped.relations
+        (relation,) = gs.NeighborSampler([2], **options).prepare(whole, np.arange(3), 0).relations
         assert np.shares_memory(relation.indices, whole.csc.indices)
         assert relation.edge_type is None or relation.edge_type.strides == (0,)
 

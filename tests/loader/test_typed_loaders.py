@@ -51,6 +51,14 @@ def test_batches_are_cut_from_the_data(data):
         assert batch[BY].num_sampled_edges[0] == 0
 
 
+def test_both_directions_have_no_edge_attributes(data):
+    """As in PyG, which has numbers for neither the edges nor their reverses then."""
+    graph = data.edge_type_subgraph([CITES])
+    batch = next(iter(gs.NeighborLoader(graph, [3], "paper", batch_size=8, subgraph_type="bidirectional")))
+    assert "edge_attr" not in batch[CITES] and batch[CITES].num_edges > 0
+    assert torch.equal(batch["paper"].x, graph["paper"].x[batch["paper"].n_id])
+
+
 @pytest.mark.parametrize("node_types", [True, False])
 def test_attributes_of_every_form_are_those_of_the_nodes_and_edges_sampled(data, node_types):
     """Tables are gathered into pooled memory, and what is none is left to PyG: neither shows in a batch."""

@@ -194,5 +194,5 @@ def test_the_plan_counts_the_weights_of_the_edges_that_are_grouped(stores):
     weighted, plain = (predict_training(*sizes, grouped_edge_types=1, grouped_weights=has) for has in (True, False))
     counted = weighted - plain
     graph = load_part_graph(store, 1, 0)
-    (relation,) = gs.NeighborSampler([4], weighted=True).prepare(graph, np.arange(graph.num_core), 0).grouped.relations
+    (relation,) = gs.NeighborSampler([4], weighted=True).prepare(graph, np.arange(graph.num_core), 0).relations
     assert counted == 2 * -(-store.num_edges // 3) * relation.weight.nbytes // graph.csc.num_edges  # two parts are held

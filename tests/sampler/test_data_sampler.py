@@ -70,7 +70,7 @@ def in_row_order(data, sampler):
     """Return the numbers of the edges into a node, in the order in which PyG sorts them."""
 
     def edges(edge_type, node):
-        perm = sampler.perm[edge_type]
+        perm = torch.from_numpy(sampler._relations[data.edge_types.index(edge_type)].position).long()
         targets = data[edge_type].edge_index[1][perm]
         return [int(edge) for edge in perm[targets == node]]
 
@@ -79,9 +79,8 @@ def in_row_order(data, sampler):
 
 def sample(sampler, node_type, ids, time=None):
     out = sampler.sample_from_nodes(NodeSamplerInput(None, ids, time, node_type))
-    edge = {name: sampler.perm[name][found] for name, found in out.edge.items()}
-    return out, {name: list(zip(*(one.tolist() for one in (out.row[name], out.col[name], edge[name])), strict=True))
-                 for name in edge}  # fmt: skip
+    return out, {name: list(zip(*(one.tolist() for one in (out.row[name], out.col[name], out.edge[name])), strict=True))
+                 for name in out.edge}  # fmt: skip
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
@@ -211,7 +210,7 @@ def test_weights_decide_how_often(replace):
     counted = Counter()
     for key in range(4000):
         with sampler.keyed(key):
-            counted[int(sampler.perm[sampler.sample_from_nodes(inputs).edge[0]])] += 1
+            counted[int(sampler.sample_from_nodes(inputs).edge[0])] += 1
     assert counted[0] == 0
     for edge in range(1, 5):
         expected = 4000 * float(weight[edge]) / 10
@@ -227,7 +226,7 @@ def test_weights_without_replacement_are_distinct_and_bounded():
     positive = int((weight > 0).sum())
     for fanout, expected in ((10, 10), (290, positive), (300, positive), (-1, 300)):
         sampler = DataSampler(data, [fanout], weight_attr="w")
-        edge = sampler.perm[sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]))).edge]
+        edge = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]))).edge
         assert len(edge.unique()) == len(edge) == expected
         assert expected == 300 or (weight[edge] > 0).all()
 
@@ -239,7 +238,7 @@ def test_samples_are_even():
     counted = np.zeros(40, int)
     for key in range(3000):
         with sampler.keyed(key):
-            edge = sampler.perm[sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]))).edge]
+            edge = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]))).edge
             np.add.at(counted, edge.numpy(), 1)
     assert counted[31:].sum() == 0
     expected = 9000 / 31

@@ -10,20 +10,6 @@ AHEAD = 32  # items between a prefetch and its use
 
 
 @kernel
-def find_rows(indptr, node, begin, end, row_start, row_degree):
-    """Look up the rows of node[begin:end]; return how many edges they hold."""
-    total = 0
-    for i in range(begin, end):
-        if i + AHEAD < end:
-            prefetch(indptr, np.int64(node[i + AHEAD]))
-        start = indptr[node[i]]
-        row_start[i - begin] = start
-        row_degree[i - begin] = indptr[node[i] + 1] - start
-        total += row_degree[i - begin]
-    return total
-
-
-@kernel
 def read_rows(indices, row_start, row_degree, num_rows, neighbor):
     """Copy the rows one after the other into `neighbor`."""
     at = 0
@@ -177,13 +163,3 @@ def keep_edges(local, position, probability, row_start, row_degree, begin, end, 
                     first += 1
         indptr[i + 1] = first
     return first
-
-
-@kernel
-def emit_edges(source, weight, indptr, edge_index, edge_weight):
-    """Copy the edges of a batch, with the target of each."""
-    for row in range(len(indptr) - 1):
-        for i in range(indptr[row], indptr[row + 1]):
-            edge_index[0, i] = source[i]
-            edge_index[1, i] = row
-            edge_weight[i] = weight[i]

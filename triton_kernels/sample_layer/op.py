@@ -2,37 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ...graph import CSC
-from ..sample_neighbors import Workspace
-from ..sample_neighbors.hops import fold_hop, place_seeds
+from ..sample_neighbors import SampledNeighbors, Workspace
+from ..sample_neighbors.cpu import EVERY_ROW, count_hop
+from ..sample_neighbors.edge_types import join_edges
+from ..sample_neighbors.hops import place_seeds
+from ..sample_neighbors.rows import fold_hop
 from . import cpu
-
-
-class SampledLayers(NamedTuple):
-    """A sampled computation graph in PyG's form.
-
-    Attributes:
-        n_id: (num_nodes,) int64, the graph's ids; seeds first, then the nodes of each hop. A node that several hops
-            sample is there once for each, see `sample_layers`.
-        edge_index: (2, num_edges) int64, source and target as positions in n_id, grouped by target.
-        indptr: (num_targets + 1,) int64, the edges of each target; targets are the nodes of all hops but the last.
-        e_id: (num_edges,) int64 positions in `csc.indices`, or None.
-        edge_weight: (num_edges,) float32, 1 / (length of the target's row * probability that the source was sampled).
-        num_sampled_nodes: seeds, then nodes of each hop.
-        num_sampled_edges: edges of each hop.
-    """
-
-    n_id: np.ndarray
-    edge_index: np.ndarray
-    indptr: np.ndarray
-    e_id: np.ndarray | None
-    edge_weight: np.ndarray
-    num_sampled_nodes: list[int]
-    num_sampled_edges: list[int]
 
 
 def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | None = None) -> tuple[int, ...]:
@@ -75,7 +54,7 @@ def sample_layers(
     return_e_id: bool = False,
     workspace: Workspace | None = None,
     allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
-) -> SampledLayers:
+) -> SampledNeighbors:
     """Sample `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 sampled, by importance.
 
     A candidate j has the importance q_j, the sum of (1 / degree)^2 over the rows that list it (the squared norm of its
@@ -107,7 +86,8 @@ def sample_layers(
         allocate: gives memory for the results, called with (shape, dtype).
 
     Returns:
-        SampledLayers.
+        SampledNeighbors; a node that several hops sample is in n_id once for each. edge_weight is 1 / (length of the
+        target's row * probability that the source was sampled).
 
     Raises:
         ValueError: a number of nodes below 1, a scale below 1, a seed out of range or repeated, preferred of another
@@ -141,13 +121,19 @@ def sample_layers(
         nodes.append(count - end)
         edges.append(first - before)
         begin = end
-    return _emit(space, count, begin, first, nodes, edges, return_e_id, allocate)
+    n_id = allocate((count,), np.int64)
+    n_id[:] = space.node[:count]
+    part = space.source, space.indptr[: begin + 1], space.edge[:first], space.weight[:first]
+    edge_index, indptr, e_id, weight, _ = join_edges([part], begin, return_e_id, True, None, allocate)
+    return SampledNeighbors(n_id, edge_index, indptr, e_id, nodes, edges, weight)
 
 
 def _collect(space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray | None, scale: float) -> int:
     """Find the candidates of the rows node[begin:end] and their importance; return how many there are."""
     start, degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
-    num_edges = cpu.find_rows(csc.indptr, space.node, begin, end, start, degree)
+    indptr = space.reserve("indptr", end + 1, keep=begin + 1)
+    count_hop(csc.indptr, space.node, begin, end, -1, False, EVERY_ROW, start, degree, indptr)
+    num_edges = int(indptr[end] - indptr[begin])
     neighbor, local = space.reserve("neighbor", num_edges), space.reserve("local", num_edges)
     most = min(num_edges, space.num_nodes)
     candidate = _array(space, "candidate", space.id_dtype, most)
@@ -177,29 +163,13 @@ def _sample(space: Workspace, num_candidates: int, size: int, num_placed: int, i
 def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
     """Keep the edges from sampled candidates, after `first` of earlier hops; return how many there are then."""
     most = first + int(space.row_degree[: end - begin].sum())
-    indptr = space.reserve("indptr", end + 1, keep=begin + 1)
     edge = space.reserve("edge", most, keep=first)
     source = _array(space, "source", np.int32, most, keep=first)
-    weight = _array(space, "weight", np.float32, most, keep=first)
+    weight = space.reserve("weight", most, keep=first)
     return cpu.keep_edges(
         space.local, space.position, space.probability, space.row_start, space.row_degree,
-        begin, end, first, indptr, source, weight, edge,
+        begin, end, first, space.indptr, source, weight, edge,
     )  # fmt: skip
-
-
-def _emit(space, count, num_targets, num_edges, nodes, edges, return_e_id, allocate) -> SampledLayers:
-    """Copy the batch out of the workspace."""
-    n_id = allocate((count,), np.int64)
-    n_id[:] = space.node[:count]
-    indptr = allocate((num_targets + 1,), np.int64)
-    indptr[:] = space.indptr[: num_targets + 1]
-    edge_index, edge_weight = allocate((2, num_edges), np.int64), allocate((num_edges,), np.float32)
-    cpu.emit_edges(space.source, space.weight, indptr, edge_index, edge_weight)
-    e_id = None
-    if return_e_id:
-        e_id = allocate((num_edges,), np.int64)
-        e_id[:] = space.edge[:num_edges]
-    return SampledLayers(n_id, edge_index, indptr, e_id, edge_weight, nodes, edges)
 
 
 def _array(space: Workspace, name: str, dtype: np.dtype, size: int, keep: int = 0) -> np.ndarray:

@@ -3,10 +3,10 @@
 import numpy as np
 
 from ...rng import combine_array
-from .op import SampledLayers
+from ..sample_neighbors import SampledNeighbors
 
 
-def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None, scale=1.0) -> SampledLayers:
+def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None, scale=1.0) -> SampledNeighbors:
     """Sample as `sample_layers` does, with dictionaries and lists; arguments and result are its own.
 
     Source: Zou et al., LADIES, NeurIPS 2019, Algorithm 1, with Madow's systematic sampling (1949) for the samples.
@@ -47,7 +47,7 @@ def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None,
         begin = end
     edge_index = np.array([sources, targets], np.int64).reshape(2, -1)
     arrays = np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64)
-    return SampledLayers(*arrays, np.array(weights, np.float32), nodes, edges)
+    return SampledNeighbors(*arrays, nodes, edges, np.array(weights, np.float32))
 
 
 def inclusion_probabilities(importance: dict[int, float], size: int) -> dict[int, float]:

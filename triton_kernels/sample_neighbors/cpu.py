@@ -14,6 +14,8 @@ _32 = np.uint64(32)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_LAST_LABEL = np.iinfo(np.int32).max
+EVERY_ROW = np.empty(0, np.bool_)
 
 
 class Workspace:
@@ -40,6 +42,16 @@ class Workspace:
         self.indptr = np.empty(0, np.int64)
         self.weight = np.empty(0, np.float32)
         self.taken = np.zeros(0, np.uint64)
+        self.owner = np.empty(0, np.int32)
+        self._others: dict[int, Workspace] = {}
+
+    def of_relation(self, number: int) -> "Workspace":
+        """Return memory for the edges of one edge type: this workspace for the first, one more for each other."""
+        if number == 0:
+            return self
+        if number not in self._others:
+            self._others[number] = Workspace(0, self.id_dtype)
+        return self._others[number]
 
     def fits(self, num_nodes: int, id_dtype: np.dtype) -> bool:
         """Return whether graphs of this size and index dtype can be sampled with it."""
@@ -50,7 +62,7 @@ class Workspace:
 
         The labels of the last batch need no clearing: `finish` moved `base` past them.
         """
-        if self.base + self.num_nodes > np.iinfo(np.int32).max:
+        if self.base + self.num_nodes > _LAST_LABEL:
             self.label.fill(-1)
             self.base = 0
         return place_nodes(nodes, self.base, self.label, self.reserve("node", len(nodes) + 1))
@@ -84,11 +96,12 @@ def place_nodes(nodes, base, label, node):
 
 
 @kernel
-def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, block_indptr):
+def count_hop(indptr, node, begin, end, fanout, replace, own, row_start, row_degree, block_indptr):
     """Look up the rows of the targets node[begin:end] and lay out their samples.
 
     Args:
         fanout: samples a row, -1 for all neighbours.
+        own: (end - begin,) whether a target has a row, which is not read otherwise; `EVERY_ROW`: all have one.
         row_start, row_degree: (end - begin,) int64, filled.
         block_indptr: filled from begin + 1 to end; block_indptr[begin] is given.
 
@@ -96,13 +109,15 @@ def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, 
         The largest degree.
     """
     largest = 0
-    total = block_indptr[begin]
+    total, all_own = block_indptr[begin], len(own) == 0
     most = np.int64(fanout) if fanout >= 0 else np.int64(np.iinfo(np.int64).max)
     for i in range(begin, end):
-        if i + AHEAD < end:
+        if i + AHEAD < end and (all_own or own[i + AHEAD - begin]):
             prefetch(indptr, np.int64(node[i + AHEAD]))
-        start = indptr[np.uint64(node[i])]
-        degree = indptr[np.uint64(node[i] + 1)] - start
+        start, degree = np.int64(0), np.int64(0)
+        if all_own or own[i - begin]:
+            start = indptr[np.uint64(node[i])]
+            degree = indptr[np.uint64(node[i] + 1)] - start
         row_start[i - begin] = start
         row_degree[i - begin] = degree
         largest = max(largest, degree)

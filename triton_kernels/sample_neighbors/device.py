@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ...graph import CSC
+from .choice import SplitRows, checked_split
 from .cpu import Workspace
-from .hops import SampledNeighbors, SplitRows, check_fanouts, checked_split, fold_hop, sample_hops
+from .hops import SampledNeighbors, check_fanouts, sample_hops
+from .rows import SampleOptions, fold_hop
 
 _UNSEEN = torch.iinfo(torch.int64).max
 
@@ -57,7 +59,7 @@ def sample_tensors(
     host = CSC(*(_numpy(array) for array in csc))
     host_split = None if split is None else [SplitRows(*(_numpy(array) for array in rows)) for rows in split]
     sampled = sample_hops(
-        host, _numpy(seeds), fanouts, key, replace=replace, return_e_id=return_e_id, split=host_split, scale=scale,
+        host, _numpy(seeds), fanouts, key, SampleOptions(replace, return_e_id, float(scale)), split=host_split,
         workspace=workspace if isinstance(workspace, Workspace) else None,
     )  # fmt: skip
     device = csc.indices.device

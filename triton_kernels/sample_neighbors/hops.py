@@ -1,75 +1,22 @@
-"""One batch sampled hop by hop; the caller does what must happen between two hops."""
+"""One batch sampled hop by hop, over one edge type or several; the caller does what must happen between two hops."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...graph import CSC
-from ...jit import kernel
 from ...rng import combine_int
 from . import cpu
+from .choice import SplitRows, checked_split
 from .cpu import Workspace
+from .edge_types import Relation, join_edges
+from .rows import SampledRows, SampleOptions
+from .trees import Trees
 
-
-class SplitRows(NamedTuple):
-    """The rows of a CSC, neighbours in a set Q before the others; both groups keep their order.
-
-    Attributes:
-        indices: (num_edges,) as `csc.indices`, row v at its old place.
-        num_inside: (num_rows,) int32, neighbours of each row that are in Q.
-        position: (num_edges,) int32, where in its row each edge was; None where edge positions are not needed.
-    """
-
-    indices: np.ndarray
-    num_inside: np.ndarray
-    position: np.ndarray | None = None
-
-
-def split_rows(csc: CSC, inside: np.ndarray, with_position: bool = False) -> SplitRows:
-    """Split the rows of a graph in memory.
-
-    Args:
-        csc: the graph.
-        inside: (num_nodes,) bool, the set Q.
-        with_position: also keep where each edge was.
-
-    Cost: two passes over the edges, about 5 ns each; 4 bytes an edge and a node, 4 bytes an edge more with positions.
-    """
-    indices = np.empty(csc.num_edges, csc.indices.dtype)
-    position = np.empty(csc.num_edges if with_position else 0, np.int32)
-    num_inside = np.empty(csc.num_rows, np.int32)
-    split_range(csc.indptr, csc.indices, inside, 0, csc.num_rows, 0, indices, position, num_inside)
-    return SplitRows(indices, num_inside, position if with_position else None)
-
-
-@kernel
-def split_range(indptr, indices, inside, begin, end, base, out_indices, out_position, out_inside):
-    """Split the rows begin..end-1 of a CSC; edge e goes to e - base of the outputs, row v to v - begin.
-
-    Args:
-        out_indices, out_position, out_inside: filled; one of length 0 is left out.
-    """
-    for node in range(begin, end):
-        first, last = indptr[node], indptr[node + 1]
-        count = 0
-        for edge in range(first, last):
-            count += inside[indices[edge]]
-        preferred = first - base
-        other = preferred + count
-        if len(out_inside):
-            out_inside[node - begin] = count
-        for edge in range(first, last):
-            source = indices[edge]
-            take = inside[source]
-            to = preferred if take else other
-            preferred += take
-            other += not take
-            if len(out_indices):
-                out_indices[to] = source
-            if len(out_position):
-                out_position[to] = edge - first
+Allocate = Callable[[tuple[int, ...], type], np.ndarray]
+_NUMBERS = (int, float, np.number)
+_NO_SEEDS = np.empty(0, np.int64)
 
 
 class SampledNeighbors(NamedTuple):
@@ -82,8 +29,11 @@ class SampledNeighbors(NamedTuple):
         e_id: (num_edges,) int64 positions in `csc.indices`, or None.
         num_sampled_nodes: seeds, then new nodes of each hop.
         num_sampled_edges: edges of each hop.
-        edge_weight: (num_edges,) float32, 1 / (length of the row * probability of the edge), or None without a
-            preference.
+        edge_weight: (num_edges,) float32, None where it was not asked for. With a preference 1 / (length of the row *
+            probability of the edge). Otherwise edges that could be sampled over edges sampled from the row; sampled by
+            weight: the mean over the samples of the row's sum of weights, over the edge's weight.
+        seed_of: (num_nodes,) int64 seed that a node was found for, in disjoint trees; else None.
+        edge_type: (num_edges,) int64 `number` of the edge type of each edge, where that was asked for; else None.
     """
 
     n_id: np.ndarray
@@ -93,24 +43,45 @@ class SampledNeighbors(NamedTuple):
     num_sampled_nodes: list[int]
     num_sampled_edges: list[int]
     edge_weight: np.ndarray | None = None
+    seed_of: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
-def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+def check_fanouts(fanouts: Sequence[int], name: str = "fanouts", least: int = 1) -> tuple[int, ...]:
     """Return the fan-outs as a tuple of ints.
 
+    Args:
+        fanouts: A number for each hop, -1 for all neighbours.
+        name: What the argument is called.
+        least: The smallest number.
+
     Raises:
-        ValueError: none given, or one is 0, below -1 or not an integer.
+        ValueError: none given, or one is not an integer, is below `least` and not -1.
     """
-    if isinstance(fanouts, str) or not isinstance(fanouts, Iterable):
-        raise ValueError(f"fanouts must be a list of integers like [15, 10, 5], got {fanouts!r}")
+    if not isinstance(fanouts, list | tuple) and (isinstance(fanouts, str) or not isinstance(fanouts, Iterable)):
+        raise ValueError(f"{name} must be a list with a fan-out for each hop, like [15, 10, 5], got {fanouts!r}")
     fanouts = tuple(fanouts)
     if not fanouts:
-        raise ValueError("fanouts must name at least one hop, got []")
+        raise ValueError(f"{name} must name at least one hop, got []")
     for hop, fanout in enumerate(fanouts):
-        known = isinstance(fanout, int | float | np.number) and not isinstance(fanout, bool)
-        if not known or fanout != fanout // 1 or fanout == 0 or fanout < -1:
-            raise ValueError(f"fanouts[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout}")
+        known = isinstance(fanout, _NUMBERS) and not isinstance(fanout, bool)
+        if not known or fanout != fanout // 1 or not (fanout >= least or fanout == -1):
+            raise ValueError(f"{name}[{hop}] must be an integer >= {least}, or -1 for all neighbours, got {fanout}")
     return tuple(int(fanout) for fanout in fanouts)
+
+
+def check_seeds(seeds: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return seeds as a contiguous array of integers.
+
+    Raises:
+        ValueError: they are not one-dimensional integers in [0, num_rows).
+    """
+    seeds = np.ascontiguousarray(seeds)
+    if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
+        raise ValueError(f"seeds must be one-dimensional integers, got {seeds.dtype} of shape {seeds.shape}")
+    if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
+        raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
+    return seeds if len(seeds) else seeds.astype(np.int64)
 
 
 def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
@@ -119,99 +90,97 @@ def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
     Raises:
         ValueError: they are not distinct integers in [0, num_rows); the workspace is free then.
     """
-    seeds = np.ascontiguousarray(seeds)
-    if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
-        raise ValueError(f"seeds must be one-dimensional integers, got {seeds.dtype} of shape {seeds.shape}")
-    if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
-        raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
+    seeds = check_seeds(seeds, num_rows)
     space.reserve("indptr", 1)[0] = 0
-    count = space.place(seeds if len(seeds) else seeds.astype(np.int64))
+    count = space.place(seeds)
     if count != len(seeds):
         space.finish(count)
-        raise ValueError(f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}")
+        raise ValueError(
+            f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}: give each once, or pass "
+            "disjoint=True to a sampler that has it"
+        )
     return count
 
 
-def fold_hop(key: int, hop: int) -> np.uint64:
-    """Return the key of one hop: combine(key, hop)."""
-    return np.uint64(combine_int(key, hop))
-
-
-def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence[SplitRows] | None:
-    """Return the split rows of each hop, or None where nothing is preferred; see `sample_neighbors`."""
-    if not (math.isfinite(scale) and scale >= 1):
-        raise ValueError(f"scale must be >= 1 and finite, got {scale}")
-    if split is None or scale == 1:
-        return None
-    if replace:
-        raise ValueError("a preference needs samples without replacement: use replace=False, or scale=1")
-    if len(split) != num_hops:
-        raise ValueError(f"split must have rows for each of {num_hops} hops, got {len(split)}")
-    for rows in split:
-        shapes = (len(rows.indices), len(rows.num_inside), rows.indices.dtype)
-        if shapes != (csc.num_edges, csc.num_rows, csc.indices.dtype):
-            raise ValueError(
-                f"split rows are of {shapes[1]} rows and {shapes[0]} edges of {shapes[2]}, the graph has "
-                f"{csc.num_rows} and {csc.num_edges} of {csc.indices.dtype}"
-            )
-        if return_e_id and rows.position is None:
-            raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
-    return split
-
-
 class HopSampling:
-    """`sample_neighbors` in steps: `sample` once a hop, then `collect`; arguments and errors are its own.
+    """Samples of a batch in steps: `sample` once a hop, then `collect`.
 
-    The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread;
+    A hop samples the rows of all nodes that the last one found, edge type by edge type; what decides beside chance
+    (time, weight, a preference) is asked of each edge type, and costs nothing where it has none.
+    Every choice is a hash of (key, edge type, hop, node, sample), and of the seed in disjoint trees. A row of no more
+    edges than the fan-out is taken whole, in its order.
+
+    The workspaces belong to the batch until `collect` or `abandon`. Hops come one after the other, from any thread;
     one may be sampled by several threads side by side, by `sample_chunk` and `relabel` instead of `sample`. Between
     hops the rows of the next one are looked up already, so that `num_neighbors` costs nothing.
+
+    Args:
+        relations: What is sampled, in this order.
+        seeds: Node types, each once, with (num_seeds,) ids; distinct unless disjoint, when they are numbered in this
+            order.
+        fanouts: By edge type, edges a row for each hop, -1 for all, 0 for none.
+        key: uint64.
+        spaces: By node type, a workspace that fits it.
+        options: How edges are sampled.
+        split: For each hop rows of the one edge type with preferred neighbours first; see `sample_neighbors`.
+        times: (num_seeds,) int64 time of each seed, all in one; later edges are not sampled. Only in disjoint trees.
+        type_of: Gives (num,) int64 node types of ids, where `rows_of` of an edge type names one; without it rows of
+            all nodes are read, and the result is the same.
+
+    Raises:
+        ValueError: seeds that are out of range or repeated, a workspace or `split` that does not fit; while sampling, a
+            weight below 0 in a row that is sampled from.
+
+    Cost: O(sampled edges + nodes), and a few microseconds a hop and edge type; of a row that is sampled by weight all
+        weights are read, and of one that holds several edge types the edge type of every edge.
+    Source: order of nodes and edges as `neighbor_sample` and `hetero_neighbor_sample` of pyg-lib have it.
     """
 
     def __init__(
         self,
-        csc: CSC,
-        seeds: np.ndarray,
-        fanouts: Sequence[int],
+        relations: Sequence[Relation],
+        seeds: Sequence[tuple[int, np.ndarray]],
+        fanouts: Sequence[Sequence[int]],
         key: int,
+        spaces: Sequence[Workspace],
+        options: SampleOptions = SampleOptions(),  # noqa: B008 - a value
         *,
-        workspace: Workspace,
-        replace: bool = False,
-        return_e_id: bool = False,
         split: Sequence[SplitRows] | None = None,
-        scale: float = 1.0,
+        times: np.ndarray | None = None,
+        type_of: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
-        self.fanouts = check_fanouts(fanouts)
-        self._csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
-        self._split = checked_split(split, scale, self._csc, len(self.fanouts), replace, return_e_id)
-        self._key, self._replace, self._scale, self._return_e_id = key, replace, float(scale), return_e_id
-        self._space = workspace
-        if not workspace.fits(csc.num_rows, self._csc.indices.dtype):
-            raise ValueError(
-                f"workspace is for {workspace.num_nodes} nodes of {workspace.id_dtype}, the graph has {csc.num_rows} "
-                f"of {self._csc.indices.dtype}"
-            )
-        self._count = place_seeds(workspace, seeds, csc.num_rows)
-        self._nodes, self._edges = [self._count], []
-        self._begin, self._first = 0, 0  # targets and edges of the hop to come
-        self._or_freed(self._look_up)
-
-    @property
-    def hop(self) -> int:
-        """Hops sampled so far."""
-        return len(self._edges)
+        self.num_hops, self.hop, self.times = len(fanouts[0]) if len(fanouts) else 0, 0, times
+        self._options, self._spaces, self._type_of = options, spaces, type_of
+        if split is not None or options.scale != 1:
+            csc = CSC(relations[0].indptr, relations[0].indices)
+            split = checked_split(split, options.scale, csc, self.num_hops, options.replace, options.return_e_id)
+        self._with_weight = split is not None or options.with_weight
+        self._rows = []
+        for number, relation in enumerate(relations):
+            own_key = combine_int(key, number) if number else key
+            source, targets = spaces[relation.source], spaces[relation.target]
+            _check_workspace(relation, source, targets)
+            memory = source.of_relation(number)
+            self._rows.append(SampledRows(relation, fanouts[number], own_key, memory, targets, options, times, split))
+        self._trees = [Trees(space) for space in spaces] if options.disjoint else None
+        self._count, self._begin = [0] * len(spaces), [0] * len(spaces)  # nodes so far, and before the last hop
+        self._or_freed(self._place, seeds)
+        self._nodes = [[count] for count in self._count]
+        if self.num_hops:
+            self._or_freed(self._look_up)
 
     @property
     def num_neighbors(self) -> int:
         """Neighbours that the targets of the next hop have in all, sampled or not; 0 after the last hop."""
-        return 0 if self.hop == len(self.fanouts) else int(self._rows()[1].sum())
+        return 0 if self.hop == self.num_hops else sum(rows.num_neighbors for rows in self._rows)
 
     @property
     def newest(self) -> np.ndarray:
-        """(num_new,) ids found at the last hop, at first the seeds: a view that holds until `collect`."""
-        return self._space.node[self._count - self._nodes[-1] : self._count]
+        """(num_new,) ids of the first node type found at the last hop, at first its seeds: a view until `collect`."""
+        return self._spaces[0].node[self._count[0] - self._nodes[0][-1] : self._count[0]]
 
     def sample(self) -> None:
-        """Sample the next hop; where that fails (no memory), the workspace is free again."""
+        """Sample the next hop; where that fails (no memory), the workspaces are free again."""
         self._or_freed(self._sample)
 
     def sample_chunk(self, chunk: int, num_chunks: int) -> None:
@@ -221,117 +190,128 @@ class HopSampling:
             chunk: Index of the chunk, in [0, num_chunks).
             num_chunks: Number of chunks that share the samples about evenly; a row is never split.
         """
-        space, end = self._space, self._count
-        edges = space.indptr[self._begin : end + 1]
-        cuts = [self._first + (int(edges[-1]) - self._first) * number // num_chunks for number in (chunk, chunk + 1)]
-        begin, stop = (self._begin + int(place) for place in np.searchsorted(edges, cuts))
-        neighbor = space.neighbor[int(space.indptr[begin]) - self._first :]
-        taken = np.zeros_like(space.taken)  # the others' chunks have theirs
-        self._sample_rows(fold_hop(self._key, self.hop), begin, stop, neighbor, taken)
+        for rows in self._rows:
+            self._sample_rows(rows, *rows.chunk(chunk, num_chunks))
 
     def relabel(self) -> None:
         """Number the nodes that all chunks of `sample_chunk` found: the hop is sampled then; errors as of `sample`."""
         self._or_freed(self._relabel)
 
-    def _sample(self) -> None:
-        end = self._count
-        self._sample_hop(fold_hop(self._key, self.hop), end, int(self._space.indptr[end]), self._space.neighbor)
-        self._relabel()
+    def collect(self, allocate: Allocate = np.empty, with_edge_type: bool = False) -> SampledNeighbors:
+        """Copy a batch of one node type out of the workspace, which is free then; called once, after the last hop.
 
-    def _relabel(self) -> None:
-        space, end, first = self._space, self._count, self._first
-        last = int(space.indptr[end])
-        local = space.reserve("local", last, keep=first)
-        node = space.reserve("node", min(end + last - first, space.num_nodes) + 1, keep=end)
-        self._count = cpu.relabel_hop(space.neighbor, first, last, space.base, space.label, node, end, local)
-        self._nodes.append(self._count - end)
-        self._edges.append(last - first)
-        self._begin, self._first = end, last
-        if self.hop < len(self.fanouts):
-            self._look_up()
-
-    def _sample_hop(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        """Sample for the targets up to `end`: neighbours from the front of `neighbor`, their edges up to edge[last]."""
-        self._sample_rows(hop_key, self._begin, end, neighbor, self._space.taken)
-
-    def _sample_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Sample for the targets begin..end-1, which have `neighbor` from its front on."""
-        space, indptr, edge = self._space, self._space.indptr, self._space.edge
-        row_start, row_degree = (rows[begin - self._begin :] for rows in self._rows())
-        first, last = int(indptr[begin]), int(indptr[end])
-        if self._split is None:
-            cpu.pick_hop(
-                hop_key, space.node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree, indptr,
-                taken, edge,
-            )  # fmt: skip
-            cpu.read_hop(self._csc.indices, edge, first, last, neighbor)
-            return
-        split = self._split[self.hop]
-        cpu.pick_split_hop(
-            hop_key, space.node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, taken, edge,
-            space.weight,
-        )  # fmt: skip
-        cpu.read_hop(split.indices, edge, first, last, neighbor)
-        if self._return_e_id:
-            cpu.unsplit_hop(split.position, row_start, indptr, begin, end, edge)
-
-    def _or_freed(self, step: Callable[[], None]) -> None:
+        Edges come by target, then by edge type.
+        """
         try:
-            step()
-        except BaseException:
-            self._space.finish(self._space.num_nodes)  # all labels that it gave are old now
-            raise
-
-    def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
-        """Copy the batch out of the workspace, which is free then; called once, after the last hop."""
-        try:
-            return self._copy(allocate)
+            n_id = allocate((self._count[0],), np.int64)
+            n_id[:] = self._spaces[0].node[: self._count[0]]
+            numbers = [rows.relation.number for rows in self._rows] if with_edge_type else None
+            wanted = self._options.return_e_id, self._with_weight, numbers
+            edge_index, indptr, e_id, weight, edge_type = join_edges(
+                [rows.edges() for rows in self._rows], self._begin[0], *wanted, allocate
+            )
+            sizes = [rows.sizes for rows in self._rows]
+            sizes = sizes[0] if len(sizes) == 1 else [sum(hop) for hop in zip(*sizes, strict=True)]
+            owner = self._owners[0] if self._trees else None
+            return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes[0], sizes, weight, owner, edge_type)
         finally:
             self.abandon()
 
-    def _copy(self, allocate) -> SampledNeighbors:
-        space, num_targets, num_edges = self._space, self._begin, self._first
-        n_id = allocate((self._count,), np.int64)
-        n_id[:] = space.node[: self._count]
-        indptr = allocate((num_targets + 1,), np.int64)
-        indptr[:] = space.indptr[: num_targets + 1]
-        edge_index = allocate((2, num_edges), np.int64)
-        cpu.emit_edges(space.local, indptr, edge_index)
-        e_id = None
-        if self._return_e_id:
-            e_id = allocate((num_edges,), np.int64)
-            e_id[:] = space.edge[:num_edges]
-        edge_weight = None
-        if self._split is not None:
-            edge_weight = allocate((num_edges,), np.float32)
-            edge_weight[:] = space.weight[:num_edges]
-        return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._edges, edge_weight)
+    def collect_by_type(self) -> SampledNeighbors:
+        """As `collect`, of several node types: each attribute is a list, by node type or by edge type; no weights."""
+        try:
+            n_id = [space.node[:count].astype(np.int64) for space, count in zip(self._spaces, self._count, strict=True)]
+            edges = [
+                join_edges([rows.edges()], self._begin[rows.relation.target], True, False, None, np.empty)
+                for rows in self._rows
+            ]
+            edge_index, indptr, e_id = ([one[part] for one in edges] for part in range(3))
+            sizes, owners = [rows.sizes for rows in self._rows], self._owners if self._trees else None
+            return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, sizes, seed_of=owners)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
-        """Release the workspace without a result; not while a hop is being sampled."""
-        self._space.finish(self._count)
+        """Release the workspaces without a result; not while a hop is being sampled."""
+        if self._trees is None:
+            for number, space in enumerate(self._spaces):
+                space.finish(self._count[number])
 
-    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        targets = self._count - self._begin
-        return self._space.row_start[:targets], self._space.row_degree[:targets]
+    @property
+    def _owners(self) -> list[np.ndarray]:
+        return [space.owner[:count].astype(np.int64) for space, count in zip(self._spaces, self._count, strict=True)]
+
+    def _or_freed(self, step: Callable[..., None], *arguments) -> None:
+        try:
+            step(*arguments)
+        except BaseException:
+            for space in self._spaces:
+                space.finish(space.num_nodes)  # all labels that it gave are old now
+            raise
+
+    def _place(self, seeds: Sequence[tuple[int, np.ndarray]]) -> None:
+        num_rows, given, first = [space.num_nodes for space in self._spaces], dict(seeds), 0
+        for rows in self._rows:
+            num_rows[rows.relation.target] = len(rows.relation.indptr) - 1
+        if self._trees is None:
+            for node_type, space in enumerate(self._spaces):
+                self._count[node_type] = place_seeds(space, given.get(node_type, _NO_SEEDS), num_rows[node_type])
+            return
+        for node_type, ids in given.items():
+            space = self._spaces[node_type]
+            ids = check_seeds(ids, num_rows[node_type]).astype(space.id_dtype)
+            owner, local = np.arange(first, first + len(ids), dtype=np.int32), np.empty(len(ids), np.int32)
+            self._count[node_type] = self._trees[node_type].find(ids, owner, 0, local)
+            first += len(ids)
 
     def _look_up(self) -> None:
-        """Look up the rows of the targets of the next hop, and make space for their samples."""
-        space, begin, end = self._space, self._begin, self._count
-        row_start, row_degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
-        indptr = space.reserve("indptr", end + 1, keep=begin + 1)
-        largest = cpu.count_hop(
-            self._csc.indptr, space.node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree,
-            indptr,
-        )  # fmt: skip
-        words = (largest >> 6) + 1
-        if len(space.taken) < words:
-            space.taken = np.zeros(words + words // 4, np.uint64)
-        last = int(indptr[end])
-        space.reserve("edge", last, keep=self._first)
-        space.reserve("neighbor", last - self._first)
-        if self._split is not None:
-            space.reserve("weight", last, keep=self._first)
+        """Look up the rows of the targets of the next hop."""
+        node_types = None
+        if self._type_of is not None:
+            node_types = self._type_of(self._spaces[0].node[self._begin[0] : self._count[0]])
+        for rows in self._rows:
+            target = rows.relation.target
+            rows.look_up(self.hop, self._begin[target], self._count[target], node_types)
+
+    def _sample(self) -> None:
+        for rows in self._rows:
+            self._sample_rows(rows, rows.begin, rows.end, rows.space.neighbor, rows.space.taken)
+        self._relabel()
+
+    def _sample_rows(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        rows.sample(begin, end, neighbor, taken)
+
+    def _relabel(self) -> None:
+        ends = list(self._count)
+        for rows in self._rows:
+            space, source, first, last = rows.space, rows.relation.source, rows.first, rows.last
+            known, count = self._spaces[source], self._count[source]
+            local = space.reserve("local", last, keep=first)
+            if self._trees is None:
+                node = known.reserve("node", min(count + last - first, known.num_nodes) + 1, keep=count)
+                self._count[source] = cpu.relabel_hop(
+                    space.neighbor, first, last, known.base, known.label, node, count, local
+                )
+            else:
+                num = np.diff(space.indptr[rows.begin : rows.end + 1])
+                owner = np.repeat(rows.targets.owner[rows.begin : rows.end], num)
+                found = space.neighbor[: last - first], owner, count, local[first:last]
+                self._count[source] = self._trees[source].find(*found)
+            rows.add()
+        for number, counts in enumerate(self._nodes):
+            counts.append(self._count[number] - ends[number])
+        self._begin = ends
+        self.hop += 1
+        if self.hop < self.num_hops:
+            self._look_up()
+
+
+def _check_workspace(relation: Relation, source: Workspace, targets: Workspace) -> None:
+    num_rows, dtype = len(relation.indptr) - 1, relation.indices.dtype
+    if num_rows > targets.num_nodes or source.id_dtype != dtype:
+        raise ValueError(
+            f"workspace is for {targets.num_nodes} nodes of {source.id_dtype}, the graph has {num_rows} of {dtype}"
+        )
 
 
 def sample_hops(
@@ -339,15 +319,16 @@ def sample_hops(
     seeds: np.ndarray,
     fanouts: Sequence[int],
     key: int,
+    options: SampleOptions,
     *,
     workspace: Workspace | None = None,
-    allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
-    **options,
+    allocate: Allocate = np.empty,
+    split: Sequence[SplitRows] | None = None,
 ) -> SampledNeighbors:
-    """Sample all hops of arrays on the CPU; arguments as for `sample_neighbors`, options those of `HopSampling`."""
-    hops = HopSampling(
-        csc, seeds, fanouts, key, workspace=workspace or Workspace(csc.num_rows, csc.indices.dtype), **options
-    )
-    for _ in hops.fanouts:
+    """Sample all hops of arrays on the CPU; arguments as for `sample_neighbors`."""
+    relation = Relation.of(csc)
+    space = workspace or Workspace(csc.num_rows, relation.indices.dtype)
+    hops = HopSampling([relation], [(0, seeds)], [check_fanouts(fanouts)], key, [space], options, split=split)
+    for _ in range(hops.num_hops):
         hops.sample()
     return hops.collect(allocate)

@@ -6,19 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from ...graph import CSC
+from .choice import SplitRows
 from .cpu import Workspace
 from .device import sample_tensors
-from .hops import HopSampling, SampledNeighbors, SplitRows, check_fanouts, checked_split, fold_hop, sample_hops
-
-__all__ = [
-    "HopSampling",
-    "SampledNeighbors",
-    "Workspace",
-    "check_fanouts",
-    "checked_split",
-    "fold_hop",
-    "sample_neighbors",
-]
+from .hops import SampledNeighbors, sample_hops
+from .rows import SampleOptions
 
 
 def sample_neighbors(
@@ -75,7 +67,5 @@ def sample_neighbors(
             csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, split=split,
             scale=scale,
         )  # fmt: skip
-    return sample_hops(
-        csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, allocate=allocate,
-        split=split, scale=scale,
-    )  # fmt: skip
+    options = SampleOptions(replace, return_e_id, float(scale))
+    return sample_hops(csc, seeds, fanouts, key, options, workspace=workspace, allocate=allocate, split=split)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...rng import GOLDEN, combine_array, mix64_array
-from .op import SampledNeighbors, check_fanouts
+from .hops import SampledNeighbors, check_fanouts
 
 _WORD = 1 << 64
 
