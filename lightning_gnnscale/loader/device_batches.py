@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..events import clock
 from ..memory import format_bytes
 from .buffer_pool import rounded_capacity
@@ -154,7 +154,7 @@ class DeviceBatches:
     def _sent(self, batch: Any) -> tuple[Any, Any]:
         """Begin to move a batch; return it as it will be on the device, and the event of its arrival."""
         with clock.doing("transfer"):
-            arrays = [tensor for tensor in tensors_of(batch) if tensor.device != self.device]
+            arrays = [tensor for tensor in tensors_of(batch) if self._is_packed(tensor)]
             offsets, size = _offsets(arrays)
             block = self._block(size)
             for array, offset in zip(arrays, offsets, strict=True):
@@ -164,9 +164,15 @@ class DeviceBatches:
                     there = self._stream.send(block[:size])
                     self._copying.append((self._stream.mark(), block))
                     places = iter(zip(arrays, offsets, strict=True))
-                    moved = batch.apply(
-                        lambda tensor: tensor if tensor.device == self.device else _view(there, *next(places))
-                    )
+
+                    def place(value: Any) -> Any:
+                        if self._is_packed(value):
+                            return _view(there, *next(places))
+                        return (
+                            value.to(self.device) if isinstance(value, Tensor) else value
+                        )  # sparse, learned, or there
+
+                    moved = batch.apply(place)
                     if self._fill is not None:
                         self._fill(moved, batch.n_id)
                     return moved, self._stream.mark()
@@ -175,6 +181,11 @@ class DeviceBatches:
                     f"{self.device} has no memory for {self.ahead} batches of {format_bytes(size)} ahead: say "
                     "device_batches=1 or 0 to the DataModule, or a smaller batch_size"
                 ) from None
+
+    def _is_packed(self, value: Any) -> bool:
+        if not isinstance(value, Tensor) or value.device == self.device:
+            return False
+        return value.layout == torch.strided and not value.requires_grad
 
     def _block(self, size: int) -> Tensor:
         """Return a pinned block of at least so many bytes whose last copy is done."""
@@ -195,13 +206,32 @@ class DeviceBatches:
             ) from None
 
 
+def gpu_of(device: Any) -> torch.device | None:
+    """Return a GPU by its number, or None for the CPU.
+
+    Raises:
+        ValueError: it is no device, or none that is there.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'device must be "cpu", "cuda" or one GPU like "cuda:0", got {short(device)}') from None
+    if found.type == "cpu":
+        return None
+    count = torch.cuda.device_count()
+    if found.type != "cuda" or (found.index or 0) >= count:
+        raise ValueError(f"device must be one of this machine's {count} GPUs, or cpu, got {short(str(device))}")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
 def tensors_of(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch in the order of `MiniBatch.apply`."""
+    """Return the tensors of a batch in the order of its `apply`; PyG's applies to other values, too."""
     found: list[Tensor] = []
 
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
+    def note(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            found.append(value)
+        return value
 
     batch.apply(note)
     return found

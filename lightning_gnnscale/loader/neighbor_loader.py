@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..sampler.neighbor import SUBGRAPH_TYPES
 from ..triton_kernels.sample_neighbors import check_fanouts
 from ..values import as_array, exact_integers, exact_times
 from .data_batch import DataBatchMaker, SampledBatchMaker, check_data, check_layouts, compress
+from .device_batches import DeviceBatches, gpu_of
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
 from .staged_part import StagedPart
@@ -202,10 +204,14 @@ class SeedLoader(PartLoader):
         csc: Its rows are as many as there may be seeds.
         maker, sampler: Make the batches, and hand out the seeds.
         rank, world_size, transform: See `NeighborLoader`.
+        device: See `NeighborLoader`.
         options: Those of `LoaderOptions`.
     """
 
-    def __init__(self, data, seeds: np.ndarray, csc: CSC, maker, sampler, rank, world_size, transform, **options):
+    def __init__(
+        self, data, seeds: np.ndarray, csc: CSC, maker, sampler, rank, world_size, transform, device=None, **options
+    ):
+        on = None if device is None else gpu_of(device)
         self.data, self.transform = data, transform
         self.rank, self.world_size = 0 if rank is None else rank, world_size
         if (rank is None) != (world_size is None) and world_size != 1:
@@ -225,6 +231,8 @@ class SeedLoader(PartLoader):
             LoaderOptions(**options),
             maker=maker,
         )
+        if on is not None:
+            self.send_to(DeviceBatches(on))
 
     def _sample_by_data(self, loader: str, sampler, rank, world_size, transform, own: dict, **inputs) -> None:
         """Begin with one of PyG's loaders over a `DataSampler`'s samples.
@@ -303,9 +311,17 @@ class SeedLoader(PartLoader):
         if self._advance:
             super().set_epoch(self.epoch + 1)
         self._advance = True
-        for batch in super().__iter__():
-            yield batch if self.transform is None else self.transform(batch)
-            del batch
+        yield from super().__iter__()
+
+    def _made(self, start: int) -> Iterator:
+        batches = super()._made(start)
+        return batches if self.transform is None else self._transformed(batches)
+
+    def _transformed(self, batches: Iterator) -> Iterator:
+        with closing(batches):
+            for batch in batches:
+                yield self.transform(batch)
+                del batch
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -354,7 +370,9 @@ class NeighborLoader(SeedLoader):
             number; None: one process alone.
         options: drop_last, whether a short last batch is left out (False); seed, of the order of the seeds and of the
             samples (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
-            the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
+            the calling thread), or num_workers, PyG's name for them (nothing is copied between threads); device, a
+            GPU that batches are copied to ahead of their use, through pinned memory and beside training, after
+            `transform`, which sees them on the CPU (None: they stay there). Other
             arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
             `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
             edges with their times: no neighbour is later than the seed, or than its input_time,
@@ -497,7 +515,7 @@ class LinkNeighborLoader(SeedLoader):
 
 def _own_options(options: dict, batch_size: int, shuffle: bool) -> dict:
     """Take the arguments of order and threads out of a loader's further arguments, and return them."""
-    own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
+    own = {name: options.pop(name) for name in ("seed", "drop_last", "device") if name in options}
     check_flags(shuffle=shuffle, drop_last=own.get("drop_last", False))
     own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
     return own | {"batch_size": batch_size, "shuffle": shuffle}

@@ -368,11 +368,15 @@ class PartLoader:
             self._source = self._new_source()
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
+        made = self._made(start)
+        return made if self._device is None else self._device.moved(made)
+
+    def _made(self, start: int) -> Iterator[MiniBatch]:
+        """Yield the batches from a place on, where they are made."""
         self._keep()
         chunks = self._filled(self._ahead(start * self.chunks))
         mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
-        whole = self._with_columns(mixed) if self._columns else mixed
-        return whole if self._device is None else self._device.moved(whole)
+        return self._with_columns(mixed) if self._columns else mixed
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Read the further columns of batches where they arrive: their makers need not have them."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from loader.test_part_loader import all_contents, contents, make_loader
+from torch_geometric.data import Data, HeteroData
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
@@ -265,6 +266,39 @@ def test_a_datamodule_sends_its_training_batches_to_a_gpu(tmp_path, monkeypatch,
     assert all_contents(loader) == plain
     dm.trainer = None
     dm.teardown("fit")
+
+
+@pytest.mark.parametrize("node_types", [1, 2])
+def test_a_loader_of_pyg_sends_its_batches_after_their_transform(monkeypatch, node_types):
+    monkeypatch.setattr(device_batches, "CopyStream", lambda device: LateStream())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    edges, x = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]), torch.arange(10.0).view(5, 2)
+    if node_types == 1:
+        data, fanouts, seeds = Data(x, edges), [2, 2], None
+    else:
+        data = HeteroData({"a": {"x": x}, "b": {"x": -x}, ("a", "to", "b"): {"edge_index": edges}})
+        fanouts, seeds = [2], "b"
+
+    def transform(batch):
+        batch.seen = torch.ones(1)
+        return batch
+
+    def batches(**options) -> list[dict]:
+        loader = gs.NeighborLoader(data, fanouts, seeds, batch_size=2, transform=transform, **options)
+        assert (loader._device is not None) == ("device" in options)
+        return [batch.to_dict() for batch in loader]
+
+    for one, other in zip(batches(device="cuda:0"), batches(), strict=True):
+        assert str(one) == str(other) and "seen" in str(one)
+
+
+@pytest.mark.parametrize(("device", "told"), [("gpu", "device cpu cuda:0 gpu"), ("cuda:3", "device 1 GPUs cpu cuda:3")])
+def test_a_device_that_is_not_there(monkeypatch, device, told):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    data = Data(torch.zeros(2, 1), torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match=said(told)):
+        gs.NeighborLoader(data, [1], device=device)
+    assert gs.NeighborLoader(data, [1], device="cpu")._device is None
 
 
 def test_batches_ahead_on_a_device_are_a_count(tmp_path):
