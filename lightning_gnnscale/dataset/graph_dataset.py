@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +14,17 @@ from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..errors import check_integer, check_mapping, short
 from ..foreign import has_all, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
-from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
-from ..partition_store.inputs import (
-    check_storage,
-    checked_name,
-    feature_bytes,
-    load_features,
-    masks_by_name,
-    named_file,
-    opened,
-)
-from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, of_tensor, same_clock
+from .columns import CSRArrays, checked_name, load_features, masks_by_name, named_file, opened
+from .feature_storage import (
+    check_storage,
+    dense_batch_row_bytes,
+    feature_bytes,
+    row_code,
+    sparse_batch_row_bytes,
+)
+from .value_checks import UNKNOWN, blocks, check_label_values
 
 LINK_SPLITS = ("val", "test")
 SPARSE_LABELS = 100  # labels this many times above the number of distinct ones are taken for a mistake
@@ -119,22 +117,6 @@ def checked_targets(labels: np.ndarray) -> np.ndarray:
     if not np.isfinite(labels).any():
         raise ValueError("labels: no node has one, all are NaN; training needs some")
     return labels
-
-
-class CSRArrays(NamedTuple):
-    """Sparse node features, one row a node.
-
-    Attributes:
-        indptr: (num_nodes + 1,) int64.
-        indices: (num_nonzeros,) int32, columns.
-        data: (num_nonzeros,) values, any real dtype.
-        shape: (num_nodes, dim).
-    """
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    data: np.ndarray
-    shape: tuple[int, int]
 
 
 @dataclass

@@ -15,11 +15,11 @@ from ..edge_stream.stream import EdgeStream
 from ..errors import check_integer, check_mapping, short
 from ..foreign import is_array, is_csr, is_sparse
 from ..graph import MASK_NAMES, GraphSchema
-from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times, of_tensor, same_clock
+from .columns import CSRArrays, load_features, masks_by_name, opened
 from .edge_types import column_of, header_of, numbered
-from .graph_dataset import CSRArrays, GraphDataset, as_mask
+from .graph_dataset import GraphDataset, as_mask
 from .split import random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes", "columns")

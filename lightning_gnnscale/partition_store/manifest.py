@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset.feature_storage import FEATURE_STORAGE, row_code
 from ..errors import PartitionStoreError, one_line_of
 from ..graph import GraphSchema, id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
-from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
 EDGE_FILES = {

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dataset.feature_storage import row_code
 from ..errors import PartitionStoreError
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
-from .features import Column, CSRFeatures, DenseFeatures, SparseRows, row_code
+from .features import Column, CSRFeatures, DenseFeatures, SparseRows
 from .halo import degree_dtype
 from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
