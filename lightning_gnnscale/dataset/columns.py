@@ -14,7 +14,7 @@ from ..edge_stream.options import split_columns, table_path
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_memmap
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
-from ..foreign import csr_of
+from ..foreign import csr_of, is_csr, is_sparse
 from ..graph import Batch
 from ..object_store import is_url, local_copy
 from ..values import exact_times, of_tensor, refuse_masked, refuse_outside
@@ -205,6 +205,48 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> CSRArrays:
     if source.data.dtype.kind not in "fiub" or source.data.dtype.itemsize > 8:
         raise ValueError(f"features: CSR values must be numbers of at most 8 bytes, got {source.data.dtype}")
     return source
+
+
+def read_rows(where: str, rows: Any) -> Any:
+    """Return features as a data set holds them: sparse ones as CSR, others as `read_values` gives them.
+
+    Args:
+        where: What they are of, for messages.
+        rows: (num_rows, dim), or a column of a file.
+
+    Raises:
+        ValueError: see `read_values`.
+    """
+    if is_sparse(rows):
+        return CSRArrays(*load_features(rows, rows.shape[0]))
+    if type(rows) is tuple and len(rows) == 4:
+        return CSRArrays(*rows)
+    if is_csr(rows):
+        return rows
+    found = read_values(where, rows)
+    return found[:, None] if isinstance(rows, str | os.PathLike) and np.ndim(found) == 1 else found
+
+
+def read_values(where: str, values: Any, keep_path: bool = True) -> Any:
+    """Return values of a column as an array, one a row.
+
+    Args:
+        where: What they are of, for messages.
+        values: An array, a tensor, a column, or the path of one.
+        keep_path: Whether a path of .npy stays a path, so that each process maps the file itself.
+
+    Raises:
+        ValueError: no such file, or nothing that numpy can hold.
+    """
+    if isinstance(values, str | os.PathLike):
+        if not named_file(values).is_file() and "://" not in str(values):
+            raise ValueError(f"{where}: no such file: {values}")
+        if keep_path and table_path(values) is None:
+            return values
+    try:
+        return np.asanyarray(of_tensor(opened(values)))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _without_edges(name: str, num_nodes: int, shape: tuple[int, ...]) -> str:
