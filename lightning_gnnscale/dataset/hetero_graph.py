@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..edge_stream.open import open_edge_stream
-from ..edge_stream.options import CHUNK_EDGES
+from ..edge_stream.options import CHUNK_EDGES, UnreadColumns
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_integer, check_mapping, short
@@ -410,18 +410,12 @@ def _told_for_types(relation: Any) -> Iterator[None]:
         yield
     read = relation.rpartition(":")[2] if isinstance(relation, str) else None
     for one in told:
-        where, unread, _ = f"{one.message}".partition(": not read with the edges")
-        if unread:
-            path, _, columns = where.rpartition(": ")
-            left = [column for column in columns.split(", ") if column != read]
-            if left:
-                warnings.warn(
-                    f"{path}: {', '.join(left)}: not read with the edges; an edge type takes such columns as relation, "
-                    f"time, weight, features or labels, as time: {path}:{left[0]}",
-                    stacklevel=4,
-                )
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        unread = one.message
+        if not isinstance(unread, UnreadColumns):
+            warnings.warn_explicit(unread, one.category, one.filename, one.lineno)
+        elif left := [column for column in unread.columns if column != read]:
+            remedy = "an edge type takes such columns as relation, time, weight, features or labels, as time: "
+            warnings.warn(UnreadColumns(unread.source, left, f"{remedy}{unread.source}:{left[0]}"), stacklevel=4)
 
 
 def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:
