@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from lightning_gnnscale.dataset.feature_storage import row_code
 from lightning_gnnscale.loader import BufferPool
-from lightning_gnnscale.partition_store.features import DenseFeatures, row_code, to_stored
+from lightning_gnnscale.partition_store.features import DenseFeatures, to_stored
 from lightning_gnnscale.placement import FeatureBuffer, FeatureCache, Placement, access_probability, place
 from lightning_gnnscale.placement.feature_buffer import TIERS
 from lightning_gnnscale.rng import batch_key, permutation

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_gnnscale.dataset import load_npz
-from lightning_gnnscale.dataset.graph_dataset import CSRArrays
+from lightning_gnnscale.dataset import CSRArrays, load_npz
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.staged_part import PartStager, node_values

@@ -19,7 +19,7 @@ from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from lightning_gnnscale.cli.compose import compose_config
-from lightning_gnnscale.dataset.graph_dataset import CSRArrays
+from lightning_gnnscale.dataset import CSRArrays
 from lightning_gnnscale.events import read_log
 from lightning_gnnscale.loader import NeighborLoader
 from lightning_gnnscale.partition_store.features import CSRFeatures

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_gnnscale.dataset import GraphDataset, generate, load_npz
-from lightning_gnnscale.dataset.npz import CSRArrays
+from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_npz
 
 SVD_ROUNDS = 4
 SVD_SPARE = 16  # columns beyond those that are kept: the last ones are inexact

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from lightning_gnnscale.dataset import HeteroGraph
+from lightning_gnnscale.dataset.feature_storage import row_code
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
 from lightning_gnnscale.partition_store import WholeGraph, write_partition_store
-from lightning_gnnscale.partition_store.features import DenseFeatures, row_code, to_stored
+from lightning_gnnscale.partition_store.features import DenseFeatures, to_stored
 from lightning_gnnscale.partition_store.part_graph import load_part_graph
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.placement import Placement

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.store_source import StoreMaking, StoreSource
+from lightning_gnnscale.partition_store import StoreMaking, StoreSource
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lightning_gnnscale"

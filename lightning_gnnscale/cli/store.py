@@ -21,16 +21,15 @@ from .. import events
 from ..errors import PartitionStoreError
 from ..memory import process_bytes
 from ..object_store import ObjectStore, check_storage_options, is_url
-from ..partition_store import PartitionStore, publish
+from ..partition_store import PartitionStore, StoreSource, publish
 from ..partition_store.composition import store_composition
 from ..partition_store.manifest import MANIFEST
+from ..partition_store.partitioner_identity import method_name
+from ..partition_store.store_source import refusal
 from ..planner import Plan
 from ..planner.search import PartRows
 from ..report.terminal import ProgressBars, print_summary, stage_rows
 from ..sampler.neighbor import hop_fanouts
-from ..store_source import StoreSource
-from ..store_source.partitioner_identity import method_name
-from ..store_source.source import refusal
 from .checks import check_settings, planned_devices
 from .errors import UsageError, show_warning
 from .ranks import own_start_method

@@ -25,11 +25,11 @@ from .. import events
 from ..across_ranks import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights, policy_of
+from ..dataset.value_checks import least_value
 from ..graph import GraphSchema
 from ..memory import format_bytes, process_bytes
 from ..model import Backbone
 from ..partition_store.composition import store_composition
-from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from ..traits import (

@@ -18,12 +18,12 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from ..across_ranks import failing_together, first_in_folder, rank, send_file
+from ..dataset.value_checks import UNKNOWN, blocks
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
 from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
-from ..partition_store.value_checks import UNKNOWN, blocks
 from ..sampler.locality import LocalityScale
 from ..traits import ANY, DataTraits, ModuleTraits
 

@@ -10,10 +10,9 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from ..errors import StrategyError
 from ..keywords import passes_on
-from ..partition_store import PartitionStore
+from ..partition_store import PartitionStore, StoreMaking, StoreSource
 from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
-from ..store_source import StoreMaking, StoreSource
 from ..traits import BackboneTraits, ModuleTraits, StrategyTraits
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, policy_of

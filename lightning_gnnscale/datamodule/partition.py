@@ -28,14 +28,13 @@ from ..loader import (
 from ..loader.device_batches import DeviceBatches
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
-from ..partition_store import PartitionStore
+from ..partition_store import PartitionStore, StoreMaking, StoreSource
 from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
-from ..store_source import StoreMaking, StoreSource
 from ..traits import ModuleTraits, SourceTraits
 from .evaluation import (
     EvaluationOptions,

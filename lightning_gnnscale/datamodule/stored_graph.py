@@ -23,11 +23,10 @@ from ..memory import format_bytes
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
-from ..partition_store import PartitionStore
+from ..partition_store import PartitionStore, StoreSource, partitioning_facts
 from ..partition_store.manifest import read_manifest
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
-from ..store_source import StoreSource, partitioning_facts
 from ..traits import ANY, BackboneTraits, ModuleTraits, StrategyTraits
 
 

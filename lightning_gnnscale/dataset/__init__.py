@@ -1,8 +1,9 @@
 """A graph with its features, labels and masks, in the order of its stream."""
 
+from .columns import CSRArrays
 from .files import load_files
 from .generated import generate, load_leaky_events, load_mag_shape
-from .graph_dataset import CSRArrays, GraphDataset
+from .graph_dataset import GraphDataset
 from .hetero_graph import HeteroGraph
 from .npz import load_npz
 from .ogb import load_ogb

@@ -16,7 +16,7 @@ from ..edge_stream.options import split_columns, table_path
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..keywords import passes_on
 from ..object_store import graph_name, is_url, local_copy
-from ..partition_store.inputs import masks_by_name, named_file
+from .columns import masks_by_name, named_file
 from .edge_types import column_of, header_of, numbered
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split

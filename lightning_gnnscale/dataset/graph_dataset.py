@@ -1,32 +1,28 @@
 """A graph with its features, labels and masks: what a run starts from."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..edge_stream import EdgeStream, NodeIds
-from ..edge_stream.options import table_path
 from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..errors import check_integer, check_mapping, short
-from ..foreign import has_all, is_csr, is_sparse
+from ..foreign import has_all, is_csr
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
-from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
-from ..partition_store.inputs import (
-    check_storage,
-    checked_name,
-    feature_bytes,
-    load_features,
-    masks_by_name,
-    named_file,
-    opened,
-)
-from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, of_tensor, same_clock
+from .columns import checked_name, masks_by_name, one_column, opened, read_rows, read_values
+from .feature_storage import (
+    check_storage,
+    dense_batch_row_bytes,
+    feature_bytes,
+    row_code,
+    sparse_batch_row_bytes,
+)
+from .value_checks import UNKNOWN, blocks, check_label_values
 
 LINK_SPLITS = ("val", "test")
 SPARSE_LABELS = 100  # labels this many times above the number of distinct ones are taken for a mistake
@@ -121,22 +117,6 @@ def checked_targets(labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-class CSRArrays(NamedTuple):
-    """Sparse node features, one row a node.
-
-    Attributes:
-        indptr: (num_nodes + 1,) int64.
-        indices: (num_nonzeros,) int32, columns.
-        data: (num_nonzeros,) values, any real dtype.
-        shape: (num_nodes, dim).
-    """
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    data: np.ndarray
-    shape: tuple[int, int]
-
-
 @dataclass
 class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
@@ -216,11 +196,7 @@ class GraphDataset:
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
-        if type(self.features) is tuple and len(self.features) == 4:
-            self.features = CSRArrays(*self.features)
-        self._take_rows()
-        if isinstance(self.features, Mapping):
-            self.features = {node_type: rows for node_type, rows in self.features.items() if rows is not None} or None
+        self._read_columns()
         for rows in self._tables():
             if len(rows.shape) != 2:
                 raise ValueError(f"features must have shape (num_nodes, dim), got {rows.shape}")
@@ -236,8 +212,7 @@ class GraphDataset:
             self.labels = checked_targets(np.asarray(self.labels))
             self.num_classes = self.labels.shape[1]
         elif self.labels is not None:
-            if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
-                self.labels = np.asarray(self.labels)[:, 0]
+            self.labels = one_column(self.labels)
             self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
 
     def _checked_links(self, split: str, links: Any) -> Any:
@@ -250,35 +225,24 @@ class GraphDataset:
             return links._replace(edges=edges)
         return links._replace(edges=edges, time=exact_times(f"links[{split!r}].time", links.time, "link"))
 
-    def _take_rows(self) -> None:
-        """Turn rows of all node types into arrays; features at a .npy path stay a path, opened by each process."""
+    def _read_columns(self) -> None:
+        """Turn columns into arrays; features at a .npy path stay a path, opened by each process."""
+        if isinstance(self.features, Mapping):
+            given = {node_type: rows for node_type, rows in self.features.items() if rows is not None}
+            self.features = {name: read_rows(f"nodes[{name!r}].features", rows) for name, rows in given.items()} or None
         for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
             rows = getattr(self, name)
-            if rows is None or is_csr(rows) or isinstance(rows, Mapping):
+            if rows is None or isinstance(rows, Mapping):
                 continue
-            if name == "features" and is_sparse(rows):
-                self.features = CSRArrays(*load_features(rows, rows.shape[0]))
-                continue
-            if isinstance(rows, str | os.PathLike):
-                if not named_file(rows).is_file() and "://" not in str(rows):
-                    raise ValueError(f"{name}: no such file: {rows}")
-                if name != "labels" and table_path(rows) is None:
-                    continue
-            try:
-                found = np.asanyarray(of_tensor(opened(rows)))
-                of_file = name in ("features", "edge_features") and isinstance(rows, str | os.PathLike)
-                setattr(self, name, found[:, None] if of_file and found.ndim == 1 else found)  # one column
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+            read = read_rows if name in ("features", "edge_features") else read_values
+            setattr(self, name, read_values(name, rows, keep_path=False) if name == "labels" else read(name, rows))
         same_clock({name: getattr(self, name) for name in ("node_time", "edge_time")})
         for name in ("node_time", "edge_time"):
             if isinstance(getattr(self, name), np.ndarray):
                 setattr(self, name, exact_times(name, getattr(self, name)))
 
     def _mask(self, name: str, mask: Any) -> np.ndarray:
-        if isinstance(mask, str | os.PathLike) and not named_file(mask).is_file() and "://" not in str(mask):
-            raise ValueError(f"masks[{name!r}]: no such file: {mask}")
-        mask = np.asarray(of_tensor(opened(mask)))
+        mask = np.asarray(read_values(f"masks[{name!r}]", mask, keep_path=False))
         if mask.dtype == bool or mask.dtype.kind not in "iu":
             return mask  # checked where the store is written
         rows = next((rows for rows in (self.labels, self.features) if rows is not None), None)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from ..edge_stream.open import open_edge_stream
-from ..edge_stream.options import CHUNK_EDGES, table_path
+from ..edge_stream.options import CHUNK_EDGES, UnreadColumns
 from ..edge_stream.relations import EdgesByType, HeteroStream, IdsByNodeType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_integer, check_mapping, short
-from ..foreign import is_array, is_csr, is_sparse
+from ..foreign import is_csr
 from ..graph import MASK_NAMES, GraphSchema
-from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
-from ..values import ALWAYS, as_array, exact_integers, exact_times, of_tensor, same_clock
+from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
+from .columns import load_features, masks_by_name, one_column, opened, read_rows, read_values
 from .edge_types import column_of, header_of, numbered
-from .graph_dataset import CSRArrays, GraphDataset, as_mask
+from .graph_dataset import GraphDataset, as_mask
 from .split import random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes", "columns")
@@ -181,7 +181,7 @@ class HeteroGraph:
         return GraphDataset(
             name=self.name,
             stream=stream,
-            features=self._features() or None,
+            features={node_type: given["features"] for node_type, given in self._node_types.items()},
             labels=labels,
             masks=masks,
             num_classes=self.num_classes,
@@ -219,8 +219,11 @@ class HeteroGraph:
             counts["num_nodes"] = int(given["num_nodes"])
         for name in ("features", "labels", "time"):
             if given[name] is not None:
-                rows = given[name]
-                counts[name] = _num_rows(f"nodes[{node_type!r}].{name}", rows)
+                where = f"nodes[{node_type!r}].{name}"
+                given[name] = (
+                    read_rows(where, given[name]) if name == "features" else read_values(where, given[name], False)
+                )
+                counts[name] = _num_rows(where, given[name])
         if given["nodes"] is not None:
             given["nodes"] = _listed(node_type, given["nodes"])
             counts["nodes"] = len(given["nodes"])
@@ -276,34 +279,14 @@ class HeteroGraph:
                 found.setdefault(name, {})[node_type] = rows
         return found
 
-    def _features(self) -> dict[str, Any]:
-        """Return features by node type, sparse ones as `CSRArrays`; those at a .npy path stay there."""
-        found = {}
-        for node_type, given in self._node_types.items():
-            rows = given["features"]
-            if rows is None:
-                continue
-            if is_sparse(rows):
-                rows = CSRArrays(*load_features(rows, int(rows.shape[0])))
-            if isinstance(rows, str) and table_path(rows) is not None:
-                rows = opened(rows)
-                rows = rows[:, None] if rows.ndim == 1 else rows  # one column
-            found[node_type] = rows if isinstance(rows, str) or is_csr(rows) else np.asanyarray(opened(rows))
-        return found
-
     def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
         """Return (num_nodes,) values of all node types, `missing` for those without; None if no type has any."""
-        given = {
-            node_type: np.asarray(of_tensor(opened(one[name])))
-            for node_type, one in self._node_types.items()
-            if one[name] is not None
-        }
+        given = {node_type: one[name] for node_type, one in self._node_types.items() if one[name] is not None}
         if not given:
             return None
         if name == "time":
             given = {node_type: _int64_times(f"nodes[{node_type!r}].time", times) for node_type, times in given.items()}
-        for node_type, rows in given.items():
-            given[node_type] = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
+        given = {node_type: np.asarray(one_column(rows)) for node_type, rows in given.items()}
         shapes = {rows.shape[1:] for rows in given.values()}
         if len(shapes) > 1:
             raise ValueError(f"{name}: node types have {sorted(shapes)} columns: give all of them as many")
@@ -320,7 +303,7 @@ class HeteroGraph:
     def _check_clock(self) -> None:
         """Refuse dates for some node types or edge types and numbers for others."""
         given = {
-            f"times of {node_type}": opened(one["time"])
+            f"times of {node_type}": one["time"]
             for node_type, one in self._node_types.items()
             if one["time"] is not None
         }
@@ -338,16 +321,17 @@ class HeteroGraph:
             for name, mask in masks_by_name(self._node_types[node_type]["masks"]).items():
                 whole = masks.setdefault(name, np.zeros(total, bool))
                 where = f"nodes[{node_type!r}].masks[{name!r}]"
-                whole[first : first + count] = as_mask(where, np.asarray(of_tensor(opened(mask))), count)
+                whole[first : first + count] = as_mask(
+                    where, np.asarray(read_values(where, mask, keep_path=False)), count
+                )
             first += count
         return masks
 
 
-def _num_rows(name: str, rows: Any) -> int:
-    rows = rows if is_array(rows) else opened(rows)
-    shape = np.shape(rows) if not is_array(rows) else rows.shape
+def _num_rows(where: str, rows: Any) -> int:
+    shape = rows.shape if is_csr(rows) else np.shape(opened(rows))
     if not shape:
-        raise ValueError(f"{name} must have a row for each node, got {rows!r}")
+        raise ValueError(f"{where} must have a row for each node, got {rows!r}")
     return int(shape[0])
 
 
@@ -426,18 +410,12 @@ def _told_for_types(relation: Any) -> Iterator[None]:
         yield
     read = relation.rpartition(":")[2] if isinstance(relation, str) else None
     for one in told:
-        where, unread, _ = f"{one.message}".partition(": not read with the edges")
-        if unread:
-            path, _, columns = where.rpartition(": ")
-            left = [column for column in columns.split(", ") if column != read]
-            if left:
-                warnings.warn(
-                    f"{path}: {', '.join(left)}: not read with the edges; an edge type takes such columns as relation, "
-                    f"time, weight, features or labels, as time: {path}:{left[0]}",
-                    stacklevel=4,
-                )
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        unread = one.message
+        if not isinstance(unread, UnreadColumns):
+            warnings.warn_explicit(unread, one.category, one.filename, one.lineno)
+        elif left := [column for column in unread.columns if column != read]:
+            remedy = "an edge type takes such columns as relation, time, weight, features or labels, as time: "
+            warnings.warn(UnreadColumns(unread.source, left, f"{remedy}{unread.source}:{left[0]}"), stacklevel=4)
 
 
 def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:

@@ -10,7 +10,8 @@ from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
 from ..graph import GraphSchema, numbered_schema
 from ..values import exact_integers
-from .graph_dataset import CSRArrays, GraphDataset
+from .columns import CSRArrays
+from .graph_dataset import GraphDataset
 from .split import LinkSet, held_out, random_split
 
 ENV_ROOT = "GNNSCALE_DATA"

@@ -13,7 +13,8 @@ from ..edge_stream.open import ONE_NODE_TYPE
 from ..edge_stream.options import StreamOptions
 from ..foreign import csr_of, is_array, is_hetero, is_temporal
 from ..values import exact_integers, exact_times, of_tensor
-from .graph_dataset import CSRArrays, GraphDataset
+from .columns import CSRArrays
+from .graph_dataset import GraphDataset
 from .split import held_out, random_split
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # of torch; overrides what its callers ask for

@@ -13,8 +13,8 @@ from ..edge_stream.relations import EdgesByType, HeteroStream
 from ..edge_stream.stream import FilteredStream
 from ..errors import check_flags, check_integer, short
 from ..jit import kernel
-from ..partition_store.inputs import Columns, load_arrays
 from ..rng import combine, fold, permutation, unit
+from .columns import Columns, load_arrays
 from .graph_dataset import GraphDataset
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import is_integer, short
+from ..errors import check_integer, short
 from ..graph import id_dtype
 
 _NAME_PAIRS = (
@@ -93,15 +93,29 @@ _OF_EDGES = {
 }
 
 
+class UnreadColumns(UserWarning):
+    """Columns with data of the edges that are not read with them.
+
+    Args:
+        source: Name of the file or table.
+        columns: Their names.
+        remedy: How to give them.
+    """
+
+    def __init__(self, source: str, columns: list[str], remedy: str):
+        super().__init__(f"{source}: {', '.join(columns)}: not read with the edges; {remedy}")
+        self.source, self.columns = source, columns
+
+
 def tell_unread(source: str, names: list[str]) -> None:
     """Warn of columns with data of the edges that are not read with them."""
     unread = [name for name in names if name.strip().lower() in _OF_EDGES]
     if unread:
-        warnings.warn(
-            f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
-            "edge_features=, or names of edge types as edge_type=, in the order of the edges, to use them",
-            stacklevel=3,
+        remedy = (
+            "give such columns as edge_weight= or edge_features=, or names of edge types as edge_type=, in the order "
+            "of the edges, to use them"
         )
+        warnings.warn(UnreadColumns(source, unread, remedy), stacklevel=3)
 
 
 _TABLE_FILE = re.compile(r"(.+?\.(?:parquet|(?:csv|tsv)(?:\.gz)?))(?::(.*))?", re.IGNORECASE | re.DOTALL)
@@ -152,8 +166,10 @@ class StreamOptions:
 
     def __post_init__(self):
         if self.num_nodes is not None:
-            object.__setattr__(self, "num_nodes", checked_integer("edge_stream.num_nodes", self.num_nodes, 0))
-        object.__setattr__(self, "chunk_edges", checked_integer("edge_stream.chunk_edges", self.chunk_edges, 1))
+            check_integer("edge_stream.num_nodes", self.num_nodes)
+            object.__setattr__(self, "num_nodes", int(self.num_nodes))
+        check_integer("edge_stream.chunk_edges", self.chunk_edges, 1)
+        object.__setattr__(self, "chunk_edges", int(self.chunk_edges))
         if self.layout not in LAYOUTS:
             raise ValueError(f"edge_stream.layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
         for name in ("to_undirected", "remove_self_loops", "relabel"):
@@ -166,14 +182,6 @@ class StreamOptions:
             return id_dtype(self.num_nodes or 0)
         narrow = np.can_cast(source_dtype, np.int32)
         return np.dtype(np.int32 if narrow else np.int64)
-
-
-def checked_integer(name: str, value, low: int, high: int | None = None) -> int:
-    """Return a whole number in [low, high], or raise one line that names it."""
-    allowed = f">= {low}" if high is None else f"in [{low}, {high}]"
-    if not is_integer(value) or value < low or (high is not None and value > high):
-        raise ValueError(f"{name} must be a whole number {allowed}, got {short(value)}")
-    return int(value)
 
 
 def checked_number(name: str, value, low: float, high: float) -> None:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import EdgeStreamError
+from ..errors import EdgeStreamError, check_integer
 from ..jit import kernel
 from ..traits import StreamTraits
-from .options import StreamOptions, checked_integer
+from .options import StreamOptions
 from .read_ahead import ChunkPool, read_ahead
 from .relabel import NodeIds
 
@@ -104,7 +104,8 @@ class EdgeStream:
 
         Cost: O(num_edges) time; two chunks of memory beside the source's own buffers.
         """
-        start_chunk = checked_integer("edge_stream.start_chunk", start_chunk, 0)
+        check_integer("edge_stream.start_chunk", start_chunk)
+        start_chunk = int(start_chunk)
         return read_ahead(lambda stop: self._chunks_from(start_chunk, stop))
 
     def count(self, progress: Progress | None = None) -> tuple[int, int]:

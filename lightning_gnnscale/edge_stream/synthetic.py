@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import disk_errors
+from ..errors import check_integer, disk_errors
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
-from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
+from .options import CHUNK_EDGES, StreamOptions, checked_number
 from .planted_edges import (
     SAMPLE_VERSION,
     SampleTables,
@@ -128,10 +128,10 @@ class SyntheticGraph:
     max_community: float | None = None
 
     def __post_init__(self):
-        checked_integer("synthetic.num_nodes", self.num_nodes, 2, 2**31 - 1)
-        checked_integer("synthetic.num_edges", self.num_edges, 0)
-        checked_integer("synthetic.num_communities", self.num_communities, 1, self.num_nodes // 2)
-        checked_integer("synthetic.seed", self.seed, -(2**63), 2**64 - 1)
+        check_integer("synthetic.num_nodes", self.num_nodes, 2, 2**31 - 1)
+        check_integer("synthetic.num_edges", self.num_edges, 0)
+        check_integer("synthetic.num_communities", self.num_communities, 1, self.num_nodes // 2)
+        check_integer("synthetic.seed", self.seed, -(2**63), 2**64 - 1)
         checked_number("synthetic.homophily", self.homophily, 0, 1)
         checked_number("synthetic.label_noise", self.label_noise, 0, 1)
         checked_number("synthetic.exponent", self.exponent, 2.000001, 100)
@@ -221,7 +221,7 @@ class SyntheticGraph:
 
         Cost: about 15 ns a value; 16 MiB beside the array, with `path` 16 MiB alone.
         """
-        checked_integer("synthetic.features.dim", dim, 1)
+        check_integer("synthetic.features.dim", dim, 1)
         checked_number("synthetic.features.noise", noise, 0, math.inf)
         dtype = np.dtype(dtype)
         if dtype.name not in FEATURE_DTYPES:
@@ -370,7 +370,7 @@ def lfr_graph(
         Rev. E 78, 2008. Differs: edges are sampled independently, so mixing, degrees and sizes spread around the
         given values, and a few percent of the edges repeat; without repeats, the share that leaves is a little higher.
     """
-    checked_integer("lfr.num_nodes", num_nodes, 4, 2**31 - 1)
+    check_integer("lfr.num_nodes", num_nodes, 4, 2**31 - 1)
     checked_number("lfr.mixing", mixing, 0, 1)
     checked_number("lfr.community_exponent", community_exponent, 1, 100)
     checked_number("lfr.min_community", min_community, 2, num_nodes)

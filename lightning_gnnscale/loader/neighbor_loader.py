@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ..dataset.columns import opened
 from ..errors import check_callable, check_flags
 from ..foreign import torch_layout
 from ..graph import CSC
-from ..partition_store.inputs import opened
 from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler import NeighborSampler

@@ -1,13 +1,16 @@
-"""A partitioned graph on disk: written once, memory-mapped by every process."""
+"""A partitioned graph on disk: made once from a data set, memory-mapped by every process."""
 
+from ..dataset.columns import Columns
 from .disk import WriteBudget
 from .features import Column, CSRFeatures, DenseFeatures, LoadedRows, SparseRows
-from .inputs import Columns, input_fingerprint
+from .inputs import input_fingerprint
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
+from .preparation import partitioning_facts
 from .published import publish
 from .reader import PartitionStore
+from .store_source import StoreMaking, StoreSource
 from .writer import write_partition_store
 
 __all__ = [
@@ -21,10 +24,13 @@ __all__ = [
     "PartitionStore",
     "RankedNodes",
     "SparseRows",
+    "StoreMaking",
+    "StoreSource",
     "WholeGraph",
     "WriteBudget",
     "features_of_part",
     "input_fingerprint",
+    "partitioning_facts",
     "publish",
     "write_partition_store",
 ]

@@ -4,15 +4,15 @@ import warnings
 
 import numpy as np
 
+from ..dataset.columns import EDGE_COLUMNS, check_whole
 from ..graph import id_dtype
 from ..jit import kernel
 from ..rng import combine
 from .array_file import ArrayFile, map_rows
 from .buckets import BucketLayout, Runs
 from .disk import WriteBudget
-from .inputs import StoreIds, StoreInputs, check_whole
+from .inputs import StoreIds, StoreInputs
 from .journal import Journal, file_states
-from .manifest import EDGE_COLUMNS
 from .node_tables import Progress
 from .self_loops import self_weights
 

@@ -4,13 +4,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..dataset.feature_storage import feature_bytes
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
 from ..memory import format_bytes, read_sizes
 from ..traits import PartitioningTraits
 from .halo_rows import number_bytes
-from .inputs import StoreInputs, feature_bytes
+from .inputs import StoreInputs
 from .journal import Journal
 
 RUN_FILES = 16  # how many files bucketed edges fall into, at most; each is deleted once it is sorted

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..dataset.feature_storage import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode, RowTables, encode_codes, gather_rows, gather_tiers, unpack_places
 from .planned_reads import RankedNodes, read_ranges, read_rows
-
-FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
-_CODE_BITS = {"int8": 8, "int4": 4}
 
 
 class Column(Protocol):
@@ -339,23 +337,6 @@ def as_stored(features: Column) -> tuple[Column, RowCode | tuple[RowCode | None,
     return features.raw, features.storage
 
 
-def row_code(storage: str | None, dim: int) -> RowCode | None:
-    """Return the code of a `feature_storage`; None where rows are plain numbers."""
-    return RowCode(dim, _CODE_BITS[storage]) if storage in _CODE_BITS else None
-
-
-def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtype, int]:
-    """Return the dtype and the number of items of a dense row as it is stored.
-
-    Args:
-        storage: The `feature_storage`; None: as given.
-        dim: The columns.
-        given: The dtype of the rows before they are stored.
-    """
-    code = row_code(storage, dim)
-    return (np.dtype(storage or given), dim) if code is None else (np.dtype(np.uint8), code.row_bytes)
-
-
 def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
     """Return rows in the form that they are stored in; values beyond float16 become infinite, quantised rows NaN."""
     if storage is None:
@@ -363,16 +344,6 @@ def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
     code = row_code(storage, rows.shape[1])
     with np.errstate(over="ignore"):
         return rows.astype(storage, copy=False) if code is None else encode_codes(rows, code)
-
-
-def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:
-    """Return the bytes of one dense row in a batch: as it is gathered, in `dtype`, and its float32 copy."""
-    return float(dim * (dtype.itemsize + (0 if dtype == np.float32 else 4)))
-
-
-def sparse_batch_row_bytes(num_values: int, num_rows: int) -> float:
-    """Return the mean bytes of one sparse row in a batch: its nonzeros, 12 bytes each."""
-    return 12.0 * num_values / max(num_rows, 1)
 
 
 def stack_rows(blocks: Sequence[SparseRows]) -> SparseRows:

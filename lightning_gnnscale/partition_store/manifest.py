@@ -5,39 +5,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ..dataset.columns import EDGE_COLUMNS
+from ..dataset.feature_storage import FEATURE_STORAGE, row_code
 from ..errors import PartitionStoreError, one_line_of
 from ..graph import GraphSchema, id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
-from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
-
-
-class EdgeColumn(NamedTuple):
-    """How a column of the edges is stored, in the order of the rows, and what batches call it.
-
-    Attributes:
-        in_batch: Its name in a `MiniBatch`.
-        dtype: Stored dtype; None: as given.
-        num_dims: 1 for a number an edge, 2 for several.
-    """
-
-    in_batch: str
-    dtype: Any = None
-    num_dims: int = 1
-
-
-# By the names of their files. A column added here is written, verified and mapped like the others.
-EDGE_COLUMNS = {
-    "edge_weight": EdgeColumn("edge_weight", np.float32),
-    "edge_features": EdgeColumn("edge_attr", num_dims=2),
-    "edge_time": EdgeColumn("edge_time", np.int64),
-    "edge_label": EdgeColumn("edge_label", np.int32),
-}
 EDGE_FILES = {*EDGE_COLUMNS, "edge_type"}
 EDGE_COUNTS = ("inside", "cut", "components")  # of each part's core, where each edge is listed in both directions
 MANIFEST = "manifest.json"

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..dataset.columns import CSRArrays, check_whole
+from ..dataset.value_checks import bad_value, not_finite
 from ..jit import kernel
 from .array_file import ArrayFile
 from .features import as_bits, copy_sparse_rows, row_lengths
-from .inputs import SparseSource, StoreIds, check_whole, group_by_part
+from .inputs import StoreIds, group_by_part
 from .journal import Journal, file_states
 
 _MOST_ROWS = 1 << 21  # of one block, whatever the row is: the order of a block is held as int64
@@ -69,7 +71,7 @@ def write_table(
 
 def write_sparse_table(
     journal: Journal,
-    source: SparseSource,
+    source: CSRArrays,
     part_id: np.ndarray,
     ids: StoreIds,
     block_bytes: int,
@@ -158,10 +160,10 @@ def _check_finite(name: str, rows: np.ndarray, first_row: int, holds: np.dtype |
     if len(bad) == 0:  # finite numbers whose sum is not
         return
     row, column = bad[0]
-    raise _bad_value(f"{name}: row {first_row + row}, column {column}", rows[row, column], held.dtype)
+    raise bad_value(f"{name}: row {first_row + row}, column {column}", rows[row, column], held.dtype)
 
 
-def _check_finite_sparse(source: SparseSource, begin: int, end: int, dtype: np.dtype) -> None:
+def _check_finite_sparse(source: CSRArrays, begin: int, end: int, dtype: np.dtype) -> None:
     first, last = int(source.indptr[begin]), int(source.indptr[end])
     values = np.asarray(source.data[first:last])
     with np.errstate(over="ignore"):
@@ -169,29 +171,6 @@ def _check_finite_sparse(source: SparseSource, begin: int, end: int, dtype: np.d
     bad = np.flatnonzero(~np.isfinite(held)) if held.dtype.kind == "f" else ()
     if len(bad):
         raise not_finite(source, first + int(bad[0]), dtype)
-
-
-def _bad_value(place: str, value, dtype: np.dtype) -> ValueError:
-    """Return the error for a value that is not finite, or not in the dtype that it is to be stored in."""
-    if np.isfinite(value):
-        most = np.finfo(dtype).max
-        return ValueError(
-            f"{place} is {value}, and {dtype.name} holds {most:g} at most; choose a wider feature_storage"
-        )
-    return ValueError(f"{place} is {value}; give finite numbers")
-
-
-def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueError:
-    """Return the error for a value at a position of CSR features' `data`; it names row and column.
-
-    Args:
-        features: With `indptr`, `indices` and `data`.
-        position: Where a NaN, an infinity, or a value that `dtype` cannot hold is.
-        dtype: The dtype that the values are to be stored in; None: theirs.
-    """
-    row = int(np.searchsorted(features.indptr, position, side="right")) - 1
-    column, value = features.indices[position], features.data[position]
-    return _bad_value(f"features: row {row}, column {column}", value, np.dtype(dtype or features.data.dtype))
 
 
 def _cursor(part_offsets: np.ndarray, written: np.ndarray) -> np.ndarray:

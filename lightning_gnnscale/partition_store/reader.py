@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dataset.columns import EDGE_COLUMNS
+from ..dataset.feature_storage import row_code
 from ..errors import PartitionStoreError
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
-from .features import Column, CSRFeatures, DenseFeatures, SparseRows, row_code
+from .features import Column, CSRFeatures, DenseFeatures, SparseRows
 from .halo import degree_dtype
 from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
-from .manifest import EDGE_COLUMNS, EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
+from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..dataset.columns import Columns, CSRArrays
+from ..dataset.feature_storage import row_code, stored_form
+from ..dataset.value_checks import ColumnRanges, check_values, least_value, tell_odd_nodes
 from ..edge_stream import NodeIds
 from ..edge_stream.relations import IdsByNodeType
 from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
@@ -22,11 +25,9 @@ from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .csc_writer import drop_cross, write_rows
 from .disk import WriteBudget, check_disk
-from .features import CSRFeatures, DenseFeatures, row_code, stored_form, to_stored
+from .features import CSRFeatures, DenseFeatures, to_stored
 from .halo import pack_halo_features, write_halo
 from .inputs import (
-    Columns,
-    SparseSource,
     StoreIds,
     StoreInputs,
     changed_inputs,
@@ -50,7 +51,6 @@ from .manifest import EDGE_COUNTS, FORMAT_VERSION, describe_files, type_prefix, 
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
 from .typed_features import NodeTypes
-from .value_checks import ColumnRanges, check_values, least_value, tell_odd_nodes
 
 
 @passes_on(Columns)
@@ -252,7 +252,7 @@ def _write_node_arrays(
 
 
 def _write_features(journal: Journal, name: str, features, storage: str | None, finite: bool, *common) -> None:
-    if isinstance(features, SparseSource):
+    if isinstance(features, CSRArrays):
         write_sparse_table(journal, features, *common, finite=finite, dtype=storage, name=name)
         return
     holds = storage if row_code(storage, features.shape[1]) is None else np.float32
@@ -294,7 +294,7 @@ def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
 def _map_features(journal: Journal, prefix: str, features, storage: str | None) -> DenseFeatures | CSRFeatures:
     """Map a table that is written, of all nodes or of those of a node type."""
     path, (num_rows, dim) = str(journal.folder / f"{prefix}features"), features.shape
-    if not isinstance(features, SparseSource):
+    if not isinstance(features, CSRArrays):
         dtype, items = stored_form(storage, dim, features.dtype)
         rows = map_rows(Path(f"{path}.npy"), dtype.newbyteorder("<"), (num_rows, items))
         return DenseFeatures(rows, row_code(storage, dim))

@@ -6,7 +6,8 @@ Mapped files are not counted: the page cache gives their pages back when memory 
 import math
 from collections.abc import Sequence
 
-from .sizes import BatchShape, RunSize, check_integer
+from ..errors import check_integer
+from .sizes import BatchShape, RunSize
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported

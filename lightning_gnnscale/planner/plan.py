@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
-from ..errors import check_callable
+from ..errors import check_callable, check_integer
 from ..graph import id_dtype
 from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from .host_memory import (
@@ -16,7 +16,7 @@ from .host_memory import (
     predict_training,
     processes_bytes,
 )
-from .sizes import BatchShape, RunSize, check_integer
+from .sizes import BatchShape, RunSize
 
 _OF_BATCHES = frozenset(one.name for one in fields(BatchShape))
 _OF_TRAINING = frozenset(inspect.signature(predict_training).parameters) - {"run", "shape", "on_gpu"}

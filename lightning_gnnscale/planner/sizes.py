@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import is_integer, short
+from ..errors import check_integer
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,6 @@ class BatchShape:
         if row_bytes is not None and not (isinstance(row_bytes, Real) and row_bytes >= 0):
             raise ValueError(f"feature_row_bytes must be at least 0, or None, got {row_bytes!r}")
         check_fanouts(self.fanouts)
-
-
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Raise ValueError unless an argument is an integer of at least `low`."""
-    if not is_integer(value):
-        raise ValueError(f"{name} must be an integer of at least {low}, got {short(value)}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
 
 
 def check_fanouts(fanouts: Any) -> None:

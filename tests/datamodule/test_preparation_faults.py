@@ -14,10 +14,9 @@ from community_graph import small_dataset
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
-from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partition_store import StoreSource, write_partition_store
 from lightning_gnnscale.partition_store.manifest import FORMAT_VERSION
 from lightning_gnnscale.partitioner import Partitioning
-from lightning_gnnscale.store_source import StoreSource
 from tests.says import said
 from tests.tiers import each_value
 
@@ -389,7 +388,7 @@ PARTS_DAMAGES = {
 
 
 def killed_after_partitioning(root, dataset, monkeypatch):
-    import lightning_gnnscale.store_source.preparation as preparation
+    import lightning_gnnscale.partition_store.preparation as preparation
 
     def killed(*args, **options):
         raise KeyboardInterrupt

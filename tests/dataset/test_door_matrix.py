@@ -13,10 +13,10 @@ from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import LinkSet
+from lightning_gnnscale.dataset.columns import Columns, load_arrays
+from lightning_gnnscale.dataset.value_checks import check_values
 from lightning_gnnscale.edge_stream.table import listed_ids, rows_of
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.partition_store.inputs import Columns, load_arrays
-from lightning_gnnscale.partition_store.value_checks import check_values
 
 VALUES, NUM_NODES = [0, 1, 2, 3], 4
 EDGES = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])

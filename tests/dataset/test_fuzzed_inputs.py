@@ -16,9 +16,9 @@ import pytest
 from hypothesis import settings
 
 from lightning_gnnscale.dataset import load_files, load_npz
+from lightning_gnnscale.dataset.columns import load_arrays, load_features
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.partition_store.inputs import load_arrays, load_features
 
 NUM_NODES, NUM_EDGES = 40, 300
 NUM_CASES = int(os.environ.get("GNNSCALE_FUZZ_CASES", settings.default.max_examples))

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.checks import check_settings
@@ -100,3 +101,23 @@ def test_a_column_that_is_not_read_is_told_with_the_keys_of_an_edge_type(files):
     nodes = {"pkg": {"nodes": f"{files}/packages.csv:id"}}
     with pytest.warns(UserWarning, match=said("deps.csv: kind: not read relation time weight")):
         load_hetero([f"pkg,needs,pkg={files}/deps.csv"], nodes=nodes, separate_reverses=True)
+
+
+@pytest.mark.parametrize("column", ["features", "labels", "time", "masks"])
+def test_a_file_of_a_node_type_that_is_missing_is_named_with_its_column(column, tmp_path):
+    missing = tmp_path / "missing.npy"
+    given = {"num_nodes": 3, column: {"train": missing} if column == "masks" else missing}
+    with pytest.raises(ValueError, match=said("nodes pkg " + column + " no such file missing.npy")):
+        gs.HeteroGraph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False).dataset()
+
+
+def test_features_of_a_node_type_are_mapped_or_sparse_like_those_of_all_nodes(tmp_path):
+    rows = np.eye(3, 5, dtype=np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    edges = {TYPES[0]: np.array([[0], [1]])}
+    for given in (tmp_path / "x.npy", scipy.sparse.csc_matrix(rows)):
+        typed = gs.HeteroGraph({"pkg": {"features": given}}, edges, to_undirected=False).dataset()
+        alone = gs.GraphDataset("g", gs.open_edge_stream(np.array([[0], [1]]), num_nodes=3), features=given)
+        assert type(typed.features["pkg"]) is type(alone.features)
+        assert typed.feature_bytes == alone.feature_bytes and typed.feature_dim == alone.feature_dim == 5
+    assert isinstance(alone.features, gs.dataset.CSRArrays)

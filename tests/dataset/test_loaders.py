@@ -14,11 +14,11 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_files, load_npz, load_pyg
+from lightning_gnnscale.dataset.columns import opened
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.object_store import graph_name
-from lightning_gnnscale.partition_store.inputs import opened
 from tests.says import said
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.dataset import load_ogb
-from lightning_gnnscale.partition_store.inputs import opened
+from lightning_gnnscale.dataset.columns import opened
 from tests.says import said
 
 NUM_NODES, NUM_EDGES = 40, 150

@@ -12,7 +12,7 @@ from torch_geometric.transforms import ToSparseTensor
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset, load_files, load_pyg
-from lightning_gnnscale.partition_store.inputs import opened
+from lightning_gnnscale.dataset.columns import opened
 from tests.says import said
 
 polars = pytest.importorskip("polars", reason="the extra [test] is not installed: polars")

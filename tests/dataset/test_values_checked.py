@@ -7,8 +7,8 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset, load_files, load_npz
+from lightning_gnnscale.dataset import value_checks as values
 from lightning_gnnscale.edge_stream import open_edge_stream
-from lightning_gnnscale.partition_store import value_checks as values
 from lightning_gnnscale.partition_store import write_partition_store
 from tests.says import said
 

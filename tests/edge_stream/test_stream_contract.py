@@ -213,9 +213,9 @@ def test_a_rewritten_file_has_another_fingerprint(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": -1}, "num_nodes >= 0 -1"),
-        ({"num_nodes": 3.5}, "num_nodes >= 0 3.5"),
-        ({"chunk_edges": 0}, "chunk_edges >= 1 0"),
+        ({"num_nodes": -1}, "num_nodes at least 0 -1"),
+        ({"num_nodes": 3.5}, "num_nodes at least 0 3.5"),
+        ({"chunk_edges": 0}, "chunk_edges at least 1 0"),
         ({"chunk_edges": True}, "chunk_edges"),
         ({"layout": "twice"}, "auto once both_ways directed 'twice'"),
         ({"to_undirected": "yes"}, "to_undirected True False 'yes'"),
@@ -228,5 +228,5 @@ def test_options_are_checked(options, message):
 
 
 def test_a_negative_start_is_refused_at_once():
-    with pytest.raises(ValueError, match=said("start_chunk >= 0 -1")):
+    with pytest.raises(ValueError, match=said("start_chunk at least 0 -1")):
         open_edge_stream(edges(3)).chunks(-1)

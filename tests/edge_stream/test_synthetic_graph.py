@@ -181,14 +181,14 @@ def test_masks_are_disjoint_shares():
     [
         ({"num_nodes": 1}, "num_nodes 2 2147483647 1"),
         ({"num_nodes": 2**31}, "num_nodes"),
-        ({"num_edges": -1}, "num_edges >= 0 -1"),
+        ({"num_edges": -1}, "num_edges at least 0 -1"),
         ({"num_communities": 51}, "num_communities 1 50 51"),
         ({"homophily": 1.5}, "homophily 0 1 1.5"),
         ({"homophily": float("nan")}, "homophily"),
         ({"exponent": 2.0}, "exponent must be in"),
         ({"max_degree": 5}, "max_degree 20 inf 5"),
         ({"label_noise": "some"}, "label_noise"),
-        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"seed": 0.5}, "seed must be an integer"),
     ],
 )
 def test_parameters_are_checked(parameters, message):
@@ -199,7 +199,7 @@ def test_parameters_are_checked(parameters, message):
 def test_requests_are_checked():
     with pytest.raises(ValueError, match=said("dtype float32 float16 int8")):
         GRAPH.features(4, dtype="int8")
-    with pytest.raises(ValueError, match=said("dim >= 1 0")):
+    with pytest.raises(ValueError, match=said("dim at least 1 0")):
         GRAPH.features(0)
     with pytest.raises(ValueError, match=said("shares 1")):
         GRAPH.masks(train=0.6, val=0.3, test=0.2)

@@ -9,6 +9,8 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from lightning_gnnscale.dataset import GraphDataset
+from lightning_gnnscale.dataset.columns import Columns
+from lightning_gnnscale.dataset.feature_storage import FEATURE_STORAGE, feature_bytes
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import (
     DenseFeatures,
@@ -19,8 +21,7 @@ from lightning_gnnscale.partition_store import (
     write_partition_store,
 )
 from lightning_gnnscale.partition_store.disk import disk_bytes
-from lightning_gnnscale.partition_store.features import FEATURE_STORAGE
-from lightning_gnnscale.partition_store.inputs import Columns, check_inputs, feature_bytes
+from lightning_gnnscale.partition_store.inputs import check_inputs
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph

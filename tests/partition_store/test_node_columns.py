@@ -10,11 +10,11 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.stored_graph import check_model
+from lightning_gnnscale.dataset.columns import EDGE_COLUMNS, Columns
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.partition_store import publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
-from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
-from lightning_gnnscale.partition_store.manifest import EDGE_COLUMNS
+from lightning_gnnscale.partition_store.inputs import check_inputs
 from lightning_gnnscale.sampler.minibatch import MiniBatch
 from tests.says import said
 

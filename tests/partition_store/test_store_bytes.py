@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_matrix, csc_array, csc_matrix, csr_matrix
 
+from lightning_gnnscale.dataset import value_checks as values
+from lightning_gnnscale.dataset.columns import Columns
 from lightning_gnnscale.partition_store import WriteBudget, array_file, inputs, write_partition_store
-from lightning_gnnscale.partition_store import value_checks as values
 from lightning_gnnscale.partition_store.buckets import BucketLayout
 from lightning_gnnscale.partition_store.disk import disk_bytes
-from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
+from lightning_gnnscale.partition_store.inputs import check_inputs
 from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
 from tests.says import said
 

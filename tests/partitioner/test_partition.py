@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
+from lightning_gnnscale.partition_store import StoreSource
 from lightning_gnnscale.partitioner import (
     Partitioning,
     PartitionQuality,
@@ -23,7 +24,6 @@ from lightning_gnnscale.partitioner import (
     registry,
 )
 from lightning_gnnscale.partitioner.partition import DEFAULT_METHOD
-from lightning_gnnscale.store_source import StoreSource
 from tests.partitioner.graphs import stream_of
 from tests.says import said
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..edge_stream import EdgeStream
-from ..partition_store.inputs import identity
 from ..partitioner import Partitioning, partition
 from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.registry import decisive_options
+from .inputs import identity
 
 _PLAIN = bool | int | float | str | None
 _CANNOT = (

@@ -8,9 +8,9 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import PartitionStoreError
+from lightning_gnnscale.partition_store import StoreSource
 from lightning_gnnscale.partition_store.manifest import read_source
 from lightning_gnnscale.partitioner import registry
-from lightning_gnnscale.store_source import StoreSource
 from tests.says import said
 
 EDGES = np.random.default_rng(0).integers(0, 300, (2, 2000))

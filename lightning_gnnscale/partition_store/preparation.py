@@ -11,20 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dataset.columns import load_arrays, masks_by_name
+from ..dataset.value_checks import check_values
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, record, stage
 from ..memory import return_freed_memory, trim_heap
-from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
-from ..partition_store.inputs import changed_inputs, input_files, load_arrays, masks_by_name
-from ..partition_store.journal import check_is_store, journal_head, partial_folder, store_folder
-from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
-from ..partition_store.shared_files import share_files
-from ..partition_store.value_checks import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
 from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.quality import quality_of_counts
 from ..partitioner.registry import complete_options, decisive_options
+from .inputs import changed_inputs, input_files, input_fingerprint
+from .journal import check_is_store, journal_head, partial_folder, store_folder
+from .manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
+from .reader import PartitionStore
+from .shared_files import share_files
+from .writer import write_partition_store
 
 
 def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale import memory
 from lightning_gnnscale.errors import PlanError
-from lightning_gnnscale.store_source import StoreSource, source
+from lightning_gnnscale.partition_store import StoreSource, store_source
 from tests.says import said
 
 NUM_NODES, REACH = 2000, 15
@@ -38,7 +38,7 @@ def count_partitionings(monkeypatch) -> list:
         asked.append((method, num_parts))
         return gs.partition(stream, method=method, num_parts=num_parts, **options)
 
-    monkeypatch.setattr(source, "partition", counted)
+    monkeypatch.setattr(store_source, "partition", counted)
     return asked
 
 

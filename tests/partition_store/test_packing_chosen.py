@@ -9,7 +9,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import PartitionStoreError
-from lightning_gnnscale.store_source import StoreSource, source
+from lightning_gnnscale.partition_store import StoreSource, store_source
 from tests.says import said
 
 # 400 nodes in a ring, each joined to the next two: parts that are runs of it have halos of four nodes.
@@ -19,7 +19,7 @@ FEATURES = np.random.default_rng(0).random((400, 8), np.float32)  # 12,800 bytes
 
 
 def stored(folder, monkeypatch, free_bytes, features=FEATURES, edges=EDGES, **options):
-    monkeypatch.setattr(source, "free_memory_bytes", lambda: free_bytes)
+    monkeypatch.setattr(store_source, "free_memory_bytes", lambda: free_bytes)
     stream = gs.open_edge_stream(edges, num_nodes=len(features), to_undirected=True)
     dataset = GraphDataset("ring", stream, features=features)
     made = StoreSource(dataset, folder / "store", partitioner="range", num_parts=4, **options)
@@ -51,7 +51,7 @@ def test_features_of_node_types_are_packed_too(tmp_path, monkeypatch):
     node_types = {"even": {"features": FEATURES[:200]}, "odd": {"features": FEATURES[200:, :3]}}
     ring = np.stack([NODES[:200], NODES[:200]])
     edges = {("even", "to", "odd"): ring, ("odd", "to", "even"): np.stack([ring[0], (ring[0] + 1) % 200])}
-    monkeypatch.setattr(source, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(store_source, "free_memory_bytes", lambda: 1000)
     dataset = gs.HeteroGraph(node_types, edges, name="rings").dataset()
     store = StoreSource(dataset, tmp_path / "store", partitioner="range", num_parts=4).prepare(4)
     assert packs(store) and store.part_features.is_packed

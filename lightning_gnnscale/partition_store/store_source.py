@@ -19,15 +19,14 @@ from ..errors import PlanError, check_count, check_integer
 from ..events import record, stage
 from ..foreign import is_hetero, is_pyg
 from ..memory import format_bytes, free_memory_bytes
-from ..partition_store import PartitionStore
-from ..partition_store.journal import store_folder
-from ..partition_store.manifest import read_source, write_json
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
+from .journal import store_folder
+from .manifest import read_source, write_json
 from .partitioner_identity import describe_partitioner, method_name, registered_method
 from .preparation import (
     expected_store_fingerprint,
@@ -38,6 +37,7 @@ from .preparation import (
     standing_parts,
     unfinished_packs_halo,
 )
+from .reader import PartitionStore
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

@@ -9,8 +9,7 @@ import numpy as np
 
 from ..foreign import is_csr
 from ..graph import MASK_NAMES
-from .inputs import check_whole, opened
-from .node_tables import not_finite
+from .columns import check_whole, opened
 
 UNKNOWN = -1
 _BLOCK_VALUES = 1 << 20
@@ -180,6 +179,29 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     for begin in range(0, len(array), step):
         check_whole(array)
         yield begin, array[begin : begin + step]
+
+
+def bad_value(place: str, value, dtype: np.dtype) -> ValueError:
+    """Return the error for a value that is not finite, or not in the dtype that it is to be stored in."""
+    if np.isfinite(value):
+        most = np.finfo(dtype).max
+        return ValueError(
+            f"{place} is {value}, and {dtype.name} holds {most:g} at most; choose a wider feature_storage"
+        )
+    return ValueError(f"{place} is {value}; give finite numbers")
+
+
+def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueError:
+    """Return the error for a value at a position of CSR features' `data`; it names row and column.
+
+    Args:
+        features: With `indptr`, `indices` and `data`.
+        position: Where a NaN, an infinity, or a value that `dtype` cannot hold is.
+        dtype: The dtype that the values are to be stored in; None: theirs.
+    """
+    row = int(np.searchsorted(features.indptr, position, side="right")) - 1
+    column, value = features.indices[position], features.data[position]
+    return bad_value(f"features: row {row}, column {column}", value, np.dtype(dtype or features.data.dtype))
 
 
 def _check_several(begin: int, rows: np.ndarray) -> None:

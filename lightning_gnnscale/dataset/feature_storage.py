@@ -1,0 +1,81 @@
+"""How a store holds features: dtypes, quantised rows, and their bytes on disk and in a batch."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..foreign import is_csr
+from ..triton_kernels.gather_rows import RowCode
+
+FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
+_CODE_BITS = {"int8": 8, "int4": 4}
+
+
+def check_storage(storage: str | None, features) -> None:
+    """Refuse a `feature_storage` that is unknown, or does not go with the features.
+
+    Args:
+        storage: As given; None goes with everything.
+        features: An array, CSR features with `indptr`, `data` and `shape`, or None.
+
+    Raises:
+        ValueError: one line with the remedy.
+    """
+    if storage is None:
+        return
+    if isinstance(features, Mapping) and storage in FEATURE_STORAGE:
+        for rows in features.values():
+            check_storage(storage, rows)
+        return
+    if storage not in FEATURE_STORAGE:
+        raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
+    if features is None:
+        raise ValueError(f"feature_storage={storage} says how features are stored, and there are none: leave it out")
+    sparse = is_csr(features)
+    dtype = features.data.dtype if sparse else features.dtype
+    if dtype.kind != "f":
+        raise ValueError(f"feature_storage={storage} takes floats, the features are {dtype}: leave it out to keep them")
+    if sparse and row_code(storage, features.shape[1]) is not None:
+        raise ValueError(
+            f"feature_storage={storage} needs dense features, but these are sparse (CSR): use float16 or float32"
+        )
+
+
+def row_code(storage: str | None, dim: int) -> RowCode | None:
+    """Return the code of a `feature_storage`; None where rows are plain numbers."""
+    return RowCode(dim, _CODE_BITS[storage]) if storage in _CODE_BITS else None
+
+
+def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtype, int]:
+    """Return the dtype and the number of items of a dense row as it is stored.
+
+    Args:
+        storage: The `feature_storage`; None: as given.
+        dim: The columns.
+        given: The dtype of the rows before they are stored.
+    """
+    code = row_code(storage, dim)
+    return (np.dtype(storage or given), dim) if code is None else (np.dtype(np.uint8), code.row_bytes)
+
+
+def feature_bytes(features, storage: str | None) -> int:
+    """Return the bytes of features as a store holds them; arguments as for `check_storage`."""
+    if features is None:
+        return 0
+    if isinstance(features, Mapping):
+        return sum(feature_bytes(rows, storage) for rows in features.values())
+    if is_csr(features):
+        width = np.dtype(storage or features.data.dtype).itemsize
+        return len(features.indices) * (4 + width) + len(features.indptr) * 8
+    dtype, items = stored_form(storage, features.shape[1], features.dtype)
+    return features.shape[0] * items * dtype.itemsize
+
+
+def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:
+    """Return the bytes of one dense row in a batch: as it is gathered, in `dtype`, and its float32 copy."""
+    return float(dim * (dtype.itemsize + (0 if dtype == np.float32 else 4)))
+
+
+def sparse_batch_row_bytes(num_values: int, num_rows: int) -> float:
+    """Return the mean bytes of one sparse row in a batch: its nonzeros, 12 bytes each."""
+    return 12.0 * num_values / max(num_rows, 1)
