@@ -1,4 +1,4 @@
-"""What decides beside chance which edges of a row are sampled: a preference for some nodes, times, weights.
+"""What decides, besides random numbers, which edges of a row are sampled: a preference for some nodes, times, weights.
 
 In kernels, rows are given by `start` and `degree`, (num_rows,) int64, and the edges sampled from row i are
 edge[indptr[i]:indptr[i + 1]]. A `weight` of no entries stands for equal weights.

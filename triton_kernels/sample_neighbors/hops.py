@@ -105,8 +105,8 @@ def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
 class HopSampling:
     """Samples of a batch in steps: `sample` once a hop, then `collect`.
 
-    A hop samples the rows of all nodes that the last one found, edge type by edge type; what decides beside chance
-    (time, weight, a preference) is asked of each edge type, and costs nothing where it has none.
+    A hop samples the rows of all nodes that the last one found, edge type by edge type. What decides besides random
+    numbers (time, weight, a preference) is asked of each edge type, and costs nothing where it has none.
     Every choice is a hash of (key, edge type, hop, node, sample), and of the seed in disjoint trees. A row of no more
     edges than the fan-out is taken whole, in its order.
 

@@ -44,7 +44,7 @@ def fold_hop(key: int, hop: int) -> np.uint64:
 class SampledRows:
     """One edge type in one batch: in the hop to come its targets are `begin` to `end`, its edges `first` to `last`.
 
-    What decides beside chance (edge type, time, weight, a preference) costs nothing where it is not asked for.
+    What decides besides random numbers (edge type, time, weight, a preference) costs nothing where it is not asked for.
 
     Args:
         relation: The edge type.
