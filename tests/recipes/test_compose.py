@@ -66,6 +66,30 @@ def test_recipe_composes_and_every_key_is_taken(name):
         assert instantiate(config[group]) is not None
 
 
+# What a paper's recipe is known by, and a default elsewhere must not change.
+SETTINGS_OF_PAPERS = {
+    "sdt_gnn": {"num_parts": "auto", "partitioner.method": "spring"},
+    "bytegnn": {
+        "partitioner.method": "streaming_multilevel",
+        "rows._target_": "lightning_gnnscale.remote.OwnerReads",
+        "datamodule.scope": "graph",
+    },
+    "sancus": {
+        "strategy.weights.local_clip": 1.0,
+        "strategy.exchange.warmup_epochs": 0.25,
+        "strategy.exchange.cooldown_epochs": 0.25,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS_OF_PAPERS)
+def test_a_recipe_of_a_paper_has_its_settings(name):
+    config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
+    config = compose_config(config_name, [], config_dir)
+    told = {key: OmegaConf.select(config, key) for key in SETTINGS_OF_PAPERS[name]}
+    assert told == SETTINGS_OF_PAPERS[name]
+
+
 @pytest.mark.parametrize(
     "name",
     [
