@@ -57,7 +57,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (["train", "model.backbone.width=4"], ["model.backbone.width is not a setting", "hidden_channels"]),
         (["train", "dataset=npz", "dataset.name=corra"], ["corra"]),
         (["train", "dataset=files", "dataset.edges=none.npy"], ["none.npy"]),
-        (["plan", "planner.num_devices=0"], ["num_devices must be at least 1, got 0"]),
+        (["plan", "planner.num_devices=0"], ["num_devices must be an integer of at least 1, got 0"]),
         (["plan", "planner.device_memory_bytes=10zz"], ["device_memory_bytes", "24GiB"]),
     ],
 )

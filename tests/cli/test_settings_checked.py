@@ -253,7 +253,7 @@ def test_a_list_of_devices_is_counted():
     ("command", "words", "parts"),
     [
         ("plan", ["planner.fanouts=3"], ["planner.fanouts must be a list like [25, 10], one a hop, got 3"]),
-        ("plan", ["planner.batch_size=0"], ["planner.batch_size must be at least 1, got 0"]),
+        ("plan", ["planner.batch_size=0"], ["planner.batch_size must be an integer of at least 1, got 0"]),
         ("plan", ["+planner.num_parts=2.5"], ["planner.num_parts must be an integer", "got 2.5"]),
         ("plan", ["planner.num_devices=1.5"], ["planner.num_devices must be an integer", "got 1.5"]),
         ("partition", ["seed=-5"], ["seed must be an integer in [0, 4294967295], got -5"]),
