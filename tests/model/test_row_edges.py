@@ -11,7 +11,7 @@ from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE
 from lightning_gnnscale.model.block import Block
 from lightning_gnnscale.model.row_layers import EdgeSums, edges_from, prepared_rows
 from lightning_gnnscale.model.sparse_linear import SparseInput
-from lightning_gnnscale.triton_kernels.aggregate import Transposed, aggregate
+from lightning_gnnscale.triton_kernels.aggregate import Transposed, aggregate, device
 
 WEIGHED = [GCN, GraphSAGE, SGC, NGNN]
 PULLED = [GCN, GraphSAGE, NGNN]
@@ -69,7 +69,9 @@ def test_the_sums_back_are_the_adjoint(kind, by_source):
         for sums in (edges_of(model, rows).inner, edges_of(model, rows).outer):
             if not by_source:
                 block = sums.block  # as on a device without that kernel
-                weight, *edges = by_source(block.indptr, block.indices, block.edge_weight[:, None], block.num_sources)
+                weight, *edges = device.by_source(
+                    block.indptr, block.indices, block.edge_weight[:, None], block.num_sources
+                )
                 sums.transposed = Transposed(*edges, weight)
             x = torch.randn(sums.block.num_sources, 4, dtype=torch.float64)
             y = torch.randn(sums.block.num_targets, 4, dtype=torch.float64)
