@@ -168,9 +168,8 @@ class DeviceBatches:
                     def place(value: Any) -> Any:
                         if self._is_packed(value):
                             return _view(there, *next(places))
-                        return (
-                            value.to(self.device) if isinstance(value, Tensor) else value
-                        )  # sparse, learned, or there
+                        # Sparse ones, and those with a gradient, go by themselves.
+                        return value.to(self.device) if isinstance(value, Tensor) else value
 
                     moved = batch.apply(place)
                     if self._fill is not None:
