@@ -27,7 +27,7 @@ from lightning_gnnscale.model import GCN, GraphSAGE, LinkPredictor, NodeClassifi
 from lightning_gnnscale.partition_store import PartitionStore
 from lightning_gnnscale.placement.shared_rows import gather_objects
 from lightning_gnnscale.remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, HeldRows, PartOwners
-from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
+from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
 from lightning_gnnscale.sampler import LinkSampler, MiniBatch, NeighborSampler
 
 from .fixed_prefetch import FixedPrefetch
@@ -85,13 +85,13 @@ class SlowOwners:
     @property
     def features(self) -> DistributedFeatures:
         """The features of the whole graph."""
-        ask = partial(self._later, [held.gather for held in self._held])
+        ask = partial(self._later, [held.answer for held in self._held])
         return DistributedFeatures.of(self._table, self._held[0], self._owners, ask)
 
-    def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
+    def sampler(self, sampler: NeighborSampler) -> NeighborSampler:
         """Return a sampler that samples the same."""
-        ask = partial(self._later, [rows.sample for rows in self._rows])
-        return DistributedNeighborSampler(sampler, self._rows[0], self._owners, ask)
+        answers = [partial(lambda rows, requests: list(map(rows.sample, requests)), rows) for rows in self._rows]
+        return sampler_of_owners(sampler, OwnedGraph(self._rows[0], self._owners, partial(self._later, answers)))
 
     def close(self, waiting_share: float) -> None:
         """End the threads."""

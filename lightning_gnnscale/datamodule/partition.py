@@ -472,7 +472,7 @@ class PartitionDataModule(StoredGraphDataModule):
         place = self._place()
         if self.asks_owners and self._held is None and place.num_local < place.world_size:
             features = self.store.features if self.stored_features else None
-            self._held = self.rows.owners.open(self.store, features, self.rank_of_part)
+            self._held = self.rows.owners.open(self.store, features, self.rank_of_part, self.sampler)
         return self._held
 
     def scope_under(self, weights: Any) -> str:

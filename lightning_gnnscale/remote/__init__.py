@@ -1,10 +1,10 @@
 """Everything on Ray: workers that make batches, messages between them and trainers, and rows that workers own."""
 
 from .batch_group import BatchGroup, pack_group, unpack_group, unpack_one
-from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked
+from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, Neighbors, PartOwners, most_linked
 from .holder import OwnerReads
 from .ray_source import RayWorkers
-from .sampling_owners import DistributedNeighborSampler
+from .sampling_owners import OwnedGraph, sampler_of_owners
 from .versioned_cache import CacheCounts, CacheUpdate, Missing, TrainerCache, WorkerView
 from .worker_embedding import WorkerEmbedding
 
@@ -13,11 +13,12 @@ __all__ = [
     "CacheCounts",
     "CacheUpdate",
     "DistributedFeatures",
-    "DistributedNeighborSampler",
     "HeldFeatures",
     "HeldRows",
     "HopRequest",
     "Missing",
+    "Neighbors",
+    "OwnedGraph",
     "OwnerReads",
     "PartOwners",
     "RayWorkers",
@@ -26,6 +27,7 @@ __all__ = [
     "WorkerView",
     "most_linked",
     "pack_group",
+    "sampler_of_owners",
     "unpack_group",
     "unpack_one",
 ]

@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,8 +15,10 @@ from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..partition_store.features import Column, CSRFeatures, DenseFeatures, SparseRows, memory_of, merge_rows
 from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
+from ..sampler.protocol import BatchSampler
 from ..triton_kernels.gather_rows import RowCode, gather_rows
-from ..triton_kernels.sample_neighbors import Workspace, cpu
+from ..triton_kernels.sample_neighbors import Relation, SampleOptions, Workspace
+from ..triton_kernels.sample_neighbors.rows import SampledRows
 
 ANSWERS = ThreadPoolExecutor(32, thread_name_prefix="gnnscale-answers")  # threads that wait, and start when they must
 
@@ -360,15 +363,76 @@ class HopRequest(NamedTuple):
 
     Attributes:
         nodes: (num,) int32 or int64 store ids.
-        hop_key: uint64 as a Python int, of batch and hop: `fold_hop(key, hop)`.
+        hop_key: uint64 as a Python int, of batch, edge type and hop: `fold_hop(key, hop)`.
         fanout: samples a node, -1 for all neighbours.
         replace: sample with replacement.
+        names: (num,) int64 that choices are hashed from; None: the nodes.
+        until: (num,) int64: edges that are later are not sampled; None: times do not count.
+        number: the edge type that is sampled; None: all.
+        weighted: sample by weight.
+        latest, strict, with_weight: as `SampleOptions` has them.
+        with_place: answer with the place of each edge in its row, too.
+        places: (num,) int64: read this entry of each row, instead of a sample; None: sample.
     """
 
     nodes: np.ndarray
     hop_key: int
     fanout: int
-    replace: bool
+    replace: bool = False
+    names: np.ndarray | None = None
+    until: np.ndarray | None = None
+    number: int | None = None
+    weighted: bool = False
+    latest: bool = False
+    strict: bool = False
+    with_weight: bool = False
+    with_place: bool = False
+    places: np.ndarray | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the degrees alone say how many neighbours are sampled, and the key which."""
+        return self.until is None and self.number is None and not self.weighted
+
+    def at(self, chosen: np.ndarray) -> "HopRequest":
+        """Return the request of some of its nodes, in memory of its own."""
+        by_node = {name: getattr(self, name) for name in ("nodes", "names", "until", "places")}
+        return self._replace(**{name: values[chosen] for name, values in by_node.items() if values is not None})
+
+
+class Neighbors(NamedTuple):
+    """An answer to a `HopRequest`.
+
+    Attributes:
+        neighbor: (num_sampled,) store ids, those of the first node first.
+        count: (num,) int32, how many each node has; None where its degree says so.
+        place: (num_sampled,) int64, the place of each in its row; None where it was not asked for, or the key says so.
+        weight: (num_sampled,) float32 averaging weights, None where they were not asked for.
+    """
+
+    neighbor: np.ndarray
+    count: np.ndarray | None = None
+    place: np.ndarray | None = None
+    weight: np.ndarray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self if array is not None)
+
+
+def sampling_columns(sampler: BatchSampler, store: Any) -> tuple[str, ...]:
+    """Return which columns of a store decide which edges a sampler samples, as `HeldRows` takes them."""
+    sampler = sampler.sampler or sampler
+    if not sampler.by_edge_type:
+        return ()
+    wanted = {
+        "edge_type": "edge_types" in sampler.requires,
+        "edge_time": sampler.temporal_strategy is not None,
+        "node_time": sampler.temporal_strategy is not None and store.edge_time is None,
+        "edge_weight": sampler.weighted,
+    }
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted and getattr(store, name) is not None)
 
 
 class HeldRows:
@@ -378,15 +442,28 @@ class HeldRows:
         nodes: The held nodes.
         indptr: (num_held + 1,) int64 row offsets, in the order of `nodes`.
         indices: (num_held_edges,) store ids of their neighbours.
+        columns: What decides which edges are sampled: "edge_type", "edge_time" and "edge_weight", (num_held_edges,),
+            and "node_time", (num_nodes,) by store id.
     """
 
-    def __init__(self, nodes: HeldNodes, indptr: np.ndarray, indices: np.ndarray):
-        self.nodes, self._indptr, self._indices = nodes, indptr, indices
+    def __init__(
+        self, nodes: HeldNodes, indptr: np.ndarray, indices: np.ndarray, columns: Mapping[str, np.ndarray] | None = None
+    ):
+        self.nodes, self._indptr, self._indices, self._columns = nodes, indptr, indices, dict(columns or {})
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
     @classmethod
-    def read(cls, csc: CSC, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldRows":
+    def read(
+        cls,
+        csc: CSC,
+        nodes: HeldNodes,
+        allocate: AllocateByName = own_memory,
+        columns: Mapping[str, np.ndarray] | None = None,
+    ) -> "HeldRows":
         """Copy the rows of held nodes out of the CSC of the whole graph, possibly mapped from files.
+
+        Args:
+            columns: See `sampling_columns`; those of edges are copied likewise, and times of nodes stay as they are.
 
         Cost: 8 bytes a row, and its edges. Parts are read in ascending order, sequentially; no other row is read.
         """
@@ -396,27 +473,32 @@ class HeldRows:
         indptr[0] = 0
         np.concatenate([np.diff(own) for own in bounds] or [np.empty(0, np.int64)], out=indptr[1:])
         np.cumsum(indptr, out=indptr)
-        indices = allocate("indices", (int(indptr[-1]),), csc.indices.dtype)
-        at = 0
-        for own in bounds:
-            first, last = int(own[0]), int(own[-1])
-            indices[at : at + last - first] = csc.indices[first:last]
-            at += last - first
-        return cls(nodes, indptr, indices)
+        runs = [(int(own[0]), int(own[-1])) for own in bounds]
+        held = {}
+        for name, values in (columns or {}).items():
+            held[name] = values if name == "node_time" else _copied_runs(values, runs, partial(allocate, name))
+        return cls(nodes, indptr, _copied_runs(csc.indices, runs, partial(allocate, "indices")), held)
 
     @classmethod
-    def of_files(cls, csc: CSC) -> "HeldRows":
+    def of_files(cls, csc: CSC, columns: Mapping[str, np.ndarray] | None = None) -> "HeldRows":
         """Return all rows as they are in their files, copying none: used where an owner is lost."""
-        return cls(HeldNodes(np.array([0, csc.num_rows]), [0]), np.asarray(csc.indptr), np.asarray(csc.indices))
+        nodes = HeldNodes(np.array([0, csc.num_rows]), [0])
+        return cls(nodes, np.asarray(csc.indptr), np.asarray(csc.indices), columns)
 
     def __reduce__(self):
         raise TypeError("rows are held by one process: send what they are made of")
 
     @property
-    def num_bytes(self) -> int:
-        return self.nodes.num_bytes + self._indptr.nbytes + self._indices.nbytes
+    def id_dtype(self) -> np.dtype:
+        """The dtype of ids in the rows."""
+        return self._indices.dtype
 
-    def sample(self, request: HopRequest, rows: np.ndarray | None = None) -> np.ndarray:
+    @property
+    def num_bytes(self) -> int:
+        columns = sum(column.nbytes for name, column in self._columns.items() if name != "node_time")
+        return self.nodes.num_bytes + self._indptr.nbytes + self._indices.nbytes + columns
+
+    def sample(self, request: HopRequest, rows: np.ndarray | None = None) -> Neighbors:
         """Sample the same neighbours that sampling from the whole graph would sample.
 
         Args:
@@ -424,16 +506,18 @@ class HeldRows:
             rows: (num,) row numbers from `nodes.find`, if they are known already.
 
         Returns:
-            (num_sampled,) store ids, those of the first node first, with the dtype of `csc.indices`, in newly allocated
-            memory.
+            Neighbours with the dtype of `csc.indices`, in newly allocated memory.
 
         Raises:
             GNNScaleError: a node is not held.
+            ValueError: a weight below 0.
         """
         nodes, num = request.nodes, len(request.nodes)
         rows = self.nodes.find(nodes) if rows is None else rows
         if num and rows.min() < 0:
             raise GNNScaleError(f"node {nodes[rows.argmin()]} was asked of an owner that does not hold its row")
+        if request.places is not None:
+            return Neighbors(self._indices[self._indptr[rows] + request.places])
         try:
             space = self._spaces.get_nowait()
         except Empty:
@@ -443,16 +527,55 @@ class HeldRows:
         finally:
             self._spaces.put(space)
 
-    def _sample(self, request: HopRequest, rows: np.ndarray, space: Workspace) -> np.ndarray:
-        num, fanout, replace = len(rows), request.fanout, request.replace
-        start, degree, indptr = (space.reserve(name, num + 1) for name in ("row_start", "row_degree", "indptr"))
-        indptr[0] = 0
-        largest = cpu.count_hop(self._indptr, rows, 0, num, fanout, replace, cpu.EVERY_ROW, start, degree, indptr)
-        if len(space.taken) <= largest >> 6:
-            space.taken = np.zeros((largest >> 6) + 1, np.uint64)
-        total = int(indptr[num])
-        edge, neighbors = space.reserve("edge", total), np.empty(total, self._indices.dtype)
-        hop_key = np.uint64(request.hop_key)
-        cpu.pick_hop(hop_key, request.nodes, 0, num, fanout, replace, start, degree, indptr, space.taken, edge)
-        cpu.read_hop(self._indices, edge, 0, total, neighbors)
-        return neighbors
+    def _sample(self, request: HopRequest, rows: np.ndarray, space: Workspace) -> Neighbors:
+        num = len(rows)
+        hop = _RequestedRows(self._relation(request), request, rows, space)
+        hop.look_up(0, 0, num, None)
+        neighbors = np.empty(hop.last, self._indices.dtype)
+        hop.sample(0, num, neighbors, space.taken)
+        if request.is_plain:
+            return Neighbors(neighbors)
+        count = np.diff(space.indptr[: num + 1])
+        place = space.edge[: hop.last] - np.repeat(self._indptr[rows], count) if request.with_place else None
+        weight = space.weight[: hop.last].copy() if request.with_weight else None
+        return Neighbors(neighbors, count.astype(np.int32), place, weight)
+
+    def _relation(self, request: HopRequest) -> Relation:
+        """Return the rows as the whole graph's are sampled, see `NeighborSampler.prepare`."""
+        columns, timed = self._columns, request.until is not None
+        edge_type, number = (columns.get("edge_type"), request.number) if request.number is not None else (None, 0)
+        if timed and edge_type is None:  # rows are read whole, and put in order of time
+            edge_type = np.broadcast_to(np.uint8(0), len(self._indices))
+        by_edge = "edge_time" in columns
+        time = columns["edge_time" if by_edge else "node_time"] if timed else None
+        weight = columns["edge_weight"] if request.weighted else None
+        return Relation(0, 0, self._indptr, self._indices, time, weight, by_edge, edge_type, number)
+
+
+def _copied_runs(values: np.ndarray, runs: list[tuple[int, int]], allocate: Callable) -> np.ndarray:
+    """Return the entries of some runs of an array, one run after the other."""
+    out, at = allocate((sum(last - first for first, last in runs),), values.dtype), 0
+    for first, last in runs:
+        out[at : at + last - first] = values[first:last]
+        at += last - first
+    return out
+
+
+class _RequestedRows(SampledRows):
+    """Held rows of a request; what a batch chooses is hashed from, and asked by, what the request says."""
+
+    def __init__(self, relation: Relation, request: HopRequest, rows: np.ndarray, space: Workspace):
+        self._request = request
+        options = SampleOptions(
+            request.replace, latest=request.latest, strict=request.strict, with_weight=request.with_weight
+        )
+        targets = SimpleNamespace(node=rows, owner=np.arange(len(rows), dtype=np.int32))
+        super().__init__(relation, (request.fanout,), request.hop_key, space, targets, options, request.until, None)
+
+    @property
+    def hop_key(self) -> np.uint64:
+        return np.uint64(self._request.hop_key)
+
+    def names(self, begin: int, end: int) -> np.ndarray:
+        names = self._request.nodes if self._request.names is None else self._request.names
+        return names[begin:end]

@@ -27,7 +27,7 @@ from ..memory import parse_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import Column, SparseRows, as_stored
 from ..placement.shared_rows import RowHandle, SharedRows, gather_objects
-from ..sampler import NeighborSampler
+from ..sampler.protocol import BatchSampler
 from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
 from .held_rows import (
     DistributedFeatures,
@@ -35,12 +35,14 @@ from .held_rows import (
     HeldNodes,
     HeldRows,
     HopRequest,
+    Neighbors,
     PartOwners,
     most_linked,
     part_of,
+    sampling_columns,
 )
 from .messages import ShardMap
-from .sampling_owners import DistributedNeighborSampler
+from .sampling_owners import OwnedGraph, sampler_of_owners, why_not_owned
 
 ANSWER_LIMIT_S = 30.0
 START_LIMIT_S = 120.0  # for a holder that reads its parts
@@ -54,6 +56,7 @@ def assign_shards(
     replicate_bytes: int,
     with_features: bool,
     targets: Iterable[np.ndarray],
+    columns: tuple[str, ...] = (),
 ) -> ShardMap:
     """Assign a store's parts to the workers' machines, targets in proportion to workers; see `deal_in_order`.
 
@@ -62,6 +65,7 @@ def assign_shards(
         places: Ray's id of the machine of each worker, and the upper bound on what the worker holds, bytes.
         replicate_bytes, with_features: See `ShardMap`.
         targets: Store ids of all targets, in arrays.
+        columns: See `ShardMap`.
     """
     nodes = [node for node, _ in places]
     machines = tuple(dict.fromkeys(nodes))
@@ -75,7 +79,7 @@ def assign_shards(
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
     roots = (str(store.root),) * len(machines)
-    return shard_map_of(store, roots, owners, machines, replicate_bytes, caps, with_features)
+    return shard_map_of(store, roots, owners, machines, replicate_bytes, caps, with_features, columns=columns)
 
 
 def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_of_worker: Sequence[int]) -> np.ndarray:
@@ -112,10 +116,12 @@ def homes_of(shard_map: ShardMap, part_offsets: np.ndarray, targets: Mapping[int
     return homes
 
 
-def shard_map_of(store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest) -> ShardMap:
+def shard_map_of(
+    store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest, columns: tuple[str, ...]
+) -> ShardMap:
     """Return the `ShardMap` of an open store; rest: from `nodes` to `with_features`."""
     fetching = None if store.fetched is None else json.dumps(store.fetched.settings, sort_keys=True)
-    return ShardMap(roots, store.layout_fingerprint, owners, *rest, fetching=fetching)
+    return ShardMap(roots, store.layout_fingerprint, owners, *rest, fetching=fetching, columns=columns)
 
 
 def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
@@ -129,18 +135,9 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
             "rows=owners is for batches that cross parts, but these stay in theirs: use scope=graph and "
             "weights=GradientAveraging(), or rows=auto"
         )
-    if not samples_from_owners(sampler):
-        raise GNNScaleError(
-            f"rows=owners asks the owners of rows for what NeighborSampler samples along edges without "
-            f"locality, got {sampler}: use rows=auto"
-        )
-
-
-def samples_from_owners(sampler: Any) -> bool:
-    """Whether a sampler samples the same from rows of several owners as from the whole graph."""
-    if not isinstance(sampler, NeighborSampler) or sampler.by_edge_type or not sampler.hop_by_hop:
-        return False
-    return sampler.locality is None and sampler.direction == "in"
+    why = why_not_owned(sampler)
+    if why is not None:
+        raise GNNScaleError(why)
 
 
 class HeldMemory:
@@ -171,16 +168,24 @@ class HeldMemory:
         return {name: SharedRows.attach(one, write=True).array.reshape(shape) for name, (one, shape) in handles.items()}
 
 
-def fitting_parts(store: PartitionStore, parts: list[int], row_bytes: int, memory_bytes: int | None) -> list[int]:
-    """Return the parts whose rows fit a machine's memory, the first of them in the order of their ids."""
+def fitting_parts(
+    store: PartitionStore, parts: list[int], row_bytes: int, memory_bytes: int | None, columns: tuple[str, ...] = ()
+) -> list[int]:
+    """Return the parts whose rows, with some columns of their edges, fit a machine's memory, in the order of ids."""
     if memory_bytes is None:
         return parts
     first, last = store.part_offsets[:-1], store.part_offsets[1:]
     csc = store.csc_of_parts(())
     edges = np.asarray(csc.indptr[last]) - np.asarray(csc.indptr[first])
-    needed = edges * csc.indices.itemsize + (last - first) * (8 + row_bytes)
+    needed = edges * edge_bytes(store, columns) + (last - first) * (8 + row_bytes)
     total = np.cumsum(needed[parts])
     return parts[: int(np.searchsorted(total, memory_bytes, "right"))]
+
+
+def edge_bytes(store: PartitionStore, columns: tuple[str, ...]) -> int:
+    """Return the bytes of an edge in the memory of its owner."""
+    held = [getattr(store, name) for name in columns if name != "node_time"]
+    return store.csc_of_parts(()).indices.itemsize + sum(column.itemsize for column in held)
 
 
 class StoreHolder:
@@ -199,9 +204,10 @@ class StoreHolder:
         table = stored_table(store) if shard_map.with_features else None
         csc, nodes = owned_rows(shard_map, store, table, machine)
         self._memory = HeldMemory()
-        self._rows = HeldRows.read(csc, nodes, self._memory.allocate)
+        columns = {name: getattr(store, name) for name in shard_map.columns}
+        self._rows = HeldRows.read(csc, nodes, self._memory.allocate, columns)
         self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
-        self._files, self._table = HeldRows.of_files(csc), table
+        self._files, self._table = HeldRows.of_files(csc, columns), table
         self._answers = {"requests": 0, "rows": 0}
 
     def pid(self) -> int:
@@ -212,16 +218,20 @@ class StoreHolder:
         """Return the held nodes, and handles for their rows."""
         return self._rows.nodes, self._memory.handles
 
-    def sample_rows(self, request: HopRequest) -> np.ndarray:
+    def sample_rows(self, requests: Sequence[HopRequest]) -> list[Neighbors]:
         """Return neighbours of nodes that this machine owns, for another one."""
-        # A copy: what Ray shares is read-only.
-        request = request._replace(nodes=np.array(request.nodes))
+        self._answers["requests"] += 1
+        return [self._sample(request) for request in requests]
+
+    def _sample(self, request: HopRequest) -> Neighbors:
+        request = request.at(np.arange(len(request.nodes)))  # a copy: what Ray shares is read-only
         numbers = self._numbers(request.nodes)
         return self._files.sample(request) if numbers is None else self._rows.sample(request, numbers)
 
     def gather_rows(self, nodes: np.ndarray) -> np.ndarray | SparseRows:
         """Return feature rows of nodes that this machine owns, for another one."""
         nodes = np.array(nodes)
+        self._answers["requests"] += 1
         numbers = self._numbers(nodes)
         return self._table.read(nodes) if numbers is None else self._features.answer(nodes, numbers)
 
@@ -232,7 +242,6 @@ class StoreHolder:
 
     def _numbers(self, nodes: np.ndarray) -> np.ndarray | None:
         """Return the places of nodes; None: some are not held."""
-        self._answers["requests"] += 1
         self._answers["rows"] += len(nodes)
         numbers = self._rows.nodes.find(nodes)
         return None if len(numbers) and numbers.min() < 0 else numbers
@@ -245,11 +254,12 @@ def owned_rows(shard_map: ShardMap, store: PartitionStore, table: Column | None,
         table: The features as they are stored; None: they are not held.
     """
     row_bytes, offsets = row_bytes_of(table), store.csc_of_parts(())
-    replicated = most_linked(offsets.indptr, shard_map.replicate_bytes, offsets.indices.itemsize, row_bytes)
+    replicated = most_linked(offsets.indptr, shard_map.replicate_bytes, edge_bytes(store, shard_map.columns), row_bytes)
     parts = [part for part, owner in enumerate(shard_map.owners) if owner == machine]
     csc = store.csc_of_parts(parts, replicated, table is not None)  # of those beyond the memory too
     budget = None if shard_map.memory_bytes is None else shard_map.memory_bytes[machine]
-    fitting = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shard_map.replicate_bytes))
+    budget = budget and max(0, budget - shard_map.replicate_bytes)
+    fitting = fitting_parts(store, parts, row_bytes, budget, shard_map.columns)
     return csc, HeldNodes(store.part_offsets, fitting, replicated)
 
 
@@ -387,19 +397,20 @@ class OwnerReads:
                 "rows=owners asks from the training process or from Ray's workers: use source=threads, task_graphs or "
                 "ray"
             )
-        if not samples_from_owners(sampler):
-            raise ValueError(
-                "rows=owners asks the owners of rows for what NeighborSampler samples along edges without "
-                f"locality, got {sampler}: use rows=auto"
-            )
+        why = why_not_owned(sampler)
+        if why is not None:
+            raise ValueError(why)
 
-    def open(self, store: PartitionStore, features: Column | None, rank_of_part: Sequence[int]) -> "HeldGraph":
+    def open(
+        self, store: PartitionStore, features: Column | None, rank_of_part: Sequence[int], sampler: BatchSampler
+    ) -> "HeldGraph":
         """Return the graph as this rank sees it; every rank of the run calls this at once.
 
         Args:
             store: The store as this rank has it: a folder of its machine, or what it fetches from a URL.
             features: Table of the whole graph's rows; None: batches have none.
             rank_of_part: (num_parts,) rank that trains each part, the same on every rank.
+            sampler: Samples the batches: what it reads of edges is held.
 
         Raises:
             GNNScaleError: Ray, a holder or the store of a machine cannot be used; every rank raises it.
@@ -417,13 +428,15 @@ class OwnerReads:
             return import_ray().get_runtime_context().get_node_id(), str(store.root)
 
         try:
-            return self._opened(store, features, rank_of_part, _agreed(join))
+            return self._opened(store, features, rank_of_part, _agreed(join), sampling_columns(sampler, store))
         except BaseException:
             if joined:
                 leave_ray()
             raise
 
-    def _opened(self, store, features, rank_of_part: Sequence[int], places: list[tuple[str, str]]) -> "HeldGraph":
+    def _opened(
+        self, store, features, rank_of_part: Sequence[int], places: list[tuple[str, str]], columns: tuple[str, ...]
+    ) -> "HeldGraph":
         """Return what `open` does; places: Ray's id of the machine of each rank, and the store's folder there."""
         root_of = dict(places)
         nodes = tuple(root_of)
@@ -431,7 +444,8 @@ class OwnerReads:
         most = parse_bytes(self.memory_bytes, "memory_bytes")
         caps = None if most is None else (most,) * len(nodes)
         replicate = parse_bytes(self.replicate_bytes, "replicate_bytes")
-        shard_map = shard_map_of(store, tuple(root_of.values()), owners, nodes, replicate, caps, features is not None)
+        held = owners, nodes, replicate, caps, features is not None
+        shard_map = shard_map_of(store, tuple(root_of.values()), *held, columns=columns)
         graphs: list[HeldGraph] = []
         _agreed(lambda: graphs.append(HeldGraph(shard_map, store, features, self.timeout_s)))
         return graphs[0]
@@ -483,13 +497,15 @@ class HeldGraph:
         here = ray.get_runtime_context().get_node_id()
         self._machine = shard_map.nodes.index(here) if here in shard_map.nodes else -1
         self._owners = PartOwners(store.part_offsets, shard_map.owners)
+        self._columns = {name: getattr(store, name) for name in shard_map.columns}
         nodes, arrays = self._attached()
         if nodes is None:
             nodes = HeldNodes(store.part_offsets, ())
-            self.rows = HeldRows.read(store.csc_of_parts(()), nodes)
+            self.rows = HeldRows.read(store.csc_of_parts(()), nodes, columns=self._columns)
             self._held = None if features is None else HeldFeatures.read(as_stored(features)[0], nodes)
         else:
-            self.rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
+            columns = {name: arrays.get(name, values) for name, values in self._columns.items()}
+            self.rows = HeldRows(nodes, arrays["indptr"], arrays["indices"], columns)
             self._held = None if features is None else HeldFeatures(nodes, arrays, as_stored(features)[0])
 
     @property
@@ -509,9 +525,9 @@ class HeldGraph:
             return None
         return DistributedFeatures.of(self._table, self._held, self._owners, self._ask_features, note=self._count)
 
-    def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
+    def sampler(self, sampler: BatchSampler) -> BatchSampler:
         """Return a sampler that samples the same from the rows of all machines."""
-        return DistributedNeighborSampler(sampler, self.rows, self._owners, self._ask_rows)
+        return sampler_of_owners(sampler, OwnedGraph(self.rows, self._owners, self._ask_rows))
 
     def tools(self, stage: PartStager, maker: BatchMaker) -> tuple[PartStager, BatchMaker]:
         """Return a stage and a maker that sample and gather from the memories of all machines."""
@@ -522,12 +538,12 @@ class HeldGraph:
     def _own(self) -> HeldRows:
         """The rows of this machine as they are in its files."""
         parts = [part for part, owner in enumerate(self._shares.owners) if owner == self._machine]
-        return HeldRows.of_files(self._store.csc_of_parts(parts))
+        return HeldRows.of_files(self._store.csc_of_parts(parts), self._columns)
 
     @cached_property
     def _files(self) -> HeldRows:
         """All rows as they are in files, fetched where they are not here."""
-        return HeldRows.of_files(self._store.csc)
+        return HeldRows.of_files(self._store.csc, self._columns)
 
     def close(self, waiting_share: float) -> None:
         """Leave the cluster, which `OwnerReads.open` joined, and record what was asked there.
@@ -562,10 +578,10 @@ class HeldGraph:
             self._handles[machine] = holder_handle(self._shares, machine)
         return self._handles[machine]
 
-    def _ask_rows(self, owner: int, request: HopRequest) -> Any:
+    def _ask_rows(self, owner: int, requests: Sequence[HopRequest]) -> Any:
         if owner == self._machine:  # beyond what its memory holds
-            return Answered(self._own.sample(request))
-        return self._ask(owner, "sample_rows", request, lambda: self._files.sample(request), 0)
+            return Answered([self._own.sample(request) for request in requests])
+        return self._ask(owner, "sample_rows", requests, lambda: list(map(self._files.sample, requests)), 0)
 
     def _ask_features(self, owner: int, nodes: np.ndarray) -> Any:
         table = as_stored(self._table)[0]
@@ -605,8 +621,10 @@ class Answered(NamedTuple):
         return self.answer
 
 
-def num_bytes(rows: np.ndarray | SparseRows) -> int:
+def num_bytes(rows: np.ndarray | SparseRows | list[Neighbors]) -> int:
     """Return the bytes of neighbours or feature rows."""
+    if isinstance(rows, list):
+        return sum(one.nbytes for one in rows)
     return rows.nbytes if hasattr(rows, "nbytes") else rows.indptr.nbytes + rows.indices.nbytes + rows.data.nbytes
 
 

@@ -101,6 +101,7 @@ class ShardMap(NamedTuple):
             of their machine when they are asked for. None: no bound.
         with_features: Whether feature rows are held too.
         fetching: What a machine without the folder fetches the store by, as JSON; None: the folder must be there.
+        columns: Columns that decide which edges are sampled, held with the rows; see `sampling_columns`.
     """
 
     roots: tuple[str, ...]
@@ -111,6 +112,7 @@ class ShardMap(NamedTuple):
     memory_bytes: tuple[int, ...] | None = None
     with_features: bool = True
     fetching: str | None = None
+    columns: tuple[str, ...] = ()
 
     def open_store(self, machine: int) -> PartitionStore:
         """Open the store that is on a machine; to be called there.

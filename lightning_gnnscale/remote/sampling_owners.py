@@ -1,213 +1,379 @@
 """Sampling across the memories of several workers: rows of others are asked for first, own ones sampled meanwhile.
 
 What is sampled for a node is a hash of (key, hop, node): every holder of the row samples the same, so that a batch is
-bit for bit the one that `NeighborSampler` samples from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its
+bit for bit the one that is sampled from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its
 parts and of replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`,
-which says how many edges a row gives and where they are, so that answers are neighbours alone; degrees, labels and
-masks, which the `StagedPart` of the `WholeGraph` has. The edges of the store's files are not read.
+which says how many edges a row has and where they are; degrees, labels, masks and times, which the `StagedPart` of the
+`WholeGraph` has. The edges of the store's files are not read. Where the degree of a node and the key decide what is
+sampled, answers are neighbours alone; by edge type, time or weight they also say how many each node has, and where.
 
-Such a sampler can be used wherever a `NeighborSampler` can: `BatchMaker(sampler=...)`, or
-`FanoutNeighborhood(...)` for task graphs. `ask` is the transport's: (owner, HopRequest) to something with `result()`;
-an owner answers with `held.sample(request)`.
+`sampler_of_owners` gives a sampler that can be used wherever the one it samples like can. `ask` is the transport's:
+(owner, requests) to something with `result()`; an owner answers with `held.sample` of each request.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..errors import GNNScaleError
+from ..graph import CSC
 from ..jit import kernel
+from ..rng import below, combine
+from ..sampler.layerwise import LayerwiseSampler
+from ..sampler.link_sampler import LinkSampler
 from ..sampler.neighbor import NeighborSampler, NeighborState
-from ..sampler.protocol import Allocate, BatchSampler, Subgraph
+from ..sampler.protocol import Allocate, BatchSampler, Subgraph, edges_between
 from ..triton_kernels.sample_neighbors import HopSampling, SampleOptions, Workspace
-from ..triton_kernels.sample_neighbors.rows import SampledRows, fold_hop
-from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
+from ..triton_kernels.sample_neighbors.rows import SampledRows
+from .held_rows import ANSWERS, HeldRows, HopRequest, Neighbors, PartOwners
 
 
 class Sampling(Protocol):
-    """Samples on their way; every `concurrent.futures.Future` is one."""
+    """Answers on their way; every `concurrent.futures.Future` is one."""
 
-    def result(self) -> np.ndarray:
-        """Return the (num_sampled,) neighbours of a request's nodes, in its order; waits for them."""
+    def result(self) -> Sequence[Neighbors]:
+        """Return the answer to each request, in their order; waits for them."""
 
 
-Ask = Callable[[Hashable, HopRequest], Sampling]
+Ask = Callable[[Hashable, Sequence[HopRequest]], Sampling]
 
 
 @dataclass(frozen=True)
-class DistributedNeighborSampler(BatchSampler):
-    """A `NeighborSampler` over rows that several workers hold. Its samples equal those of the sampler bit for bit.
+class OwnedGraph:
+    """The rows of the whole graph as one worker reads them.
 
     Args:
-        sampler: Sampler that samples along "in" edges, without locality.
         held: The rows that this worker holds.
         owners: Which worker owns each part.
-        ask: Sends a request to an owner, and returns at once.
-
-    Raises:
-        ValueError: the sampler is of another class.
-        GNNScaleError: while sampling, an owner answers with more or fewer neighbours than were asked for; and whatever
-            `result()` raises.
+        ask: Sends requests to an owner as one message, and returns at once.
     """
 
-    sampler: NeighborSampler = field()  # has no default, whatever `BatchSampler` has
     held: HeldRows
     owners: PartOwners
     ask: Ask
+
+    def begin(self, requests: Sequence[HopRequest]) -> "Answers":
+        """Send what other owners must answer, one message to each of them."""
+        answers, messages = Answers(self.held, requests), {}
+        for number, (request, held) in enumerate(zip(requests, answers.rows, strict=True)):
+            foreign = np.flatnonzero(held < 0)
+            for owner, chosen in self.owners.group(request.nodes[foreign]):
+                places = foreign[chosen]
+                messages.setdefault(owner, []).append((number, places, request.at(places)))
+        for owner, parts in messages.items():
+            sampling = self.ask(owner, [request for _, _, request in parts])
+            answers.asked.append((owner, [(number, places) for number, places, _ in parts], sampling))
+        return answers
+
+    def read(self, nodes: np.ndarray, indptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return whole rows as a CSC of their own: (num + 1,) offsets, and the neighbours of each node."""
+        nodes = np.asarray(nodes)
+        degree = indptr[nodes + 1] - indptr[nodes]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(degree)])
+        neighbor = np.empty(int(offsets[-1]), self.held.id_dtype)
+        self._placed(HopRequest(nodes, 0, -1), offsets, neighbor)
+        return offsets, neighbor
+
+    def entries(self, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Return (num,) int64: one neighbour of each node, by its place in the row."""
+        neighbor = np.empty(len(nodes), self.held.id_dtype)
+        request = HopRequest(np.asarray(nodes), 0, 1, places=np.asarray(places, np.int64))
+        self._placed(request, np.arange(len(nodes) + 1), neighbor)
+        return neighbor.astype(np.int64)
+
+    def _placed(self, request: HopRequest, offsets: np.ndarray, neighbor: np.ndarray) -> None:
+        answers = self.begin([request])
+        answers.sample_own()
+        for owner, places, answer in answers.of(0):
+            _check_answer(owner, places, answer, offsets)
+            _place_rows(places, offsets, answer.neighbor, neighbor)
+
+
+class Answers:
+    """What was asked for at a time, and what came.
+
+    Attributes:
+        rows: For each request (num,) row numbers of its nodes, -1 for one that others hold.
+        asked: Owner, (request, positions of its nodes) of a message, and its answers on their way.
+    """
+
+    def __init__(self, held: HeldRows, requests: Sequence[HopRequest]):
+        self._held, self._requests = held, requests
+        self.rows = [held.nodes.find(request.nodes) for request in requests]
+        self.asked: list[tuple[Hashable, list[tuple[int, np.ndarray]], Sampling]] = []
+        self._own: list[tuple[np.ndarray, Neighbors]] = []
+        self._came: list[Sequence[Neighbors]] | None = None
+
+    def sample_own(self) -> None:
+        """Sample the rows that are here."""
+        for request, rows in zip(self._requests, self.rows, strict=True):
+            own = np.flatnonzero(rows >= 0)
+            self._own.append((own, self._held.sample(request.at(own), rows[own])))
+
+    def wait(self) -> None:
+        """Wait for the answers of others."""
+        if self._came is None:
+            self._came = [sampling.result() for _, _, sampling in self.asked]
+
+    def of(self, number: int) -> list[tuple[Hashable, np.ndarray, Neighbors]]:
+        """Return (owner, positions of nodes, what it answered) for one request; waits, after `sample_own`."""
+        self.wait()
+        found = [("this worker", *self._own[number])]
+        for (owner, parts, _), came in zip(self.asked, self._came, strict=True):
+            found += [(owner, places, one) for (of, places), one in zip(parts, came, strict=True) if of == number]
+        return found
+
+
+def sampler_of_owners(sampler: BatchSampler, rows: OwnedGraph) -> BatchSampler:
+    """Return a sampler that samples the same, bit for bit, from rows that several workers hold.
+
+    Raises:
+        ValueError: `why_not_owned` says why there is none.
+        GNNScaleError: while sampling, an owner answers with more or fewer neighbours than were asked for; and whatever
+            `result()` of an answer raises.
+    """
+    why = why_not_owned(sampler)
+    if why is not None:
+        raise ValueError(why)
+    own = {one.name: getattr(sampler, one.name) for one in fields(sampler)} | {"rows": rows}
+    if isinstance(sampler, LinkSampler):
+        return DistributedLinkSampler(**own | {"sampler": sampler_of_owners(sampler.sampler, rows)})
+    return (DistributedNeighborSampler if isinstance(sampler, NeighborSampler) else DistributedLayerwiseSampler)(**own)
+
+
+def why_not_owned(sampler: Any) -> str | None:
+    """Return the line that refuses a sampler whose rows owners cannot give; None: they can."""
+    inner = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
+    if not isinstance(inner, NeighborSampler | LayerwiseSampler):
+        return (
+            "rows=owners asks the owners of rows for what NeighborSampler, LayerwiseSampler and LinkSampler sample, "
+            f"got {type(sampler).__name__}: use rows=auto"
+        )
+    if inner.direction != "in":
+        return f"rows=owners takes direction='in', got {inner.direction!r}: write the store with to_undirected=True"
+    if inner.locality is not None:
+        return "rows=owners takes no locality: use rows=auto, or leave it out"
+    return None
+
+
+@dataclass(frozen=True)
+class DistributedNeighborSampler(NeighborSampler):
+    """A `NeighborSampler` over rows that several workers hold; see `sampler_of_owners`.
+
+    Args:
+        rows: Where they are.
+    """
+
+    rows: OwnedGraph = field(default=None, compare=False, repr=False)  # has no default, whatever comes before it has
     asks: ClassVar[bool] = True  # of task graphs: a hop is asked for in a task of its own
 
-    def __post_init__(self):
-        sampler = self.sampler
-        if not isinstance(sampler, NeighborSampler):
-            raise ValueError(f"rows=owners takes a NeighborSampler, got {type(sampler).__name__}: use rows=auto")
-        if sampler.direction != "in":
-            raise ValueError(
-                f"rows=owners takes direction='in', got {sampler.direction!r}: write the store with to_undirected=True"
-            )
-        if sampler.locality is not None:
-            raise ValueError("rows=owners takes no locality: use rows=auto, or leave it out")
-
-    @property
-    def num_hops(self) -> int:
-        return self.sampler.num_hops
-
-    @property
-    def direction(self) -> str:
-        return self.sampler.direction
-
-    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
-        return self.sampler.num_batches(num_targets, batch_size, drop_last)
-
-    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> NeighborState:
-        return self.sampler.prepare(part, targets, seed)
-
-    def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
-        return self.sampler.items(state, batch_size, drop_last, order_key)
-
-    def sample(
-        self,
-        state: NeighborState,
-        items: np.ndarray,
-        key: int,
-        workspace: Workspace,
-        allocate: Allocate,
-        return_e_id: bool,
-    ) -> Subgraph:
-        hops = self.begin(state, items, key, workspace, return_e_id)
-        for _ in range(hops.num_hops):
-            hops.sample()
-        return self.finish(state, hops, allocate)
-
     def begin(
-        self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
-    ) -> "DistributedHops":
-        """Return a batch to be sampled one hop at a time; arguments as for `sample`."""
-        return DistributedHops(self, state, seeds, key, workspace, return_e_id)
-
-    def finish(self, state: NeighborState, hops: "DistributedHops", allocate: Allocate) -> Subgraph:
-        """Return what the hops of `begin` sampled, all of which are sampled."""
-        return self.sampler.finish(state, hops, allocate)
-
-
-class DistributedHops(HopSampling):
-    """`HopSampling` whose rows have several owners; arguments as for `DistributedNeighborSampler.begin`."""
-
-    def __init__(
         self,
-        sampler: DistributedNeighborSampler,
         state: NeighborState,
         seeds: np.ndarray,
         key: int,
         workspace: Workspace,
         return_e_id: bool,
+        with_row_scale: bool = True,
+        times: np.ndarray | None = None,
+    ) -> "DistributedHops":
+        options, times = self.options_of(state, seeds, return_e_id, with_row_scale, times)
+        return DistributedHops(self.rows, state, seeds, key, workspace, options, times, self)
+
+    def induced(
+        self, state: NeighborState, nodes: np.ndarray, num_seeds: int, workspace: Workspace, allocate: Allocate,
+        return_e_id: bool,
+    ) -> Subgraph:  # fmt: skip
+        offsets, neighbor = self.rows.read(nodes, state.csc.indptr)
+        count, every = workspace.place(nodes), np.arange(len(nodes))
+        edge_index, indptr, edge = edges_between(offsets, neighbor, every, workspace, allocate, return_e_id)
+        workspace.finish(count)
+        if return_e_id:
+            edge += np.repeat(state.csc.indptr[nodes] - offsets[:-1], np.diff(indptr))
+        n_id = allocate((len(nodes),), np.int64)
+        n_id[:] = nodes
+        return Subgraph(n_id, edge_index, indptr, num_seeds, edge)
+
+
+@dataclass(frozen=True)
+class DistributedLayerwiseSampler(LayerwiseSampler):
+    """A `LayerwiseSampler` over rows that several workers hold; see `sampler_of_owners`.
+
+    Args:
+        rows: Where they are.
+    """
+
+    rows: OwnedGraph = field(default=None, compare=False, repr=False)
+
+    def read_rows(self, csc: CSC, nodes: np.ndarray, neighbor: np.ndarray) -> None:
+        """Fill `neighbor` with the rows of nodes, one after the other."""
+        _, found = self.rows.read(nodes, csc.indptr)
+        neighbor[: len(found)] = found
+
+
+@dataclass(frozen=True)
+class DistributedLinkSampler(LinkSampler):
+    """A `LinkSampler` over rows that several workers hold; see `sampler_of_owners`.
+
+    Args:
+        rows: Where they are.
+    """
+
+    rows: OwnedGraph = field(default=None, compare=False, repr=False)
+
+    def sources_at(self, csc: CSC, targets: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        return self.rows.entries(targets, edges - csc.indptr[targets])
+
+    def walk(self, csc: CSC, seeds: np.ndarray, key: int, length: int) -> np.ndarray:
+        return walk_by_entries(np.asarray(csc.indptr), self.rows.entries, seeds, key, length)
+
+
+class DistributedHops(HopSampling):
+    """`HopSampling` whose rows have several owners: a hop is asked for as soon as its targets are known.
+
+    Args:
+        graph: Where the rows are.
+        options, times: As `HopSampling` has them.
+        sampler: What edges are sampled by.
+        Others as of `NeighborSampler.begin`.
+    """
+
+    def __init__(
+        self,
+        graph: OwnedGraph,
+        state: NeighborState,
+        seeds: np.ndarray,
+        key: int,
+        workspace: Workspace,
+        options: SampleOptions,
+        times: np.ndarray | None,
+        sampler: NeighborSampler,
     ):
-        self._sampler, self._answers, self._asked = sampler, [], False
-        options = SampleOptions(sampler.sampler.replace, return_e_id)
-        super().__init__(state.relations, [(0, seeds)], state.fanouts, key, [workspace], options)
+        self._graph, self._sampler, self._wanted = graph, sampler, []
+        self._is_named = "edge_types" in sampler.requires
+        # What decides which edges are sampled is with the owners: here a degree bounds how many there are.
+        relations = [one._replace(time=None, weight=None, edge_type=None) for one in state.relations]
+        super().__init__(
+            relations, [(0, seeds)], state.fanouts, key, [workspace], options, times=times, type_of=state.type_of
+        )
 
     def ask(self) -> Future | None:
-        """Send the requests of the next hop; return the future of their answers, or None where all rows are here.
-
-        `sample` samples the rows that are here meanwhile, and `relabel` has both.
-        """
-        self._answers = []
-        self._asked = True
-        (rows,) = self._rows
-        asked = self._ask_foreign(rows, rows.begin, rows.end)
-        return ANSWERS.submit(self._wait, asked) if asked else None
+        """Return the future of the next hop's answers, or None where all its rows are here."""
+        return ANSWERS.submit(self._answers.wait) if self._answers.asked else None
 
     def sample_chunk(self, chunk: int, num_chunks: int) -> None:
-        """Sample neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one chunk."""
-        if not self._asked:
-            return super().sample_chunk(chunk, num_chunks)
-        (rows,) = self._rows
-        self._sample_own(rows, rows.begin, rows.end, rows.space.neighbor, rows.space.taken)
+        """Sample the rows that are here, in one chunk."""
+        if chunk == 0:
+            self._answers.sample_own()
 
-    def relabel(self) -> None:
-        (rows,) = self._rows
-        for owner, places, sampled in self._answers:
-            indptr = rows.space.indptr[rows.begin : rows.end + 1]
-            self._place_answer(owner, places, sampled, indptr, rows.space.neighbor)
-        self._answers, self._asked = [], False
-        super().relabel()
+    def _look_up(self) -> None:
+        super()._look_up()
+        self._wanted = [np.flatnonzero(np.diff(rows.space.indptr[rows.begin : rows.end + 1])) for rows in self._rows]
+        self._answers = self._graph.begin([self._request(*one) for one in zip(self._rows, self._wanted, strict=True)])
 
-    def _wait(self, asked: list[tuple[Hashable, np.ndarray, Sampling]]) -> None:
-        self._answers = [(owner, places, sampling.result()) for owner, places, sampling in asked]
+    def _request(self, rows: SampledRows, wanted: np.ndarray) -> HopRequest:
+        options, begin, end = self._options, rows.begin, rows.end
+        names = rows.names(begin, end)[wanted] if options.disjoint else None
+        until = None if self.times is None else self.times[rows.targets.owner[begin:end]][wanted]
+        number = rows.relation.number if self._is_named else None
+        request = HopRequest(
+            rows.targets.node[begin:end][wanted], int(rows.hop_key), rows.fanouts[self.hop], options.replace, names,
+            until, number, self._sampler.weighted, options.latest, options.strict,
+        )  # fmt: skip
+        if request.is_plain:
+            return request
+        return request._replace(with_place=options.return_e_id, with_weight=options.with_weight)
 
-    def _sample_rows(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Sample for the targets begin..end-1, of whom only this worker's rows are here."""
-        asked = self._ask_foreign(rows, begin, end)
-        self._sample_own(rows, begin, end, neighbor, taken)
-        for owner, places, sampling in asked:
-            self._place_answer(owner, places, sampling.result(), rows.space.indptr[begin : end + 1], neighbor)
+    def _sample(self) -> None:
+        self._answers.sample_own()
+        self._relabel()
 
-    def _request(self, rows: SampledRows, begin: int, end: int) -> HopRequest:
-        key, replace = int(fold_hop(rows.key, self.hop)), self._options.replace
-        return HopRequest(rows.targets.node[begin:end], key, rows.fanouts[self.hop], replace)
+    def _relabel(self) -> None:
+        for number, rows in enumerate(self._rows):
+            self._place_answers(rows, self._wanted[number], self._answers.of(number))
+        super()._relabel()
 
-    def _ask_foreign(self, rows: SampledRows, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Sampling]]:
-        request, indptr = self._request(rows, begin, end), rows.space.indptr[begin : end + 1]
-        held = self._sampler.held.nodes.find(request.nodes)
-        return self._ask(np.flatnonzero((held < 0) & (indptr[1:] > indptr[:-1])), request)
+    def _place_answers(self, rows: SampledRows, wanted: np.ndarray, answers: list) -> None:
+        """Write what was sampled to where sampling from the whole graph has it."""
+        space, first, indptr = rows.space, rows.first, rows.space.indptr[rows.begin : rows.end + 1]
+        if any(answer.count is not None for _, _, answer in answers):
+            count = np.zeros(rows.end - rows.begin, np.int64)
+            for _, places, answer in answers:
+                count[wanted[places]] = answer.count
+            np.cumsum(count, out=indptr[1:])
+            indptr[1:] += first
+            rows.last = int(indptr[-1])
+        for owner, places, answer in answers:
+            places = wanted[places]
+            _check_answer(owner, places, answer, indptr)
+            _place_rows(places, indptr, answer.neighbor, space.neighbor)
+            if answer.place is not None:
+                count = indptr[places + 1] - indptr[places]
+                edge = answer.place + np.repeat(space.row_start[places], count)
+                _place_rows(places, indptr, edge, space.edge[first:])
+            if answer.weight is not None:
+                _place_rows(places, indptr, answer.weight, space.weight[first:])
+        known = all(answer.count is None for _, _, answer in answers)
+        if known and rows.last > first and (self._options.return_e_id or self._options.with_weight):
+            rows.pick(rows.begin, rows.end, space.taken)  # the key says which: that needs no owner
 
-    def _sample_own(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
-        """Sample the rows that are here, and the positions of all edges."""
-        request, held = self._request(rows, begin, end), self._sampler.held
-        places, indptr = held.nodes.find(request.nodes), rows.space.indptr[begin : end + 1]
-        own = np.flatnonzero(places >= 0)
-        sampled = held.sample(request._replace(nodes=request.nodes[own]), places[own])
-        self._place_answer("this worker", own, sampled, indptr, neighbor)
-        if self._options.return_e_id:  # positions of edges follow from `indptr` and the key: that needs no owner
-            rows.pick(begin, end, taken)
 
-    def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Sampling]]:
-        """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its samples)."""
-        nodes = request.nodes[foreign]
-        return [
-            (owner, foreign[chosen], self._sampler.ask(owner, request._replace(nodes=nodes[chosen])))
-            for owner, chosen in self._sampler.owners.group(nodes)
-        ]
+def walk_by_entries(
+    indptr: np.ndarray,
+    entries: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    seeds: np.ndarray,
+    key: int,
+    length: int,
+) -> np.ndarray:
+    """Return what `sample_positives(choose="any")` samples, by reading one entry a step of the rows that walks pass.
 
-    def _place_answer(
-        self, owner, places: np.ndarray, sampled: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray
-    ) -> None:
-        """Write the neighbours of some targets to where sampling from the whole graph has them."""
-        expected = int((indptr[places + 1] - indptr[places]).sum())
-        if len(sampled) != expected:
-            raise GNNScaleError(
-                f"{owner} sampled {len(sampled)} neighbours of {len(places)} nodes, but {expected} were asked for: "
-                f"do all workers read the same store?"
-            )
-        _place_rows(places, indptr, sampled, neighbor)
+    Args:
+        indptr: (num_nodes + 1,) row offsets of the whole graph.
+        entries: Maps nodes and places in their rows to neighbours.
+        seeds, key, length: As `sample_positives` has them.
+    """
+    node = np.array(seeds, np.int64)
+    steps = _walk_steps(np.uint64(key), len(node), length)
+    for step in range(length):
+        degree = indptr[node + 1] - indptr[node]
+        goes = np.flatnonzero((steps > step) & (degree > 0))
+        places = _walk_places(np.uint64(key), goes, step, degree[goes])
+        node[goes] = entries(node[goes], places)
+    return node
+
+
+def _check_answer(owner: Hashable, places: np.ndarray, answer: Neighbors, indptr: np.ndarray) -> None:
+    expected = int((indptr[places + 1] - indptr[places]).sum())
+    if len(answer.neighbor) != expected:
+        raise GNNScaleError(
+            f"{owner} sampled {len(answer.neighbor)} neighbours of {len(places)} nodes, but {expected} were asked for: "
+            f"do all workers read the same store?"
+        )
 
 
 @kernel
-def _place_rows(places, indptr, sampled, neighbor):
+def _place_rows(places, indptr, sampled, out):
     at, first = 0, indptr[0]
     for i in range(len(places)):
         for k in range(indptr[places[i]] - first, indptr[places[i] + 1] - first):
-            neighbor[k] = sampled[at]
+            out[k] = sampled[at]
             at += 1
+
+
+@kernel
+def _walk_steps(key, num, length):
+    steps = np.empty(num, np.int64)
+    for i in range(num):
+        steps[i] = 1 + below(combine(combine(key, i), length), length)
+    return steps
+
+
+@kernel
+def _walk_places(key, walks, step, degree):
+    places = np.empty(len(walks), np.int64)
+    for i in range(len(walks)):
+        places[i] = below(combine(combine(key, walks[i]), step), degree[i])
+    return places

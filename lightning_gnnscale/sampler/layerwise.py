@@ -1,8 +1,8 @@
 """Layer-wise importance sampling: a fixed number of nodes for each layer of the model (LADIES)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class LayerwiseSampler(BatchSampler):
     direction: str = "in"
     locality: LocalityBias | None = None
     takes_locality = True
+    read_rows: ClassVar[Callable | None] = None  # see `sample_layers`
 
     def __post_init__(self):
         sizes = check_layer_sizes(self.nodes_per_layer, self.num_layers)
@@ -104,6 +105,7 @@ class LayerwiseSampler(BatchSampler):
             return_e_id=return_e_id,
             workspace=workspace,
             allocate=allocate,
+            read_rows=self.read_rows,
         )
         return Subgraph(
             sampled.n_id,

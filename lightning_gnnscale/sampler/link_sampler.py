@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import check_count, check_flags
-from ..graph import GraphSchema, check_requires
+from ..graph import CSC, GraphSchema, check_requires
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
@@ -437,9 +437,16 @@ class LinkSampler(BatchSampler):
         """Return (num_items,) int64 local ids, the positive of each of `first_ends`; itself where it has none."""
         csc = state.inner.csc
         if self.positives == "edge":
-            return csc.indices[_edges_at(state, items)].astype(np.int64)
-        length = self.walk_length if self.positives == "walk" else 1
-        return sample_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
+            return self.sources_at(csc, seeds, _edges_at(state, items))
+        return self.walk(csc, seeds, _stream(key, _POSITIVE_KEY), self.walk_length if self.positives == "walk" else 1)
+
+    def sources_at(self, csc: CSC, targets: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        """Return (num,) int64, the sources of edges by their targets and their positions in the part's CSC."""
+        return csc.indices[edges].astype(np.int64)
+
+    def walk(self, csc: CSC, seeds: np.ndarray, key: int, length: int) -> np.ndarray:
+        """Return (num,) int64, a node of a walk from each seed; see `sample_positives`."""
+        return sample_positives(csc, seeds, key, length, "any")
 
     def negative_ends(self, state: LinkState, items: np.ndarray, key: int) -> np.ndarray:
         """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them.

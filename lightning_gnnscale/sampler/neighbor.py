@@ -256,7 +256,7 @@ class NeighborSampler(BatchSampler):
         sampled = self.finish(state, hops, allocate, with_row_scale)
         if self.subgraph_type == "directional":
             return sampled
-        whole = induced_subgraph(state.csc, sampled.n_id, sampled.num_seeds, workspace, allocate, with_e_id)
+        whole = self.induced(state, sampled.n_id, sampled.num_seeds, workspace, allocate, with_e_id)
         return whole if self.subgraph_type == "induced" else _both_ways(whole, sampled)
 
     def begin(
@@ -270,23 +270,35 @@ class NeighborSampler(BatchSampler):
         times: np.ndarray | None = None,
     ) -> HopSampling:
         """Return a batch to be sampled one hop at a time; arguments as for `sample`."""
-        scale = 1.0 if self.locality is None else self.locality.scale
-        if times is None and state.seed_time is not None:
-            times = state.seed_time[seeds]
-        options = SampleOptions(
-            self.replace,
-            return_e_id or (self.by_edge_type and not self._names_edge_types),
-            scale,
-            self.disjoint or times is not None,
-            self.temporal_strategy == "last",
-            self.strictly_before,
-            state.weighted and with_row_scale,
-        )
-        split = state.preferred.split(return_e_id) if scale > 1 else None
+        options, times = self.options_of(state, seeds, return_e_id, with_row_scale, times)
+        split = state.preferred.split(return_e_id) if options.scale > 1 else None
         return HopSampling(
             state.relations, [(0, seeds)], state.fanouts, key, [workspace], options, split=split, times=times,
             type_of=state.type_of,
         )  # fmt: skip
+
+    def options_of(
+        self, state: NeighborState, seeds: np.ndarray, return_e_id: bool, with_row_scale: bool, times: np.ndarray | None
+    ) -> tuple[SampleOptions, np.ndarray | None]:
+        """Return how the edges of a batch are sampled, and the times of its seeds; arguments as for `sample`."""
+        if times is None and state.seed_time is not None:
+            times = state.seed_time[seeds]
+        return SampleOptions(
+            self.replace,
+            return_e_id or (self.by_edge_type and not self._names_edge_types),
+            1.0 if self.locality is None else self.locality.scale,
+            self.disjoint or times is not None,
+            self.temporal_strategy == "last",
+            self.strictly_before,
+            state.weighted and with_row_scale,
+        ), times
+
+    def induced(
+        self, state: NeighborState, nodes: np.ndarray, num_seeds: int, workspace: Workspace, allocate: Allocate,
+        return_e_id: bool,
+    ) -> Subgraph:  # fmt: skip
+        """Return all edges between nodes; see `induced_subgraph`."""
+        return induced_subgraph(state.csc, nodes, num_seeds, workspace, allocate, return_e_id)
 
     def finish(
         self, state: NeighborState, hops: HopSampling, allocate: Allocate, with_row_scale: bool = True

@@ -21,7 +21,7 @@ from lightning_gnnscale.remote.held_rows import (
     most_linked,
 )
 from lightning_gnnscale.remote.holder import Answered, num_bytes
-from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
+from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 
@@ -53,13 +53,13 @@ def test_counts_are_the_bytes_that_holders_answer_with(store, replicate_share):
 
         def ask(owner, request, to=machine):
             rows, features = held[owner]
-            answer = rows.sample(request) if hasattr(request, "hop_key") else features.answer(request)
+            answer = list(map(rows.sample, request)) if isinstance(request, list) else features.answer(request)
             answered[owner, to] += num_bytes(answer)
             return Answered(answer)
 
         rows, own = held[machine]
         graph = SimpleNamespace(
-            sampler=lambda one, rows=rows, ask=ask: DistributedNeighborSampler(one, rows, owners, ask)
+            sampler=lambda one, rows=rows, ask=ask: sampler_of_owners(one, OwnedGraph(rows, owners, ask))
         )
         features = DistributedFeatures.of(store.features, own, owners, ask)
         options, place = LoaderOptions(200, 0), RankPlace(machine, MACHINES, machine)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -38,8 +39,47 @@ def write(root: Path, num_nodes: int, num_edges: int, dim: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Path:
-    return write(tmp_path_factory.mktemp("machines") / "store", 3000, 20_000, 16)
+def stores(tmp_path_factory) -> dict[str, Path]:
+    """Stores by name: "plain"; "weighted", with weights, times and features of edges; "typed", with times."""
+    root = tmp_path_factory.mktemp("machines")
+    made = {"plain": write(root / "plain", 3000, 20_000, 16)}
+    rng = np.random.default_rng(0)
+    graph = SyntheticGraph(1500, 9000, num_communities=4, homophily=0.9, seed=0)
+    edges = np.concatenate([np.stack(chunk[:2]) for chunk in graph.stream().chunks()], axis=1)
+    stream = gs.open_edge_stream(edges, num_nodes=1500)
+    made["weighted"] = root / "weighted"
+    gs.write_partition_store(
+        made["weighted"], stream, gs.partition(stream, "streaming_multilevel", num_parts=4, seed=1),
+        features=graph.features(16, noise=1.0), labels=graph.labels(), masks=graph.masks(),
+        edge_weight=rng.random(edges.shape[1], np.float32), edge_features=rng.random((edges.shape[1], 3), np.float32),
+        node_time=rng.integers(0, 90, 1500),
+    )  # fmt: skip
+    sizes = {"paper": 1200, "author": 500}
+    ends = {("paper", "cites", "paper"): 6000, ("author", "writes", "paper"): 3000}
+    nodes = {
+        name: {"features": rng.random((num, 8), np.float32), "time": rng.integers(0, 90, num)}
+        for name, num in sizes.items()
+    }
+    marks = rng.integers(0, 3, sizes["paper"])
+    nodes["paper"]["labels"] = rng.integers(0, 3, sizes["paper"])
+    nodes["paper"]["masks"] = {name: marks == number for number, name in enumerate(("train", "val", "test"))}
+    typed = {
+        (a, name, b): {
+            "edges": np.stack([rng.integers(0, sizes[a], num), rng.integers(0, sizes[b], num)]),
+            "time": rng.integers(0, 90, num),
+        }
+        for (a, name, b), num in ends.items()
+    }
+    dataset = gs.HeteroGraph(nodes, typed, separate_reverses=True).dataset()
+    made["typed"] = root / "typed"
+    parts = gs.partition(dataset.stream, "streaming_multilevel", num_parts=4, seed=1)
+    gs.write_partition_store(made["typed"], dataset.stream, parts, dataset)
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(stores) -> Path:
+    return stores["plain"]
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
@@ -115,10 +155,26 @@ OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step sha
 ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
 
 
+TYPED = ["typed", *DISTDGL, "sampler=hetero", "model=rgcn", *SAMPLED]
+TIMES = ["sampler.temporal_strategy=uniform", "sampler.strictly_before=true"]
+WEIGHTED = ["weighted", *DISTDGL, "datamodule.stored_edge_features=false", *SAMPLED]
+EDGE_FEATURES = ["weighted", *DISTDGL, "sampler.weighted=true", "model=gat", *SAMPLED]
+LINKS = ["typed", *DISTDGL, "sampler=links", "sampler@sampler.sampler=hetero", "sampler.positives=edge"]
+LINKS += ["model=link_predictor", "model.backbone._target_=lightning_gnnscale.model.RGCN", "callbacks=links"]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("number", "words"),
     [
+        pytest.param(2, [*TYPED, *TIMES], id="typed, by time"),
+        pytest.param(3, TYPED, id="typed-3", marks=pytest.mark.slow),
+        pytest.param(2, [*WEIGHTED, "sampler.weighted=true"], id="weighted", marks=pytest.mark.slow),
+        pytest.param(2, [*WEIGHTED, *TIMES], id="times of nodes", marks=pytest.mark.slow),
+        pytest.param(2, [*WEIGHTED, "sampler=layerwise"], id="layer-wise", marks=pytest.mark.slow),
+        pytest.param(2, [*WEIGHTED, "sampler.subgraph_type=induced"], id="induced", marks=pytest.mark.slow),
+        pytest.param(2, EDGE_FEATURES, id="edge features", marks=pytest.mark.slow),
+        pytest.param(2, LINKS, id="links", marks=pytest.mark.slow),
         pytest.param(2, [*DISTDGL, *EXACT], id="distdgl"),
         pytest.param(2, [*DISTDGL, *SAMPLED, *EXACT], id="distdgl-sampled", marks=pytest.mark.slow),
         pytest.param(2, [*DISTDGL, *EXACT, "source.num_threads=3"], id="distdgl-threads", marks=pytest.mark.slow),
@@ -129,7 +185,9 @@ ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_work
         pytest.param(2, [*ARMADA, *EXACT], id="armada", marks=pytest.mark.slow),
     ],
 )
-def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, store, number, words):
+def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, stores, number, words):
+    name, words = (words[0], words[1:]) if words[0] in stores else ("plain", words)
+    store = stores[name]
     expected = on_one_machine(tmp_path / "one", store, number, words)
     needs_ray = DISTDGL[1] in words or ARMADA[0] in words
     words = [*words, "source.address=auto"] if ARMADA[0] in words else words

@@ -29,10 +29,11 @@ from lightning_gnnscale.remote.held_rows import (
     HeldNodes,
     HeldRows,
     HopRequest,
+    Neighbors,
     PartOwners,
     most_linked,
 )
-from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
+from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSampler
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
@@ -65,14 +66,17 @@ class Workers:
         self.owners, self.executor = PartOwners(OFFSETS, OWNER_OF), executor
         self.asked: list[tuple[str, int]] = []
 
-    def ask(self, owner: str, request: HopRequest):
-        self.asked.append((owner, len(request.nodes)))
+    def ask(self, owner: str, requests: list[HopRequest]):
+        self.asked.append((owner, sum(len(request.nodes) for request in requests)))
         if self.executor is not None:
-            return self.executor.submit(self.held[owner].sample, request)
-        return done(self.held[owner].sample(request))
+            return self.executor.submit(self.answer, owner, requests)
+        return done(self.answer(owner, requests))
 
-    def sampler(self, owner: str, sampler: NeighborSampler) -> DistributedNeighborSampler:
-        return DistributedNeighborSampler(sampler, self.held[owner], self.owners, self.ask)
+    def answer(self, owner: str, requests: list[HopRequest]) -> list[Neighbors]:
+        return [self.held[owner].sample(request) for request in requests]
+
+    def sampler(self, owner: str, sampler, ask=None):
+        return sampler_of_owners(sampler, OwnedGraph(self.held[owner], self.owners, ask or self.ask))
 
 
 def sampled(sampler, csc, seeds, key, return_e_id=True):
@@ -115,7 +119,7 @@ def test_requests_leave_before_own_rows_are_sampled_and_none_goes_to_oneself(mon
         return sampling
 
     held = workers.held["a"]
-    sampler = DistributedNeighborSampler(NeighborSampler([5, 5]), held, workers.owners, ask)
+    sampler = workers.sampler("a", NeighborSampler([5, 5]), ask)
     sample = HeldRows.sample
 
     def watched(self, request, rows=None):
@@ -208,9 +212,7 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
     targets, sampler = np.flatnonzero(WORLD.masks["train"]), NeighborSampler([6, 4])
     weight = np.random.default_rng(0).random(WORLD.csc.num_edges).astype(np.float32)
     told, workers = SlowAnswers(), Workers()
-    own = DistributedNeighborSampler(
-        sampler, workers.held["a"], workers.owners, lambda *asked: told.slowly(workers.held[asked[0]].sample, asked[1])
-    )
+    own = workers.sampler("a", sampler, lambda *asked: told.slowly(workers.answer, *asked))
     table = None
     if features is not None:
         held = {owner: HeldFeatures.read(features, HeldNodes(OFFSETS, parts_of(owner), ())) for owner in "abc"}
@@ -284,7 +286,7 @@ def test_rows_sampled_from_the_files_stand_in_for_an_owner():
         workers.held[OWNER_OF[part]].sample(request._replace(nodes=request.nodes[i : i + 1]))
         for i, part in enumerate(parts)
     ]
-    assert np.array_equal(files.sample(request), np.concatenate(one_by_one))
+    assert np.array_equal(files.sample(request).neighbor, np.concatenate([one.neighbor for one in one_by_one]))
 
 
 def test_empty_parts_and_owners_without_rows():
@@ -295,7 +297,8 @@ def test_empty_parts_and_owners_without_rows():
     assert [owner for owner, _ in owners.group(np.array([0, 149, 150, 399]))] == ["x", "y"]
     assert owners.group(np.empty(0, np.int64)) == []
     sampler = NeighborSampler([4, 4])
-    distributed = DistributedNeighborSampler(sampler, held, owners, lambda owner, request: done(rest.sample(request)))
+    rows = OwnedGraph(held, owners, lambda owner, requests: done([rest.sample(one) for one in requests]))
+    distributed = sampler_of_owners(sampler, rows)
     seeds = np.array([149, 150, 0])
     assert_equal(sampled(sampler, WORLD.csc, seeds, 5), sampled(distributed, UNREAD, seeds, 5))
     nobody = HeldRows.read(WORLD.csc, HeldNodes(offsets, []))
@@ -304,14 +307,14 @@ def test_empty_parts_and_owners_without_rows():
 
 def test_what_does_not_fit_is_refused_in_one_line():
     workers = Workers()
-    held, owners = workers.held["a"], workers.owners
+    held = workers.held["a"]
     for sampler, match in (
-        (ClusterSampler(4, 2), "takes a NeighborSampler, got ClusterSampler"),
+        (ClusterSampler(4, 2), "LinkSampler sample, got ClusterSampler"),
         (NeighborSampler([2], direction="both"), "takes direction='in', got 'both'"),
         (NeighborSampler([2], locality=LocalityBias(place(np.ones(400), 1, 50), 2)), "takes no locality"),
     ):
         with pytest.raises(ValueError, match=match) as error:
-            DistributedNeighborSampler(sampler, held, owners, workers.ask)
+            workers.sampler("a", sampler)
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=said("name 5 owners 2")):
         PartOwners(OFFSETS, "ab")
@@ -328,16 +331,16 @@ def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
     workers, sampler, seeds = Workers(), NeighborSampler([4, 3]), np.arange(0, 400, 11)
     space = Workspace(400, WORLD.csc.indices.dtype)
 
-    def short(owner, request):
-        return done(workers.held[owner].sample(request)[:-1])
+    def short(owner, requests):
+        return done([one._replace(neighbor=one.neighbor[:-1]) for one in workers.answer(owner, requests)])
 
-    def lost(owner, request):
+    def lost(owner, requests):
         future = Future()
         future.set_exception(ConnectionError("gone"))
         return future
 
     for ask, kind, match in ((short, GNNScaleError, "b sampled .* were asked for"), (lost, ConnectionError, "gone")):
-        broken = DistributedNeighborSampler(sampler, workers.held["a"], workers.owners, ask)
+        broken = workers.sampler("a", sampler, ask)
         state = broken.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
         with pytest.raises(kind, match=match):
             broken.sample(state, seeds, 5, space, np.empty, False)

@@ -54,6 +54,7 @@ def sample_layers(
     return_e_id: bool = False,
     workspace: Workspace | None = None,
     allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
+    read_rows: Callable[[CSC, np.ndarray, np.ndarray], None] | None = None,
 ) -> SampledNeighbors:
     """Sample `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 sampled, by importance.
 
@@ -84,6 +85,8 @@ def sample_layers(
         return_e_id: also return the position of each edge in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
+        read_rows: fills an array with the rows of nodes, where `csc.indices` has not all of them: called with the
+            graph, nodes and the array.
 
     Returns:
         SampledNeighbors; a node that several hops sample is in n_id once for each. edge_weight is 1 / (length of the
@@ -114,7 +117,7 @@ def sample_layers(
     for hop, size in enumerate(sizes):
         end, before, is_last = count, first, hop == len(sizes) - 1
         mask = None if preferred is None or scale == 1 else preferred[hop]
-        candidates = _collect(space, csc, begin, end, mask, scale)
+        candidates = _collect(space, csc, begin, end, mask, scale, read_rows)
         count = _sample(space, candidates, size, end, is_last, fold_hop(key, hop))
         first = _keep(space, begin, end, first)
         space.finish(candidates)
@@ -128,7 +131,9 @@ def sample_layers(
     return SampledNeighbors(n_id, edge_index, indptr, e_id, nodes, edges, weight)
 
 
-def _collect(space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray | None, scale: float) -> int:
+def _collect(
+    space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray | None, scale: float, read_rows: Callable | None
+) -> int:
     """Find the candidates of the rows node[begin:end] and their importance; return how many there are."""
     start, degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
     indptr = space.reserve("indptr", end + 1, keep=begin + 1)
@@ -138,7 +143,10 @@ def _collect(space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray 
     most = min(num_edges, space.num_nodes)
     candidate = _array(space, "candidate", space.id_dtype, most)
     importance = _array(space, "importance", np.float64, most)
-    cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
+    if read_rows is None:
+        cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
+    else:
+        read_rows(csc, space.node[begin:end], neighbor)
     space.place(neighbor[:0])  # labels of this hop begin above those of the last
     count = cpu.collect_candidates(
         neighbor, degree, end - begin, num_edges, space.base, space.label, candidate, importance, local

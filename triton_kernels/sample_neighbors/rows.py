@@ -77,6 +77,18 @@ class SampledRows:
         space.reserve("indptr", 1)[0] = 0
 
     @property
+    def hop_key(self) -> np.uint64:
+        """The key of the hop to come."""
+        return fold_hop(self.key, self.hop)
+
+    def names(self, begin: int, end: int) -> np.ndarray:
+        """Return (end - begin,) integers that the choices of the targets begin..end-1 are hashed from."""
+        name = self.targets.node[begin:end]
+        if not self.options.disjoint:
+            return name
+        return name + self.targets.owner[begin:end].astype(np.int64) * (len(self.relation.indptr) - 1)
+
+    @property
     def num_neighbors(self) -> int:
         """Neighbours that may be sampled in the hop to come, sampled or not."""
         return int(self.space.row_degree[: self.end - self.begin].sum()) if self.fanouts[self.hop] else 0
@@ -158,19 +170,17 @@ class SampledRows:
 
     def pick(self, begin: int, end: int, taken: np.ndarray) -> None:
         """Choose the edges of the targets begin..end-1: preferred, latest, by weight, or uniformly."""
-        space, options, targets, replace = self.space, self.options, self.targets, self._replace
-        edge, weight, key, fanout = space.edge, self._weight, fold_hop(self.key, self.hop), self.fanouts[self.hop]
+        space, options, replace = self.space, self.options, self._replace
+        edge, weight, key, fanout = space.edge, self._weight, self.hop_key, self.fanouts[self.hop]
         rows, num = slice(begin - self.begin, end - self.begin), end - begin
         start, degree, indptr = space.row_start[rows], space.row_degree[rows], space.indptr[begin : end + 1]
-        name = targets.node[begin:end]
+        name = self.names(begin, end)
         if self.split is not None:
             inside = self.split[self.hop].num_inside
             cpu.pick_split_hop(
                 key, name, 0, num, options.scale, inside, start, degree, indptr, taken, edge, space.weight
             )
             return
-        if options.disjoint:
-            name = name + targets.owner[begin:end].astype(np.int64) * (len(self.relation.indptr) - 1)
         if self._latest:
             choice.pick_latest(weight, start, degree, indptr, edge)
         elif len(weight):

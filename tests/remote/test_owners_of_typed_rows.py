@@ -1,0 +1,178 @@
+"""Every sampler over rows of several owners samples what it samples from the whole graph, bit for bit."""
+
+import numpy as np
+import pytest
+from oracles.parts import small_world
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.partition_store.part_graph import load_whole_graph
+from lightning_gnnscale.remote.held_rows import HeldNodes, HeldRows, PartOwners, sampling_columns
+from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
+from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, NeighborSampler
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
+NODES = {"paper": 150, "author": 90}
+OWNER_OF = ("a", "b", "a", "c")
+TIMED = {"temporal_strategy": "uniform", "strictly_before": True}
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory) -> gs.PartitionStore:
+    rng = np.random.default_rng(2)
+    cites = rng.integers(0, NODES["paper"], (2, 1500))
+    wrote = np.stack([rng.integers(0, NODES["author"], 900), rng.integers(0, NODES["paper"], 900)])
+    edges = {("paper", "cites", "paper"): cites, ("author", "writes", "paper"): wrote}
+    columns = {key: {"edges": ends, "time": rng.integers(0, 40, ends.shape[1])} for key, ends in edges.items()}
+    graph = gs.HeteroGraph(
+        nodes={
+            name: {
+                "features": rng.random((num, 4), np.float32),
+                "time": rng.integers(0, 60, num),
+                "labels": rng.integers(0, 3, num),
+                "masks": {"train": rng.random(num) < 0.5},
+            }
+            for name, num in NODES.items()
+        },
+        edges=columns,
+    ).dataset()  # fmt: skip
+    parts = gs.partition(graph.stream, "random", 4, seed=1)
+    return gs.write_partition_store(tmp_path_factory.mktemp("owners") / "typed", graph.stream, parts, graph)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> gs.PartitionStore:
+    world, rng = small_world(num_nodes=300, num_edges=4000, num_parts=4), np.random.default_rng(3)
+    target = np.repeat(np.arange(300), np.diff(world.csc.indptr))
+    edges = np.stack([world.csc.indices, target])
+    keep = edges[0] != edges[1]
+    edges = edges[:, keep]
+    stream = gs.open_edge_stream(edges, num_nodes=300)
+    weight = rng.random(edges.shape[1], np.float32) * (rng.random(edges.shape[1]) < 0.9)
+    return gs.write_partition_store(
+        tmp_path_factory.mktemp("owners") / "plain", stream, gs.partition(stream, "random", 4, seed=1),
+        features=rng.random((300, 4), np.float32), labels=rng.integers(0, 3, 300),
+        edge_weight=weight.astype(np.float32), masks={"train": rng.random(300) < 0.5},
+        node_time=rng.integers(0, 60, 300),
+    )  # fmt: skip
+
+
+PLAIN = {
+    "by weight": NeighborSampler([4, 3], weighted=True),
+    "by weight with replacement": NeighborSampler([4, -1], weighted=True, replace=True),
+    "disjoint": NeighborSampler([4, 3], disjoint=True),
+    "times of nodes": NeighborSampler([4, 3], **TIMED),
+    "the latest": NeighborSampler([4, 3], temporal_strategy="last"),
+    "times and weights": NeighborSampler([4, 3], weighted=True, **TIMED),
+    "induced": NeighborSampler([4, 3], subgraph_type="induced"),
+    "bidirectional": NeighborSampler([4, 3], subgraph_type="bidirectional"),
+    "layer-wise": LayerwiseSampler([40, 30]),
+    "neighbours as links": LinkSampler(NeighborSampler([4, 3]), positives="neighbor"),
+    "walks": LinkSampler(NeighborSampler([4, 3]), positives="walk", walk_length=4),
+    "edges as links": LinkSampler(LayerwiseSampler([30]), positives="edge"),
+    "without their own edges": LinkSampler(NeighborSampler([4, 3]), positives="edge", exclude_pairs=True),
+}
+TYPED = {
+    "by edge type": NeighborSampler({"author,writes,paper": [3, 2], "*": [4, 1]}),
+    "all of some edge types": NeighborSampler({"author,writes,paper": [-1, 2], "paper,cites,paper": [0, 3]}),
+    "with replacement": NeighborSampler({"*": [3, 2]}, replace=True),
+    "by edge type and time": NeighborSampler({"*": [3, 2]}, **TIMED),
+    "all edge types by time": NeighborSampler([4, 3], **TIMED),
+    "the latest of each edge type": NeighborSampler({"*": [3, 2]}, temporal_strategy="last", replace=True),
+    "induced": NeighborSampler({"*": [3, 2]}, subgraph_type="induced"),
+    "triples": LinkSampler(NeighborSampler({"*": [3, 2]}), positives="edge", corrupt="both"),
+    "triples with times": LinkSampler(NeighborSampler({"*": [3, 2]}, **TIMED), positives="edge"),
+}
+CASES = [("plain", name) for name in PLAIN] + [("typed", name) for name in TYPED]
+
+
+def owned_by(store, sampler, owner: str, replicated=(), answers=None) -> OwnedGraph:
+    """The rows of a store, as one of three owners reads them; requests are counted in `answers`."""
+    columns = {name: getattr(store, name) for name in sampling_columns(sampler, store)}
+    parts = {name: [part for part, own in enumerate(OWNER_OF) if own == name] for name in "abc"}
+    held = {
+        name: HeldRows.read(store.csc, HeldNodes(store.part_offsets, own, replicated), columns=columns)
+        for name, own in parts.items()
+    }
+
+    class Answer:
+        def __init__(self, found):
+            self.result = lambda: found
+
+    def ask(name, requests):
+        if answers is not None:
+            answers.append((name, len(requests)))
+        return Answer([held[name].sample(request) for request in requests])
+
+    return OwnedGraph(held[owner], PartOwners(store.part_offsets, OWNER_OF), ask)
+
+
+def blind(state):
+    """A state whose edges cannot be read: their ends and columns are wrong."""
+    inner = state.inner if hasattr(state, "inner") else state
+    wrong = {"csc": inner.csc._replace(indices=np.full_like(inner.csc.indices, -1))}
+    if hasattr(inner, "relations"):
+        wrong["relations"] = [
+            one._replace(
+                indices=wrong["csc"].indices,
+                **{name: None for name in ("time", "weight", "edge_type") if getattr(one, name) is not None},
+            )
+            for one in inner.relations
+        ]
+    inner = inner._replace(**wrong)
+    return state._replace(inner=inner) if hasattr(state, "inner") else inner
+
+
+def batch(sampler, state, items, key, store, return_e_id):
+    space = Workspace(store.num_nodes, store.csc.indices.dtype)
+    return sampler.sample(state, items, key, space, np.empty, return_e_id)
+
+
+@pytest.mark.parametrize("return_e_id", [True, False], ids=["positions", "no positions"])
+@pytest.mark.parametrize(("which", "name"), CASES, ids=[f"{which}: {name}" for which, name in CASES])
+def test_batches_are_those_of_the_whole_graph(request, which, name, return_e_id):
+    store, sampler = request.getfixturevalue(which), (PLAIN if which == "plain" else TYPED)[name]
+    graph, targets = load_whole_graph(store, 0), np.flatnonzero(store.masks["train"])
+    state = sampler.prepare(graph, targets, 7)
+    edges = 0
+    for owner, replicated in (("a", ()), ("c", np.arange(0, store.num_nodes, 5))):
+        asked: list[tuple[str, int]] = []
+        own = sampler_of_owners(sampler, owned_by(store, sampler, owner, replicated, asked))
+        for number, items in enumerate(sampler.items(state, 24, False, 5)[:3]):
+            one = batch(sampler, state, items, 99 + number, store, return_e_id)
+            other = batch(own, blind(own.prepare(graph, targets, 7)), items, 99 + number, store, return_e_id)
+            for field, value in one._asdict().items():
+                same = getattr(other, field)
+                if isinstance(value, np.ndarray):
+                    assert value.dtype == same.dtype and np.array_equal(value, same), field
+                else:
+                    assert value == same, field
+            edges += one.edge_index.shape[1]
+        assert {to for to, _ in asked} == set("abc") - {owner}
+    assert edges > 200, "and something is sampled"
+
+
+def test_edge_types_of_a_hop_are_one_message_to_each_owner(typed):
+    sampler, asked = NeighborSampler({"*": [3, 2]}), []
+    own = sampler_of_owners(sampler, owned_by(typed, sampler, "a", answers=asked))
+    targets = np.flatnonzero(typed.masks["train"])
+    batch(own, own.prepare(load_whole_graph(typed, 0), targets, 7), targets, 1, typed, False)
+    assert len(asked) == 4, "two owners, two hops"
+    assert max(num for _, num in asked) == typed.schema.num_edge_types
+
+
+def test_answers_of_another_length_are_refused_in_one_line(typed):
+    sampler = NeighborSampler({"*": [3, 2]}, **TIMED)
+    rows = owned_by(typed, sampler, "a")
+    ask = rows.ask
+
+    class Cut:
+        def __init__(self, sampling):
+            self.result = lambda: [one._replace(neighbor=one.neighbor[:-1]) for one in sampling.result()]
+
+    own = sampler_of_owners(sampler, OwnedGraph(rows.held, rows.owners, lambda *given: Cut(ask(*given))))
+    targets = np.flatnonzero(typed.masks["train"])
+    with pytest.raises(GNNScaleError, match=said("sampled neighbours asked for same store")):
+        batch(own, own.prepare(load_whole_graph(typed, 0), targets, 7), targets, 1, typed, False)
