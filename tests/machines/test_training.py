@@ -155,12 +155,18 @@ OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step sha
 ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
 
 
-TYPED = ["typed", *DISTDGL, "sampler=hetero", "model=rgcn", *SAMPLED]
+TYPED = ["typed", *DISTDGL, "sampler=hetero", "model=rgcn", *SAMPLED, *EXACT]
 TIMES = ["sampler.temporal_strategy=uniform", "sampler.strictly_before=true"]
-WEIGHTED = ["weighted", *DISTDGL, "datamodule.stored_edge_features=false", *SAMPLED]
-EDGE_FEATURES = ["weighted", *DISTDGL, "sampler.weighted=true", "model=gat", *SAMPLED]
+WEIGHTED = ["weighted", *DISTDGL, "datamodule.stored_edge_features=false", *SAMPLED, *EXACT]
+EDGE_FEATURES = ["weighted", *DISTDGL, "sampler.weighted=true", "model=gat", *SAMPLED, *EXACT]
 LINKS = ["typed", *DISTDGL, "sampler=links", "sampler@sampler.sampler=hetero", "sampler.positives=edge"]
-LINKS += ["model=link_predictor", "model.backbone._target_=lightning_gnnscale.model.RGCN", "callbacks=links"]
+LINKS += [
+    "model=link_predictor",
+    "model.backbone._target_=lightning_gnnscale.model.RGCN",
+    "callbacks=links",
+    "predict=true",
+]
+LINKS += ["callbacks.checkpoint.monitor=train_loss", "callbacks.checkpoint.mode=min"]
 
 
 @pytest.mark.sweep
