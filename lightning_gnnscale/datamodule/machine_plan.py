@@ -19,9 +19,11 @@ from ..partition_store import PartitionStore
 from ..partition_store.typed_features import NodeTypesWithRows
 from ..remote.assignment import assign_parts
 from ..remote.batch_group import pack_group
-from ..remote.held_rows import most_linked, part_of
-from ..remote.holder import deal_in_order, row_bytes_of, stored_table
+from ..remote.held_rows import most_linked, part_of, sampling_columns
+from ..remote.holder import deal_in_order, edge_bytes, row_bytes_of, stored_table
+from ..sampler import LayerwiseSampler, NeighborSampler
 from ..sampler.minibatch import MiniBatch
+from ..sampler.protocol import BatchSampler
 from ..traits import SourceTraits
 from .partition import PartitionDataModule
 from .train_loader import part_targets
@@ -38,33 +40,47 @@ class RowsAsked:
         num_machines: Number of machines.
         row_bytes: Size of a feature row, bytes.
         replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes.
+        sampler: Samples the batches; None: a plain `NeighborSampler`.
 
     Attributes:
         owner, row_bytes: As given.
+        edge_bytes: Size of an edge in the memory of its owner, bytes.
         replicated: (num_nodes,) bool: the nodes whose rows every machine holds.
-        rows, neighbors: (num_machines, num_machines) int64: feature rows and ids of neighbours that [this machine] gave
-            [that one].
+        rows, neighbors, targets: (num_machines, num_machines) int64: feature rows, ids of neighbours, and nodes whose
+            neighbours they are, that [this machine] gave [that one].
         all_rows, num_batches: (num_machines,) int64: rows of its batches, and batches.
     """
 
     def __init__(
-        self, store: PartitionStore, owner: np.ndarray, num_machines: int, row_bytes: int, replicate_bytes: int
+        self,
+        store: PartitionStore,
+        owner: np.ndarray,
+        num_machines: int,
+        row_bytes: int,
+        replicate_bytes: int,
+        sampler: BatchSampler | None = None,
     ):
         self._offsets, csc = store.part_offsets, store.csc
-        self.owner, self.row_bytes, self._id_bytes = np.asarray(owner), row_bytes, csc.indices.itemsize
+        self._degree = csc.in_degree if reads_whole_rows(sampler) else None
+        self._answered = answer_bytes(sampler, store)
+        self.owner, self.row_bytes = np.asarray(owner), row_bytes
+        self.edge_bytes = edge_bytes(store, () if sampler is None else sampling_columns(sampler, store))
         self.replicated = np.zeros(store.num_nodes, bool)
-        self.replicated[most_linked(csc.indptr, replicate_bytes, self._id_bytes, row_bytes)] = True
-        self.rows, self.neighbors = np.zeros((2, num_machines, num_machines), np.int64)
+        self.replicated[most_linked(csc.indptr, replicate_bytes, self.edge_bytes, row_bytes)] = True
+        self.rows, self.neighbors, self.targets = np.zeros((3, num_machines, num_machines), np.int64)
         self.all_rows, self.num_batches = np.zeros((2, num_machines), np.int64)
 
     def count(self, machine: int, batch: MiniBatch) -> None:
         """Count a batch of a machine."""
         nodes, sampled = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
+        if self._degree is not None:
+            sampled = self._degree[nodes[: len(sampled)]]
         owner = self.owner[part_of(nodes, self._offsets)]
         away = (owner != machine) & ~self.replicated[nodes]
         asked = away[: len(sampled)]  # of nodes of the last hop only features are requested
         self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
         np.add.at(self.neighbors[:, machine], owner[: len(sampled)][asked], sampled[asked])
+        self.targets[:, machine] += np.bincount(owner[: len(sampled)][asked], minlength=len(self.rows))
         self.all_rows[machine] += len(nodes)
         self.num_batches[machine] += 1
 
@@ -83,7 +99,26 @@ class RowsAsked:
 
     def num_bytes(self) -> np.ndarray:
         """Return (num_machines, num_machines) bytes that [this machine] gave [that one] for the batches counted."""
-        return self.rows * self.row_bytes + self.neighbors * self._id_bytes
+        of_neighbor, of_target = self._answered
+        return self.rows * self.row_bytes + self.neighbors * of_neighbor + self.targets * of_target
+
+
+def reads_whole_rows(sampler: BatchSampler | None) -> bool:
+    """Whether owners are asked for whole rows rather than for samples of them."""
+    sampler = sampler.sampler or sampler if sampler is not None else None
+    if isinstance(sampler, NeighborSampler):
+        return sampler.subgraph_type != "directional"
+    return isinstance(sampler, LayerwiseSampler)
+
+
+def answer_bytes(sampler: BatchSampler | None, store: PartitionStore) -> tuple[int, int]:
+    """Return the bytes of a neighbour in an owner's answer, and those of a node whose neighbours it has."""
+    sampler, id_bytes = sampler.sampler or sampler if sampler is not None else None, store.csc.indices.itemsize
+    if sampler is None or not sampling_columns(sampler, store):
+        return id_bytes, 0
+    with_place = not sampler.has_edge_types or bool(store.edge_columns())
+    with_weight = store.edge_weight is not None
+    return id_bytes + 4 * with_place + 4 * with_weight, 4
 
 
 @dataclass(frozen=True)
@@ -172,7 +207,9 @@ class Machines:
         asked = data.rows.owners
         whole, replicate = crosses and asked is None, 0 if asked is None else asked.replicate_bytes
         row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
-        traffic = RowsAsked(store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"))
+        traffic = RowsAsked(
+            store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"), data.sampler
+        )
         sent, targets = self._sent(data, weights, traffic, asks=crosses and not whole), self._targets(data, weights)
         machines, parts_of = range(self.number), [np.flatnonzero(owner == one) for one in range(self.number)]
         held = [self._held_bytes(store, parts, traffic, whole, halos=not crosses) for parts in parts_of]
@@ -279,7 +316,7 @@ class Machines:
         node_types = NodeTypesWithRows.of(store, self.embedding_node_types)
         learned = int(np.diff(offsets if node_types is None else node_types.part_offsets)[parts].sum())
         learned *= self.embedding_dim * _LEARNED_BYTES
-        return edges * csc.indices.itemsize + 8 * rows + features * traffic.row_bytes + learned
+        return edges * traffic.edge_bytes + 8 * rows + features * traffic.row_bytes + learned
 
     def _row(
         self, one: int, owner: np.ndarray, traffic: RowsAsked, sent: np.ndarray, held: int, targets: int

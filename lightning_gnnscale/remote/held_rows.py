@@ -406,7 +406,7 @@ class Neighbors(NamedTuple):
     Attributes:
         neighbor: (num_sampled,) store ids, those of the first node first.
         count: (num,) int32, how many each node has; None where its degree says so.
-        place: (num_sampled,) int64, the place of each in its row; None where it was not asked for, or the key says so.
+        place: (num_sampled,) int32, the place of each in its row; None where it was not asked for, or the key says so.
         weight: (num_sampled,) float32 averaging weights, None where they were not asked for.
     """
 
@@ -536,7 +536,9 @@ class HeldRows:
         if request.is_plain:
             return Neighbors(neighbors)
         count = np.diff(space.indptr[: num + 1])
-        place = space.edge[: hop.last] - np.repeat(self._indptr[rows], count) if request.with_place else None
+        place = None
+        if request.with_place:
+            place = (space.edge[: hop.last] - np.repeat(self._indptr[rows], count)).astype(np.int32)
         weight = space.weight[: hop.last].copy() if request.with_weight else None
         return Neighbors(neighbors, count.astype(np.int32), place, weight)
 

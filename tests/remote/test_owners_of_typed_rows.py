@@ -1,11 +1,17 @@
 """Every sampler over rows of several owners samples what it samples from the whole graph, bit for bit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from oracles.parts import small_world
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.machine_plan import RowsAsked
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader.batch_maker import BatchMaker
+from lightning_gnnscale.loader.staged_part import StagedPart
 from lightning_gnnscale.partition_store.part_graph import load_whole_graph
 from lightning_gnnscale.remote.held_rows import HeldNodes, HeldRows, PartOwners, sampling_columns
 from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
@@ -152,6 +158,36 @@ def test_batches_are_those_of_the_whole_graph(request, which, name, return_e_id)
             edges += one.edge_index.shape[1]
         assert {to for to, _ in asked} == set("abc") - {owner}
     assert edges > 200, "and something is sampled"
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [("plain", "by weight"), ("plain", "times of nodes"), ("plain", "layer-wise"), ("plain", "disjoint"),
+     ("typed", "by edge type"), ("typed", "by edge type and time"), ("typed", "all edge types by time")],
+)  # fmt: skip
+def test_the_plan_counts_the_bytes_that_owners_answer_with(request, which, name):
+    store, sampler = request.getfixturevalue(which), (PLAIN if which == "plain" else TYPED)[name]
+    traffic = RowsAsked(store, np.array(["abc".index(one) for one in OWNER_OF]), 3, 0, 0, sampler)
+    rows, given = owned_by(store, sampler, "a"), [0, 0, 0]
+    ask = rows.ask
+
+    def counted(owner, requests):
+        sampling = ask(owner, requests)
+        given["abc".index(owner)] += sum(one.nbytes for one in sampling.result())
+        return sampling
+
+    graph, targets = load_whole_graph(store, 0), np.flatnonzero(store.masks["train"])
+    own = sampler_of_owners(sampler, OwnedGraph(rows.held, rows.owners, counted))
+    staged = StagedPart(graph, own.prepare(graph, targets, 7), {}, None, (), store.edge_columns(["edge_time"]))
+    asks_edges = BatchMaker(sampler).asks_edges(staged)
+    found = batch(own, staged.state, targets, 1, store, asks_edges)
+    traffic.count(0, SimpleNamespace(n_id=torch.from_numpy(found.n_id), indptr=torch.from_numpy(found.indptr)))
+    expected = traffic.num_bytes()[:, 0]
+    if which == "typed" and name != "all edge types by time":
+        # A node's count is there once for each edge type that may lead to it.
+        assert (expected <= given).all() and (np.array(given) <= 1.3 * expected).all()
+    else:
+        assert expected.tolist() == given
 
 
 def test_edge_types_of_a_hop_are_one_message_to_each_owner(typed):
