@@ -102,6 +102,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.timeout(30)  # a bomb would take hours
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_text_hangs_or_makes_anything(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
