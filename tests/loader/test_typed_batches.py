@@ -155,7 +155,7 @@ def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
     found: dict[tuple[int, int], list[int]] = {}
     for node in nodes:
         for edge in range(graph.csc.indptr[node], graph.csc.indptr[node + 1]):
-            found.setdefault((int(node), int(graph.types.edge_type[edge])), []).append(edge)
+            found.setdefault((int(node), int(graph.columns["edge_type"][edge])), []).append(edge)
     return found
 
 
@@ -171,7 +171,7 @@ def test_fanouts_are_those_of_each_relation(graph, scope):
     hop_of = np.repeat([0, 1], sampled.num_sampled_nodes[:2])
     for place in range(len(sampled.indptr) - 1):
         edges = sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]
-        node_types = part.types.edge_type[edges]
+        node_types = part.columns["edge_type"][edges]
         for relation in range(store.schema.num_edge_types):
             have = rows.get((int(sampled.n_id[place]), relation), [])
             fanout = sampler._fanouts_of(store.schema)[relation][hop_of[place]]
@@ -241,9 +241,9 @@ def test_the_last_edges_are_the_latest_that_may_be_sampled(graph, scope):
     sampled = sampler.sample(state, seeds, 3, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
     for place, seed in enumerate(seeds):
         row = np.arange(part.csc.indptr[seed], part.csc.indptr[seed + 1])
-        times = part.types.edge_time[row]
-        allowed = np.sort(times[times <= part.types.node_time[seed]])[-2:]
-        taken = part.types.edge_time[sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]]
+        times = part.columns["edge_time"][row]
+        allowed = np.sort(times[times <= part.columns["node_time"][seed]])[-2:]
+        taken = part.columns["edge_time"][sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]]
         assert np.array_equal(np.sort(taken), allowed)
 
 

@@ -123,15 +123,15 @@ def test_parts_know_the_relation_and_the_time_of_each_edge(tmp_path, hops):
     assert store.num_edges > 1.9 * num_edges  # edges with times are events: repeats stay
     for part in range(store.num_parts):
         graph = load_part_graph(store, hops, part)
-        assert np.array_equal(graph.types.edge_type, store.edge_type[graph.edge_id])
-        assert np.array_equal(graph.types.edge_time, store.edge_time[graph.edge_id])
-        assert np.array_equal(graph.types.node_time, node_time[store.original_nid[graph.nodes]])
+        assert np.array_equal(graph.columns["edge_type"], store.edge_type[graph.edge_id])
+        assert np.array_equal(graph.columns["edge_time"], store.edge_time[graph.edge_id])
+        assert np.array_equal(graph.columns["node_time"], node_time[store.original_nid[graph.nodes]])
         row = np.repeat(np.arange(graph.num_local), np.diff(graph.csc.indptr))
         ends = np.stack([store.node_type(graph.nodes[graph.csc.indices]), store.node_type(graph.nodes[row])])
         schema = store.schema
-        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.types.edge_type])
+        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.columns["edge_type"]])
     whole = load_whole_graph(store, 0)
-    assert np.array_equal(whole.types.edge_type, store.edge_type)
+    assert np.array_equal(whole.columns["edge_type"], store.edge_type)
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
