@@ -11,10 +11,10 @@ from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
 from ..edge_stream.options import StreamOptions
 from ..errors import did_you_mean, short
-from ..foreign import csr_of, is_array, is_hetero, is_pyg, is_temporal
+from ..foreign import is_array, is_hetero, is_pyg, is_temporal
 from ..graph import MASK_NAMES
 from ..values import exact_integers, exact_times, of_tensor
-from .columns import CSRArrays, one_column
+from .columns import one_column
 from .graph_dataset import GraphDataset
 from .hetero import hetero_graph
 from .split import held_out, random_split
@@ -120,17 +120,16 @@ def _of_one_type(data, split: int, options: dict, split_by: dict, **of_graph) ->
         edges = np.ascontiguousarray(_numpy(edge_index))
         stream = open_edge_stream(edges, num_nodes=int(data.num_nodes), **options)
     masks, labels = _masks(data, split), data.get("y")
-    labels = None if labels is None else one_column(_numpy(labels))
     if not masks and labels is not None:
-        masks = random_split(labels, **split_by, regression=of_graph.get("regression", False))
+        masks = random_split(one_column(_numpy(labels)), **split_by, regression=of_graph.get("regression", False))
     _tell_unread(data)
     return GraphDataset(
         stream=stream,
-        features=_features(data.get("x")),
+        features=data.get("x"),
         labels=labels,
         masks=masks,
-        edge_weight=None if edge_weight is None else _numpy(edge_weight).reshape(-1),
-        edge_features=None if edge_attr is None else _numpy(edge_attr).reshape(len(edge_attr), -1),
+        edge_weight=None if edge_weight is None else edge_weight.reshape(-1),
+        edge_features=None if edge_attr is None else edge_attr.reshape(len(edge_attr), -1),
         **of_graph,
     )
 
@@ -178,7 +177,7 @@ def _events(data, options: dict, **of_graph) -> GraphDataset:
 
 
 _READ = {"x", "y", "edge_index", "adj_t", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id"}
-_READ |= {f"{part}_mask" for part in ("train", "val", "test")}
+_READ |= {f"{name}_mask" for name in MASK_NAMES}
 
 
 def _tell_unread(data) -> None:
@@ -192,16 +191,12 @@ def _tell_unread(data) -> None:
     warnings.warn(f"data.{', data.'.join(unread)}: not read{remedy}", stacklevel=3)
 
 
-_READ_OF_NODE_TYPES = {"x", "y", "time", "edge_index", "edge_attr", "edge_weight", "num_nodes", "n_id", "e_id"}
-_READ_OF_NODE_TYPES |= {f"{part}_mask" for part in ("train", "val", "test")}
-
-
 def _tell_unread_types(data) -> None:
     """Warn of data of a node type or an edge type of a `HeteroData` that is not read."""
     unread = []
     for called, store in (*data.node_items(), *data.edge_items()):
         name = ",".join(called) if isinstance(called, tuple) else called
-        unread += [f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if is_array(store[key])]
+        unread += [f"{name}.{key}" for key in sorted(set(store.keys()) - _READ - {"time"}) if is_array(store[key])]
     if unread:
         warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)
 
@@ -242,12 +237,3 @@ def _weights_only(make, **options):
 
 def _numpy(values) -> np.ndarray:
     return np.asarray(of_tensor(values))
-
-
-def _features(x):
-    """Return dense features as an array, sparse ones as CSR; None without any."""
-    sparse = csr_of(x)
-    if sparse is not None:
-        *arrays, shape = sparse
-        return CSRArrays(*map(_numpy, arrays), shape)
-    return None if x is None else _numpy(x)
