@@ -63,7 +63,7 @@ def load_ogb(
     if any((raw / file).exists() for file in _HETERO):
         raise ValueError(
             f"{name}: several node types or edge types are not read from OGB's files: PyG reads ogbn-mag, dataset=pyg "
-            "dataset.dataset=OGB_MAG dataset.name=null; else give edges and rows to gs.hetero_graph"
+            "dataset.dataset=OGB_MAG dataset.name=mag; else give edges and rows to gs.hetero_graph"
         )
     binary = (raw / "data.npz").is_file()
     if not binary and not (raw / "edge.csv.gz").is_file():

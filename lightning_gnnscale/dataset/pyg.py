@@ -1,5 +1,6 @@
 """PyG graphs: a `Data`, `HeteroData` or `TemporalData`, or one of PyG's data sets by class name."""
 
+import inspect
 import os
 import pickle
 import re
@@ -45,7 +46,7 @@ def load_pyg(
             each node type and edge type, and `time`. Other data of nodes and edges is not read; a warning names it.
         dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", instead of `data`; its first
             graph is taken.
-        name: Name of the data set, passed to the class if given; it also names the result.
+        name: Name of the result, also passed to a class that takes one.
         fractions, split_seed: Random split of the labelled nodes of a graph without masks, see `random_split`.
         to_undirected: Whether reverses are added; None: of one edge type. Most graphs with several list their reverses.
         remove_self_loops, chunk_edges: See `open_edge_stream`.
@@ -90,8 +91,9 @@ def _of_class(dataset: str, name: str | None, options: dict):
 
     if not hasattr(classes, dataset):
         raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
-    named = {"name": name} if name else {}
-    return _weights_only(getattr(classes, dataset), **options, **named)[0]
+    given = getattr(classes, dataset)
+    named = {"name": name} if name and "name" in inspect.signature(given).parameters else {}
+    return _weights_only(given, **options, **named)[0]
 
 
 def _wrong(data, options: dict) -> str:

@@ -194,6 +194,14 @@ def test_heterogeneous_data_of_pyg_gives_everything_it_has():
     assert [name for _, name, _ in both.schema.edge_types[2:]] == ["rev_writes", "rev_cites"]
 
 
+def test_a_class_of_pyg_with_several_node_types_is_read_under_a_name_of_its_own():
+    torch.manual_seed(0)
+    options = {"num_node_types": 2, "num_edge_types": 2, "avg_num_nodes": 20}
+    graph = load_pyg(dataset="FakeHeteroDataset", name="Toy", **options)
+    assert graph.name == "toy" and list(graph.type_sizes) == ["v0", "v1"] and graph.num_classes > 1
+    assert set(graph.features) == {"v0", "v1"} and graph.masks["train"].any() and not graph.stream.to_undirected
+
+
 def test_what_pyg_s_graphs_do_not_take_is_refused():
     data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
     with pytest.raises(ValueError, match=said("option 'regresion' num_classes regression did you mean regression")):
