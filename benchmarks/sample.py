@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lightning_gnnscale.dataset import HeteroGraph
+from lightning_gnnscale.dataset import load_pyg
 from lightning_gnnscale.dataset.feature_storage import row_code
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
@@ -194,7 +194,7 @@ class SampleBench:
         data = typed_power_law(self.num_nodes, self.num_edges, self.dim, self.seed)
         papers = data["paper"].num_nodes
         seeds = some_seeds(papers, min(papers, self.num_batches * self.batch_size), self.seed)
-        dataset = HeteroGraph.of_hetero(data).dataset()
+        dataset = load_pyg(data)
         store = write_partition_store(
             folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset
         )

@@ -36,7 +36,7 @@ _HOME = {
     "Plan": "planner",
     "GraphDataset": "dataset",
     "LinkSet": "dataset",
-    "HeteroGraph": "dataset",
+    "hetero_graph": "dataset",
     "GraphSchema": "graph",
     "hold_out_edges": "dataset",
     "NeighborSampler": "sampler",

@@ -18,7 +18,7 @@ from .datamodule import (
     PartitionDataModule,
     PredictionWriter,
 )
-from .dataset import GraphDataset, HeteroGraph, LinkSet, hold_out_edges
+from .dataset import GraphDataset, LinkSet, hetero_graph, hold_out_edges
 from .edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from .embedding import DistributedEmbedding, SparseAdam, SparseSGD
 from .errors import (
@@ -100,7 +100,6 @@ __all__ = [
     "GraphDataset",
     "GraphSchema",
     "HaloExchange",
-    "HeteroGraph",
     "LayerwiseSampler",
     "LinkNeighborLoader",
     "LinkPredictor",
@@ -145,6 +144,7 @@ __all__ = [
     "access_probability",
     "available_partitioners",
     "evaluate_partitioning",
+    "hetero_graph",
     "hold_out_edges",
     "lfr_graph",
     "open_edge_stream",

@@ -176,6 +176,22 @@ class GraphSchema:
                 found.setdefault(name, []).append(at)
         return found
 
+    def with_reverses(self, separate: bool) -> "GraphSchema":
+        """Return the schema with the reverse "rev_name" of each edge type, reverses after the others.
+
+        Args:
+            separate: Whether reverses within one node type are an edge type of their own, too.
+        """
+        names, reverse = list(self.edge_types), [0] * self.num_edge_types
+        for number, (source, name, target) in enumerate(self.edge_types):
+            if source == target and not separate:
+                reverse[number] = number
+                continue
+            reverse[number] = len(names)
+            names.append((target, f"rev_{name}", source))
+            reverse.append(number)
+        return GraphSchema(self.node_types, tuple(names), tuple(reverse))
+
     def edge_type_number(self, name) -> int:
         """Return the number of an edge type, by its three names, "source,name,target", or its name where that is one's.
 

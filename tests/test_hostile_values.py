@@ -79,12 +79,12 @@ GRAPH = {"nodes": {"a": 3}, "edges": {"a,to,a": np.array([[0, 1], [1, 2]])}, "se
 )
 def test_options_of_another_kind_are_refused(options, message):
     with pytest.raises(ValueError, match=said(message)):
-        gs.hold_out_edges(gs.HeteroGraph(**GRAPH).dataset(), **options)
+        gs.hold_out_edges(gs.hetero_graph(**GRAPH), **options)
 
 
 def test_links_are_held_out_of_a_data_set():
-    with pytest.raises(ValueError, match=said("dataset GraphDataset HeteroGraph dataset()")):
-        gs.hold_out_edges(gs.HeteroGraph(**GRAPH))
+    with pytest.raises(ValueError, match=said("dataset GraphDataset Data load_pyg")):
+        gs.hold_out_edges(Data())
 
 
 @pytest.mark.parametrize("name", ["weight", "labels"])
@@ -92,13 +92,13 @@ def test_values_of_edges_are_numbers(name):
     dates = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
     edges = {key: {"edges": np.array([[0, 1], [1, 2]]), name: dates} for key in ("a,to,a", "a,of,a")}
     with pytest.raises(ValueError, match=said(f"{name} edges numbers datetime64")):
-        gs.HeteroGraph({"a": 3}, edges, separate_reverses=False).dataset()
+        gs.hetero_graph({"a": 3}, edges, separate_reverses=False)
 
 
 @pytest.mark.parametrize("rows", [np.float32(1), 5])
 def test_features_have_a_row_for_each_node(rows):
     with pytest.raises(ValueError, match=said("nodes['a'].features row node")):
-        gs.HeteroGraph({"a": {"features": rows}}, {"a,to,a": np.array([[0], [0]])}, separate_reverses=False).dataset()
+        gs.hetero_graph({"a": {"features": rows}}, {"a,to,a": np.array([[0], [0]])}, separate_reverses=False)
 
 
 @pytest.mark.parametrize("value", ["yes", None, 2, 1.5, [True], np.array([True, False])])
@@ -109,7 +109,7 @@ def test_features_have_a_row_for_each_node(rows):
         (lambda value: gs.LinkSampler(share_negatives=value), "share_negatives"),
         (lambda value: gs.NeighborLoader(DATA, [2], shuffle=value), "shuffle"),
         (lambda value: gs.NeighborLoader(DATA, [2], directed=value), "directed"),
-        (lambda value: gs.hold_out_edges(gs.HeteroGraph(**GRAPH).dataset(), by_time=value), "by_time"),
+        (lambda value: gs.hold_out_edges(gs.hetero_graph(**GRAPH), by_time=value), "by_time"),
     ],
 )
 def test_a_flag_is_true_or_false(make, name, value):
@@ -146,12 +146,12 @@ def test_values_under_a_mask_are_not_taken(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: gs.HeteroGraph(None, {}), "nodes mapping None"),
-        (lambda: gs.HeteroGraph({"a": 3}, 5), "edges mapping 5"),
-        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types=[1]), "edge type source,name,target 1"),
-        (lambda: gs.HeteroGraph({"a": 3}, {}, edge_types="a,to,a"), "edge_types list a,to,a"),
-        (lambda: gs.HeteroGraph(**GRAPH, reader="x"), "reader mapping x"),
-        (lambda: gs.HeteroGraph(**GRAPH | {"nodes": {"a": {"columns": 5, "num_nodes": 3}}}).dataset(), "columns 5"),
+        (lambda: gs.hetero_graph(None, {}), "nodes mapping None"),
+        (lambda: gs.hetero_graph({"a": 3}, 5), "edges mapping 5"),
+        (lambda: gs.hetero_graph({"a": 3}, {}, edge_types=[1]), "edge type source,name,target 1"),
+        (lambda: gs.hetero_graph({"a": 3}, {}, edge_types="a,to,a"), "edge_types list a,to,a"),
+        (lambda: gs.hetero_graph(**GRAPH, reader="x"), "reader mapping x"),
+        (lambda: gs.hetero_graph(**GRAPH | {"nodes": {"a": {"columns": 5, "num_nodes": 3}}}), "columns 5"),
         (lambda: gs.GraphDataset("g", STREAM, links=None), "links mapping None"),
         (lambda: gs.GraphDataset("g", STREAM, links={"foo": gs.LinkSet(ENDS)}), "links val test 'foo'"),
         (lambda: gs.GraphDataset("g", STREAM, links={"test": ENDS}), "links['test'] LinkSet"),
@@ -185,7 +185,7 @@ def _module(kind, **given):
 INTEGERS = {
     "partition": (lambda key, value: gs.partition(STREAM, "random", **{"num_parts": 1, key: value}), "num_parts seed"),
     "dataset": (lambda key, value: gs.GraphDataset("g", STREAM, labels=[0, 1, 2], **{key: value}), "num_classes"),
-    "hetero": (lambda key, value: gs.HeteroGraph(**GRAPH, **{key: value}), "split_seed"),
+    "hetero": (lambda key, value: gs.hetero_graph(**GRAPH, **{key: value}), "split_seed"),
     "split": (lambda key, value: random_split([0, 1], **{key: value}), "seed"),
     "generated": (lambda key, value: gs.SyntheticGraph(**{"num_nodes": 99, "num_edges": 99, key: value}),
                   "num_nodes num_edges seed"),

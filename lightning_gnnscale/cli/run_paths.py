@@ -16,7 +16,7 @@ from .errors import UsageError, did_you_mean
 CONFIG = "config.yaml"  # the settings that a run leaves, all values filled in
 CHECKPOINTS = "checkpoints"
 SOURCE = "GNNSCALE_SOURCE"  # names a source tree, for its benchmarks
-_LOADERS = ("load_files", "load_hetero")  # whose settings of these names are paths
+_LOADERS = ("load_files", "hetero_graph")  # whose settings of these names are paths
 _ARRAYS = ("features", "labels", "nodes", "masks", "train_mask", "val_mask", "test_mask", "time", "weight")
 _FILES = ("edges", *_ARRAYS, "edge_weight", "edge_features", "edge_label")
 

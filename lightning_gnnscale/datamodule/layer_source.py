@@ -69,8 +69,7 @@ class StoreLayerSource:
         if needed is not None:
             yield from self._needed_blocks(needed)
             return
-        csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        edge_types = self._edge_type
+        csc, columns = self.store.csc, self._columns()
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
             while start < end:
@@ -81,17 +80,19 @@ class StoreLayerSource:
                 yield RowBlock(
                     rows=np.arange(start, stop),
                     indptr=np.asarray(csc.indptr[start : stop + 1]) - first,
-                    indices=csc.indices[first:last],
-                    edge_weight=None if weight is None else weight[first:last],
-                    edge_attr=None if attr is None else attr[first:last],
-                    edge_type=None if edge_types is None else edge_types[first:last],
+                    **{name: values[first:last] for name, values in columns.items()},
                 )
                 start = stop
 
+    def _columns(self) -> dict[str, np.ndarray]:
+        """Return what blocks have of each edge, (num_edges, ...) by the names of a `RowBlock`."""
+        given = {"edge_weight": self.store.edge_weight, "edge_attr": self._edge_features, "edge_type": self._edge_type}
+        given = {name: values for name, values in given.items() if values is not None}
+        return {"indices": self.store.csc.indices, **given}
+
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
-        csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
-        edge_types = self._edge_type
+        columns = self._columns()
         for nodes, edges, begins, ends in self._needed_rows(needed):
             first = 0
             while first < len(nodes):
@@ -100,10 +101,7 @@ class StoreLayerSource:
                 yield RowBlock(
                     rows=nodes[chosen],
                     indptr=edges[first : chosen.stop + 1] - edges[first],
-                    indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
-                    edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
-                    edge_attr=None if attr is None else self._segments(attr, begins[chosen], ends[chosen]),
-                    edge_type=None if edge_types is None else self._segments(edge_types, begins[chosen], ends[chosen]),
+                    **{name: self._segments(one, begins[chosen], ends[chosen]) for name, one in columns.items()},
                 )
                 first = chosen.stop
 

@@ -4,23 +4,21 @@ from .columns import CSRArrays
 from .files import load_files
 from .generated import generate, load_leaky_events, load_mag_shape
 from .graph_dataset import GraphDataset
-from .hetero_graph import HeteroGraph
+from .hetero import hetero_graph
 from .npz import load_npz
 from .ogb import load_ogb
 from .pyg import load_pyg
 from .relbench import load_relbench
 from .split import LinkSet, hold_out_edges, random_split
-from .typed_files import load_hetero
 
 __all__ = [
     "CSRArrays",
     "GraphDataset",
-    "HeteroGraph",
     "LinkSet",
     "generate",
+    "hetero_graph",
     "hold_out_edges",
     "load_files",
-    "load_hetero",
     "load_leaky_events",
     "load_mag_shape",
     "load_npz",

@@ -161,7 +161,7 @@ def _load_node_rows(rows, stream, num_nodes: int, name: str = "features") -> Any
 def features_by_node_type(features: Mapping, stream) -> dict[int, np.ndarray | CSRArrays]:
     """Return features by the number of their node type."""
     if not isinstance(stream, HeteroStream):
-        raise ValueError("features by node type need a heterogeneous graph: give one array, or a HeteroGraph")
+        raise ValueError("features by node type need a heterogeneous graph: give one array, or say gs.hetero_graph")
     names, loaded = stream.schema.node_types, {}
     unknown = sorted(set(features) - set(names))
     if unknown:

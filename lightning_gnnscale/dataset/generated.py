@@ -17,7 +17,7 @@ from ..jit import kernel
 from ..keywords import passes_on
 from ..rng import combine, fold, unit
 from .graph_dataset import GraphDataset
-from .hetero_graph import HeteroGraph
+from .hetero import hetero_graph
 from .split import held_out
 
 
@@ -229,7 +229,7 @@ def load_mag_shape(
         edges[edge_type] = GroupedEdges(between, size, num_groups, homophily, seed + 7 * number + 1, chunk_edges)
     nodes = {**counts, "paper": {"features": str(rows), "labels": labels, "masks": masks}}
     options = {"chunk_edges": chunk_edges, "num_classes": num_classes}
-    return HeteroGraph(nodes, edges, name=name, **{"separate_reverses": False, **options}).dataset()
+    return hetero_graph(nodes, edges, name=name, **{"separate_reverses": False, **options})
 
 
 def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int, noise: float, seed: int) -> None:
@@ -283,4 +283,4 @@ def load_leaky_events(
         "item": {"features": features, "time": np.zeros(num_items, np.int64)},
     }
     edges = {("user", "buys", "item"): {"edges": np.stack([user, item]), "time": asked[user] - span}}
-    return HeteroGraph(nodes, edges, name=name, fractions=fractions, split_seed=seed).dataset()
+    return hetero_graph(nodes, edges, name=name, fractions=fractions, split_seed=seed)

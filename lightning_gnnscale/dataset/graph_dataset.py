@@ -143,7 +143,7 @@ class GraphDataset:
         source: what identifies it beyond the stream, for fingerprints: plain values.
         feature_storage: How a store of it holds the features, see `write_partition_store`; None: as given.
         edge_type: (num_edges,) integers, edge type of each edge, in a graph of one node type; None: one edge type.
-            Graphs of several node types are described by `HeteroGraph`.
+            `hetero_graph` makes graphs of several node types.
         schema: Names of the edge types of `edge_type`; None: they are named by their numbers.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers or dates, when a node or an edge appears; or None.
             Dates of any unit become nanoseconds since 1970; floats, which would have to be rounded, are refused.
@@ -354,13 +354,9 @@ def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchem
         check_num_edge_types(numbers * (2 if stream.to_undirected else 1), "edge_type")
         schema = numbered_schema(numbers, "edge_type")
     if schema.num_node_types > 1:
-        raise ValueError("edge_type= is for graphs of one node type: describe several node types by a HeteroGraph")
-    node_type, num_relations = schema.node_types[0], schema.num_edge_types
+        raise ValueError("edge_type= is for graphs of one node type: make those of several by gs.hetero_graph")
     if stream.to_undirected and not schema.reverse:
-        back = tuple((node_type, f"rev_{name}", node_type) for _, name, _ in schema.edge_types)
-        there = tuple(range(num_relations))
-        reverse = tuple(number + num_relations for number in there) + there
-        schema = GraphSchema(schema.node_types, schema.edge_types + back, reverse)
+        schema = schema.with_reverses(separate=True)
     num_nodes, _ = stream.count()
     options = {"chunk_edges": stream.chunk_edges, "remove_self_loops": stream.remove_self_loops}
     found = HeteroStream(

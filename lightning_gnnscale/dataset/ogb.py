@@ -62,8 +62,8 @@ def load_ogb(
     raw = folder / "raw"
     if any((raw / file).exists() for file in _HETERO):
         raise ValueError(
-            f"{name}: graphs with several node types or edge types are not read yet: make them one graph in PyG, "
-            "data.to_homogeneous(), and give PartitionDataModule that"
+            f"{name}: several node types or edge types are not read from OGB's files: PyG reads ogbn-mag, dataset=pyg "
+            "dataset.dataset=OGB_MAG dataset.name=mag; else give edges and rows to gs.hetero_graph"
         )
     binary = (raw / "data.npz").is_file()
     if not binary and not (raw / "edge.csv.gz").is_file():

@@ -1,5 +1,6 @@
-"""PyG graphs: a `Data` object, or one of PyG's data sets by class name."""
+"""PyG graphs: a `Data`, `HeteroData` or `TemporalData`, or one of PyG's data sets by class name."""
 
+import inspect
 import os
 import pickle
 import re
@@ -9,14 +10,17 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
-from ..edge_stream.open import ONE_NODE_TYPE
 from ..edge_stream.options import StreamOptions
-from ..foreign import csr_of, is_array, is_hetero, is_temporal
+from ..errors import did_you_mean, short
+from ..foreign import is_array, is_hetero, is_pyg, is_temporal
+from ..graph import MASK_NAMES
 from ..values import exact_integers, exact_times, of_tensor
-from .columns import CSRArrays
+from .columns import one_column
 from .graph_dataset import GraphDataset
+from .hetero import hetero_graph
 from .split import held_out, random_split
 
+_OF_GRAPHS = ("num_classes", "regression", "feature_storage")  # options of the graph, not of PyG's classes
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # of torch; overrides what its callers ask for
 
 
@@ -26,45 +30,86 @@ def load_pyg(
     name: str | None = None,
     fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
     split_seed: int = 0,
-    to_undirected: bool = True,
+    to_undirected: bool | None = None,
     remove_self_loops: bool = False,
     chunk_edges: int = 1 << 22,
     hold_out: dict | None = None,
     split: int = 0,
-    **dataset_options,
+    **options,
 ) -> GraphDataset:
     """Take a graph from PyG.
 
     Args:
         data: A `torch_geometric.data.Data` with `edge_index`, or `adj_t`, and, if it has them, `x` (may be sparse),
             `y`, `train_mask`, ..., `edge_weight` and `edge_attr`; or a `TemporalData`: its events are edges with
-            their `t` as times, `msg` as features and integer `y` as classes. Other data of nodes and
-            edges is not read; a warning names it.
+            their `t` as times, `msg` as features and integer `y` as classes; or a `HeteroData` with the same of
+            each node type and edge type, and `time`. Other data of nodes and edges is not read; a warning names it.
         dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", instead of `data`; its first
             graph is taken.
-        name: Name of the data set, passed to the class if given; it also names the result.
+        name: Name of the result, also passed to a class that takes one.
+        fractions, split_seed: Random split of the labelled nodes of a graph without masks, see `random_split`.
+        to_undirected: Whether reverses are added; None: of one edge type. Most graphs with several list their reverses.
+        remove_self_loops, chunk_edges: See `open_edge_stream`.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
         split: Column of masks that have several, one for each public split.
-        dataset_options: Further arguments of the class, for example `root`.
+        options: `num_classes`, `regression` and `feature_storage` of `GraphDataset`, `separate_reverses` of
+            `hetero_graph`; with `dataset` also further arguments of the class, for example `root`.
 
     Raises:
-        ValueError: neither or both of `data` and `dataset`, no such class, a graph without edges or with several node
-            types or edge types, no such split, or files of the data set that torch cannot load without running
-            them.
+        ValueError: neither or both of `data` and `dataset`, no such class or option, a graph without edges, no such
+            split, or files of the data set that torch cannot load without running them.
     """
     if (data is None) == (dataset is None):
         raise ValueError("data and dataset: give exactly one of them")
+    of_graph = {key: options.pop(key) for key in _OF_GRAPHS if key in options}
+    separate_reverses = options.pop("separate_reverses", None)
     if data is None:
-        import torch_geometric.datasets as classes
-
-        if not hasattr(classes, dataset):
-            raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
-        named = {"name": name} if name else {}
-        data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
-    options = {"chunk_edges": chunk_edges, "to_undirected": to_undirected, "remove_self_loops": remove_self_loops}
+        data = _of_class(dataset, name, options)
+    elif options or not is_pyg(data):
+        raise ValueError(_wrong(data, options))
+    several, called = is_hetero(data), name or dataset
+    options = {
+        "to_undirected": not several if to_undirected is None else to_undirected,
+        "remove_self_loops": remove_self_loops,
+        "chunk_edges": chunk_edges,
+    }
+    split_by = {"fractions": fractions, "split_seed": split_seed}
+    if several:
+        of_graph |= {"name": (called or "typed").lower(), "hold_out": hold_out, "separate_reverses": separate_reverses}
+        return hetero_graph(*_by_type(data, split), **options, **split_by, **of_graph)
+    if separate_reverses is not None:
+        raise ValueError(f"separate_reverses is for a HeteroData, got {type(data).__name__}: leave it out")
+    of_graph |= {"name": (called or "pyg").lower()}
     if is_temporal(data):
-        return held_out(_events(data, (name or dataset or "pyg").lower(), options), hold_out)
-    _check_data(data)
+        return held_out(_events(data, options, **of_graph), hold_out)
+    return held_out(_of_one_type(data, split, options, split_by, **of_graph), hold_out)
+
+
+def _of_class(dataset: str, name: str | None, options: dict):
+    """Return the first graph of a class of `torch_geometric.datasets`."""
+    import torch_geometric.datasets as classes
+
+    if not hasattr(classes, dataset):
+        raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
+    given = getattr(classes, dataset)
+    named = {"name": name} if name and "name" in inspect.signature(given).parameters else {}
+    return _weights_only(given, **options, **named)[0]
+
+
+def _wrong(data, options: dict) -> str:
+    """Return what is wrong with a value given as `data`, or with the options beside it."""
+    if not is_pyg(data):
+        return f"data must be a Data, HeteroData or TemporalData of PyG, got {short(data)}"
+    unknown, known = next(iter(options)), (*_OF_GRAPHS, "separate_reverses")
+    return f"load_pyg(data): no option {unknown!r}, allowed: {', '.join(known)}{did_you_mean(unknown, known)}"
+
+
+def _of_one_type(data, split: int, options: dict, split_by: dict, **of_graph) -> GraphDataset:
+    """Return the graph of a `Data`; options: of the reader of its edges."""
+    if data.get("edge_index") is None and data.get("adj_t") is None:
+        raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
+    if data.num_nodes is None:
+        raise ValueError("data does not say how many nodes it has: set data.num_nodes")
     edge_index, edge_weight, edge_attr = (data.get(key) for key in ("edge_index", "edge_weight", "edge_attr"))
     if edge_index is None:
         stream = AdjacencyStream("data.adj_t", data.adj_t, StreamOptions(**options), transposed=True)
@@ -76,31 +121,42 @@ def load_pyg(
     else:
         edges = np.ascontiguousarray(_numpy(edge_index))
         stream = open_edge_stream(edges, num_nodes=int(data.num_nodes), **options)
-    masks = {
-        part: _mask(data, f"{part}_mask", split)
-        for part in ("train", "val", "test")
-        if data.get(f"{part}_mask") is not None
-    }
-    labels = data.get("y")
-    if labels is not None:
-        labels = _numpy(labels)
-        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    masks, labels = _masks(data, split), data.get("y")
     if not masks and labels is not None:
-        masks = random_split(labels, fractions, split_seed)
+        masks = random_split(one_column(_numpy(labels)), **split_by, regression=of_graph.get("regression", False))
     _tell_unread(data)
-    graph = GraphDataset(
-        name=(name or dataset or "pyg").lower(),
+    return GraphDataset(
         stream=stream,
-        features=_features(data.get("x")),
+        features=data.get("x"),
         labels=labels,
         masks=masks,
-        edge_weight=None if edge_weight is None else _numpy(edge_weight).reshape(-1),
-        edge_features=None if edge_attr is None else _numpy(edge_attr).reshape(len(edge_attr), -1),
+        edge_weight=None if edge_weight is None else edge_weight.reshape(-1),
+        edge_features=None if edge_attr is None else edge_attr.reshape(len(edge_attr), -1),
+        **of_graph,
     )
-    return held_out(graph, hold_out)
 
 
-def _events(data, name: str, options: dict) -> GraphDataset:
+def _by_type(data, split: int) -> tuple[dict[str, dict], dict[tuple, dict]]:
+    """Return nodes and edges of a `HeteroData` as `hetero_graph` takes them."""
+    nodes, edges = {}, {}
+    for node_type, store in data.node_items():
+        given = {"features": store.get("x"), "labels": store.get("y"), "time": store.get("time")}
+        nodes[node_type] = {"num_nodes": store.num_nodes, **given, "masks": _masks(store, split) or None}
+    for edge_type, store in data.edge_items():
+        if "edge_index" not in store:
+            raise ValueError(f"{edge_type}: has no edge_index: adj_t of heterogeneous graphs is not read")
+        features = store.get("edge_attr")
+        edges[edge_type] = {
+            "edges": store.edge_index,
+            "time": store.get("time"),
+            "weight": store.get("edge_weight"),
+            "features": features.unsqueeze(1) if features is not None and features.dim() == 1 else features,
+        }
+    _tell_unread_types(data)
+    return nodes, edges
+
+
+def _events(data, options: dict, **of_graph) -> GraphDataset:
     """Return the events of a `TemporalData` as edges."""
     ends = np.stack([exact_integers(f"data.{end}", data[end], 0, unit="event") for end in ("src", "dst")])
     label, message = (None if value is None else _numpy(value) for value in (data.get("y"), data.get("msg")))
@@ -112,28 +168,18 @@ def _events(data, name: str, options: dict) -> GraphDataset:
     if unread:
         warnings.warn(f"data.{', data.'.join(unread)}: not read", stacklevel=3)
     return GraphDataset(
-        name=name,
         stream=open_edge_stream(ends, num_nodes=int(data.num_nodes), **options),
         edge_time=exact_times("data.t", data.t, "event").astype(np.int64, copy=False),
         edge_label=None
         if label is None
         else exact_integers("data.y", label.reshape(-1), -1, 2**31 - 1, "event", booleans=True),
         edge_features=None if message is None else message.reshape(ends.shape[1], -1),
+        **of_graph,
     )
 
 
-def _check_data(data) -> None:
-    kind = type(data).__name__
-    if is_hetero(data):
-        raise ValueError(f"{kind}: {ONE_NODE_TYPE}")
-    if data.get("edge_index") is None and data.get("adj_t") is None:
-        raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
-    if data.num_nodes is None:
-        raise ValueError("data does not say how many nodes it has: set data.num_nodes")
-
-
 _READ = {"x", "y", "edge_index", "adj_t", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id"}
-_READ |= {f"{part}_mask" for part in ("train", "val", "test")}
+_READ |= {f"{name}_mask" for name in MASK_NAMES}
 
 
 def _tell_unread(data) -> None:
@@ -147,18 +193,19 @@ def _tell_unread(data) -> None:
     warnings.warn(f"data.{', data.'.join(unread)}: not read{remedy}", stacklevel=3)
 
 
-_READ_OF_NODE_TYPES = {"x", "y", "time", "edge_index", "edge_attr", "edge_weight", "num_nodes", "n_id", "e_id"}
-_READ_OF_NODE_TYPES |= {f"{part}_mask" for part in ("train", "val", "test")}
-
-
-def tell_unread_types(data) -> None:
+def _tell_unread_types(data) -> None:
     """Warn of data of a node type or an edge type of a `HeteroData` that is not read."""
     unread = []
-    for kind, store in (*data.node_items(), *data.edge_items()):
-        name = ",".join(kind) if isinstance(kind, tuple) else kind
-        unread += [f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_NODE_TYPES) if is_array(store[key])]
+    for called, store in (*data.node_items(), *data.edge_items()):
+        name = ",".join(called) if isinstance(called, tuple) else called
+        unread += [f"{name}.{key}" for key in sorted(set(store.keys()) - _READ - {"time"}) if is_array(store[key])]
     if unread:
         warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)
+
+
+def _masks(data, split: int) -> dict[str, np.ndarray]:
+    """Return the masks of a graph or of a node type by name."""
+    return {name: _mask(data, f"{name}_mask", split) for name in MASK_NAMES if data.get(f"{name}_mask") is not None}
 
 
 def _mask(data, key: str, split: int) -> np.ndarray:
@@ -192,12 +239,3 @@ def _weights_only(make, **options):
 
 def _numpy(values) -> np.ndarray:
     return np.asarray(of_tensor(values))
-
-
-def _features(x):
-    """Return dense features as an array, sparse ones as CSR; None without any."""
-    sparse = csr_of(x)
-    if sparse is not None:
-        *arrays, shape = sparse
-        return CSRArrays(*map(_numpy, arrays), shape)
-    return None if x is None else _numpy(x)

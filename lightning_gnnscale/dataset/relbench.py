@@ -9,7 +9,7 @@ import numpy as np
 
 from ..values import ALWAYS, exact_integers
 from .graph_dataset import GraphDataset
-from .hetero_graph import HeteroGraph
+from .hetero import hetero_graph
 
 TASK = "task"  # the node type of the task's rows
 _SPLITS = ("train", "val", "test")
@@ -84,9 +84,9 @@ def load_relbench(
     if unread:
         warnings.warn(f"{root}: {', '.join(unread)} not read: neither numbers nor of few levels", stacklevel=2)
     nodes[TASK], edges[entity, "asked", TASK] = _asked(splits, entity_key, target, tables[entity], regression)
-    return HeteroGraph(
+    return hetero_graph(
         nodes, edges, name=name or f"{root.name}-{task}", regression=regression, separate_reverses=False
-    ).dataset()
+    )
 
 
 def _read(path: Path) -> _Table:

@@ -204,7 +204,7 @@ def hold_out_edges(
         values, one byte an edge beside edge values; by time 16 bytes an edge.
     """
     if not isinstance(dataset, GraphDataset):
-        raise ValueError(f"dataset must be a GraphDataset, got {type(dataset).__name__}: HeteroGraph has dataset()")
+        raise ValueError(f"dataset must be a GraphDataset, got {type(dataset).__name__}: load_pyg makes one of PyG's")
     check_integer("seed", seed, 0)
     check_flags(by_time=by_time)
     if not isinstance(reverses, Mapping | None):

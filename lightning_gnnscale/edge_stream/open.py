@@ -49,8 +49,7 @@ def open_pyg(data, options: StreamOptions) -> EdgeStream:
 
 
 ONE_NODE_TYPE = (
-    "graphs with several node types or edge types are not read yet: give data.to_homogeneous(), which keeps the "
-    "types as node_type and edge_type"
+    "a stream has edges of one type: gs.dataset.load_pyg(data) reads several, or data.to_homogeneous() joins them"
 )
 
 

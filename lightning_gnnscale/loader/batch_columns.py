@@ -9,7 +9,7 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import GraphTypes, WholeGraph
+from ..partition_store.part_graph import WholeGraph
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
@@ -73,18 +73,19 @@ def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict
     return data | {name: read_column(values, local, allocate) for name, values in staged.nodes.items()}
 
 
-def type_data(types: GraphTypes, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:
+def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:
     """Return node types, edge types and times of edges, by their names in a batch."""
-    data = {"schema": types.schema}
-    for name, values in (("edge_type", types.edge_type), ("edge_time", types.edge_time)):
-        if name == "edge_type" and sampled.edge_type is not None:
+    data = {"schema": graph.schema}
+    for name in ("edge_type", "edge_time"):
+        values = graph.columns.get(name)
+        if values is not None and name == "edge_type" and sampled.edge_type is not None:
             data[name] = torch.from_numpy(sampled.edge_type)
         elif values is not None:
             if sampled.e_id is None:
                 raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
             data[name] = read_column(values, sampled.e_id, allocate, np.int64)
-    if types.node_types is not None:
-        data["node_type"] = torch.from_numpy(types.node_types.type_of(n_id))
+    if graph.node_types is not None:
+        data["node_type"] = torch.from_numpy(graph.node_types.type_of(n_id))
     return data
 
 

@@ -136,10 +136,9 @@ class BatchMaker:
 
     def asks_edges(self, staged: StagedPart) -> bool:
         """Whether a sampler is asked for the positions of edges, which edge types and times need too."""
-        types = staged.graph.types
-        if types is None or self._reads_edges(staged):
-            return self._reads_edges(staged)
-        return types.edge_time is not None or not self.sampler.has_edge_types
+        columns = staged.graph.columns
+        typed = "edge_type" in columns and not self.sampler.has_edge_types
+        return typed or "edge_time" in columns or self._reads_edges(staged)
 
     def assemble(self, staged: StagedPart, sampled: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a sampled subgraph, without its features.
@@ -152,7 +151,7 @@ class BatchMaker:
         """
         n_id = self.store_ids(staged.graph, sampled.n_id)
         e_id = edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
-        types, take = staged.graph.types, self.pool.take
+        take = self.pool.take
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
             edge_index=torch.from_numpy(sampled.edge_index),
@@ -172,7 +171,7 @@ class BatchMaker:
             seed_time=_tensor(sampled.seed_time),
             **edge_data(staged, sampled, e_id, take),
             **pair_data(staged, sampled, take),
-            **({} if types is None else type_data(types, n_id, sampled, take)),
+            **type_data(staged.graph, n_id, sampled, take),
             **(node_data(staged, sampled.n_id, take) if with_nodes else {}),
         )
 

@@ -52,9 +52,7 @@ class StagedPart:
     def nbytes(self) -> int:
         """Bytes in memory: of the graph and the columns without what they map, and of features."""
         graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, self.graph.edge_id, self.graph.self_weight)
-        types = self.graph.types
-        edges = () if types is None else (types.edge_type, types.edge_time, types.node_time)
-        arrays = (*graph, *edges, *self.nodes.values(), self.masks, *self.edges.values())
+        arrays = (*graph, *self.graph.columns.values(), *self.nodes.values(), self.masks, *self.edges.values())
         own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
 

@@ -9,6 +9,7 @@ from ..jit import kernel
 
 MOST_OF_THE_GRAPH = 0.75  # share of needed nodes above which a layer is computed for all
 _STEP = 16  # bytes of a bitmap between two counts
+_OF_EDGES = slice(2, None)  # fields of a `RowBlock` that have a row an edge
 _BITS_SET = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)  # in a byte
 
 
@@ -221,10 +222,8 @@ def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
     lengths = offset[chosen + 1] - offset[chosen]
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     edges = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
-    weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[edges]
-    attr = None if block.edge_attr is None else np.asarray(block.edge_attr)[edges]
-    link_types = None if block.edge_type is None else np.asarray(block.edge_type)[edges]
-    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[edges], weight, attr, link_types)
+    columns = (None if values is None else np.asarray(values)[edges] for values in block[_OF_EDGES])
+    return RowBlock(chosen + first, indptr, *columns)
 
 
 def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
@@ -234,11 +233,8 @@ def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
         stop = int(np.searchsorted(offset, offset[start] + block_edges, side="right")) - 1
         stop = min(max(stop, start + 1), start + block_edges, num_rows)
         edges = slice(int(offset[start]), int(offset[stop]))
-        weight = None if block.edge_weight is None else block.edge_weight[edges]
-        attr = None if block.edge_attr is None else block.edge_attr[edges]
-        link_types = None if block.edge_type is None else block.edge_type[edges]
-        indptr = offset[start : stop + 1] - offset[start]
-        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[edges], weight, attr, link_types)
+        columns = (None if values is None else values[edges] for values in block[_OF_EDGES])
+        yield RowBlock(np.asarray(block.rows[start:stop]), offset[start : stop + 1] - offset[start], *columns)
         start = stop
 
 

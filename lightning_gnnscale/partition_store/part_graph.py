@@ -1,8 +1,8 @@
 """One part as a training process sees it: core rows, halo rows, local ids; and a whole graph in the same form."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,43 +10,6 @@ from ..graph import CSC, GraphSchema
 from ..jit import kernel
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
-
-
-class GraphTypes(NamedTuple):
-    """The node types, edge types and times of a graph.
-
-    Attributes:
-        schema: Node types and edge types; None of a graph of one node type and one edge type.
-        node_types: Where the nodes of each node type are among the store's ids; None without a schema.
-        edge_type: (num_edges,) edge type of each edge of the graph's CSC, or None.
-        edge_time: (num_edges,) int64 time of each edge, or None.
-        node_time: (num_local,) int64 time of each local node, or None.
-    """
-
-    schema: GraphSchema | None
-    node_types: NodeTypes | None
-    edge_type: np.ndarray | None = None
-    edge_time: np.ndarray | None = None
-    node_time: np.ndarray | None = None
-
-    @property
-    def has(self) -> dict[str, bool]:
-        """Which of these there are, by the names of `graph.COLUMNS`."""
-        times = {name: getattr(self, name) is not None for name in ("node_time", "edge_time")}
-        return {"edge_types": self.schema is not None, **times}
-
-    @classmethod
-    def of(cls, store, graph) -> "GraphTypes | None":
-        """Return the types and times of a graph that was loaded from a `PartitionStore`; mapped for a `WholeGraph`."""
-        if store.schema is None and store.edge_time is None and store.node_time is None:
-            return None
-        edges, nodes = [store.edge_type, store.edge_time], store.node_time
-        if graph.edge_id is not None:
-            num_core_edges = int(graph.csc.indptr[graph.num_core])
-            edges = [
-                None if values is None else _edge_values(values, graph.edge_id, num_core_edges) for values in edges
-            ]
-        return cls(store.schema, store.node_types, *edges, None if nodes is None else local_rows(nodes, graph))
 
 
 def local_rows(values: np.ndarray, graph) -> np.ndarray:
@@ -62,13 +25,19 @@ def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
 
 
 def _has(graph) -> dict[str, bool]:
-    return {**(graph.types or GraphTypes(None, None)).has, "edge_weight": graph.edge_weight is not None}
+    times = {name: name in graph.columns for name in ("node_time", "edge_time")}
+    return {"edge_types": graph.schema is not None, **times, "edge_weight": graph.edge_weight is not None}
 
 
-def _edge_values(values: np.ndarray, edge_id: np.ndarray, num_core_edges: int) -> np.ndarray:
-    """Return values of a part's edges: those of its core rows are one run, the others are read in order."""
-    out = np.empty(len(edge_id), values.dtype)
-    own, others = edge_id[:num_core_edges], edge_id[num_core_edges:]
+def edge_values(graph, values: np.ndarray | None) -> np.ndarray | None:
+    """Return a store's column of the edges for the edges of a graph, in memory of a part, mapped of a `WholeGraph`.
+
+    A part's edges of its core rows are one run of the column; the others are read in order.
+    """
+    if values is None or graph.edge_id is None:
+        return values
+    out, num_core_edges = np.empty(len(graph.edge_id), values.dtype), int(graph.csc.indptr[graph.num_core])
+    own, others = graph.edge_id[:num_core_edges], graph.edge_id[num_core_edges:]
     if len(own):
         low = int(own.min())
         out[:num_core_edges] = read_slice(values[low : int(own.max()) + 1])[own - low]
@@ -93,8 +62,10 @@ class PartGraph:
         edge_id: (num_edges,) int64 position of each edge in the store's edge arrays; None in a store without them.
         hops: how far the halo reaches.
         symmetric: whether every edge is there in both directions.
-        types: Node types, edge types and times of its nodes and edges; None for a graph with one node type and one
-            edge type and without times.
+        schema, node_types: Node types and edge types, and where the nodes of each node type are among the store's ids;
+            None in a graph of one node type and one edge type.
+        columns: What samplers read, where the store has it: "edge_type" and int64 "edge_time", (num_edges,) in the
+            order of `csc`, and int64 "node_time", (num_local,).
         edge_weight: The store's weights, by `edge_id`; None in a store without them.
         self_weight: (num_local,) float32, the weight of the self-loop that GCN adds to each node; None: 1 for all.
     """
@@ -108,7 +79,9 @@ class PartGraph:
     edge_id: np.ndarray | None
     hops: int = 1
     symmetric: bool = False
-    types: "GraphTypes | None" = None
+    schema: GraphSchema | None = None
+    node_types: NodeTypes | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
 
@@ -148,7 +121,7 @@ class PartGraph:
         """
         if self.symmetric:
             return self
-        if self.types is not None:
+        if self.schema is not None or self.columns:
             raise ValueError(
                 'direction="both" gives reverses the edge type of the edge itself: use direction="in", or write the '
                 "store with to_undirected=True, whose reverses have edge types of their own"
@@ -175,7 +148,7 @@ class WholeGraph:
         degree: (num_nodes,) in-degree.
         symmetric: Whether every edge has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
-        types, edge_weight, self_weight: As for `PartGraph`.
+        schema, node_types, columns, edge_weight, self_weight: As for `PartGraph`.
     """
 
     part: int
@@ -185,7 +158,9 @@ class WholeGraph:
     symmetric: bool = False
     root: Path | None = None
     fingerprint: str = ""
-    types: GraphTypes | None = None
+    schema: GraphSchema | None = None
+    node_types: NodeTypes | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
     edge_id = None  # positions in its CSC are those of the store
@@ -291,25 +266,31 @@ def _merge(indptr_a, indices_a, edge_a, indptr_b, indices_b, edge_b, carry):
 def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
     """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
     store.fetch_part(part, rows)
-    graph = _weighted(store, store.load_part(part, halo_hops))
-    return replace(graph, types=GraphTypes.of(store, graph), self_weight=store.self_weight(graph.nodes))
+    graph = store.load_part(part, halo_hops)
+    return _with_columns(store, graph, graph.nodes)
 
 
 def load_whole_graph(store, part: int, edges: bool = True) -> WholeGraph:
     """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
-    graph = _weighted(store, WholeGraph.of_store(store, part, edges))
-    return replace(graph, types=GraphTypes.of(store, graph), self_weight=store.self_weight())
+    return _with_columns(store, WholeGraph.of_store(store, part, edges))
 
 
-def _weighted(store, graph):
-    """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
-    if store.edge_weight is None:
-        return graph
-    return replace(graph, degree=local_rows(store.weighted_degree, graph), edge_weight=store.edge_weight)
+def _with_columns(store, graph, nodes: np.ndarray | None = None):
+    """Return a graph with its types, times and weights; degrees are sums of weights then, what GCN normalises by.
 
-
-def edge_weights(graph) -> np.ndarray | None:
-    """Return the (num_edges,) weights of a graph's edges, in memory of a part and mapped of a `WholeGraph`, or None."""
-    if graph.edge_weight is None or graph.edge_id is None:
-        return graph.edge_weight
-    return _edge_values(graph.edge_weight, graph.edge_id, int(graph.csc.indptr[graph.num_core]))
+    Args:
+        nodes: (num_local,) store ids of its nodes; None: all.
+    """
+    columns = {name: edge_values(graph, store.edge_column(name)) for name in ("edge_type", "edge_time")}
+    columns["node_time"] = None if store.node_time is None else local_rows(store.node_time, graph)
+    weights = {}
+    if store.edge_weight is not None:
+        weights = {"degree": local_rows(store.weighted_degree, graph), "edge_weight": store.edge_weight}
+    return replace(
+        graph,
+        schema=store.schema,
+        node_types=store.node_types,
+        columns={name: values for name, values in columns.items() if values is not None},
+        self_weight=store.self_weight(nodes),
+        **weights,
+    )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from filelock import FileLock
 
-from ..dataset import GraphDataset, HeteroGraph, load_pyg
+from ..dataset import GraphDataset, load_pyg
 from ..edge_stream import EdgeStream
 from ..errors import PlanError, check_count, check_integer
 from ..events import record, stage
-from ..foreign import is_hetero, is_pyg
+from ..foreign import is_pyg
 from ..memory import format_bytes, free_memory_bytes
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
@@ -55,7 +55,7 @@ class StoreMaking(TypedDict, total=False):
     """The keywords of `StoreSource.of` and `StoreSource`, for type checkers; `tests/test_types.py` compares them."""
 
     root: str | os.PathLike | None
-    dataset: "GraphDataset | HeteroGraph | Data | HeteroData | None"
+    dataset: "GraphDataset | Data | HeteroData | None"
     stream: EdgeStream | None
     features: Any
     labels: Any
@@ -164,8 +164,8 @@ class StoreSource:
 
         Args:
             root: Folder that the store is written to; None: one below `stores`.
-            dataset: A `GraphDataset`, a `HeteroGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose edges
-                are kept as they are; instead of the following.
+            dataset: A `GraphDataset`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose edges are kept as they
+                are; instead of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
                 of .npy, .parquet or .csv, see `GraphDataset`.
             features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
@@ -184,11 +184,7 @@ class StoreSource:
             raise ValueError(
                 f"{(given or ['stream'])[0]}: the data set has its own: give either it, or stream and rows"
             )
-        if isinstance(dataset, HeteroGraph):
-            dataset = dataset.dataset()
-        elif is_hetero(dataset):
-            dataset = HeteroGraph.of_hetero(dataset).dataset()
-        elif is_pyg(dataset):
+        if is_pyg(dataset):
             dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
             edges = {"edge_weight": edge_weight, "edge_features": edge_features}

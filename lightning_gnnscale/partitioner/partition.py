@@ -251,7 +251,7 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
         if np.ndim(source.relation):
             raise ValueError(
                 "partitioner.edge_type_weight needs a source per edge type, but these edges share one: "
-                "give each edge type its edges in a HeteroGraph"
+                "give each edge type its edges in gs.hetero_graph"
             )
         sources += [source] * weights.get(int(source.relation), 1)
     sizes = np.diff(stream.type_offsets).tolist()

@@ -81,7 +81,7 @@ class NodeTypePools(NamedTuple):
             power: Exponent of the degree by which nodes are sampled; None: uniformly.
             shared: See `NodeTypePools`.
         """
-        node_types, halo = part.types.node_types, np.asarray(part.halo_nodes)
+        node_types, halo = part.node_types, np.asarray(part.halo_nodes)
         edges = np.clip(node_types.starts - part.core_start, 0, part.num_core)
         halo_node_type = node_types.type_of(halo)
         pools = []
@@ -364,9 +364,8 @@ class LinkSampler(BatchSampler):
         Raises:
             ValueError: the graph has not what links are sampled by.
         """
-        node_types = part.types
-        edge_type, schema = (None, None) if node_types is None else (node_types.edge_type, node_types.schema)
-        edge_time = node_types.edge_time if node_types is not None and self.by_time else None
+        edge_type, schema = part.columns.get("edge_type"), part.schema
+        edge_time = part.columns.get("edge_time") if self.by_time else None
         check_requires(self.requires, part.has)
         self.check_schema(schema)
         table, pools = None, None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import check_flags
 from ..graph import CSC, GraphSchema, check_requires
-from ..partition_store.part_graph import WholeGraph, edge_weights
+from ..partition_store.part_graph import WholeGraph, edge_values
 from ..triton_kernels.sample_neighbors import (
     HopSampling,
     Relation,
@@ -328,14 +328,13 @@ class NeighborSampler(BatchSampler):
 
     def _grouped(self, part: Any, targets: np.ndarray) -> NeighborState:
         """Return a part's edges by edge type; those of the whole graph, which is mapped, stay where they are."""
-        node_types = part.types
-        schema = None if node_types is None else node_types.schema
+        schema = part.schema
         fanouts = self._fanouts_of(schema)
-        edge_type, num_relations = (None, 1) if schema is None else (node_types.edge_type, schema.num_edge_types)
+        edge_type, num_relations = part.columns.get("edge_type"), 1 if schema is None else schema.num_edge_types
         if not self._names_edge_types:
             edge_type, num_relations = None, 1
-        time, by_edge, seed_time = self._times(node_types)
-        weight = edge_weights(part) if self.weighted else None
+        time, by_edge, seed_time = self._times(part.columns)
+        weight = edge_values(part, part.edge_weight) if self.weighted else None
         if isinstance(part, WholeGraph):
             if edge_type is None and time is not None:  # one edge type; rows are read whole, and put in order of time
                 edge_type = np.broadcast_to(np.uint8(0), part.csc.num_edges)
@@ -348,7 +347,7 @@ class NeighborSampler(BatchSampler):
         followed = [number for number in range(num_relations) if any(fanouts[number])]
         type_of = None
         if self._names_edge_types and schema.num_node_types > 1:
-            own = node_types.node_types
+            own = part.node_types
             if not isinstance(part, WholeGraph):
                 own = own.among(np.arange(part.core_start, part.core_start + part.num_core), part.halo_nodes)
             type_of = own.type_of
@@ -377,12 +376,12 @@ class NeighborSampler(BatchSampler):
                 found[schema.edge_type_number(name)] = fanouts
         return found
 
-    def _times(self, node_types) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
+    def _times(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
         """Return when neighbours are there, whether that is by edge, and when nodes are seeds; None without times."""
         if self.temporal_strategy is None:
             return None, False, None
-        by_edge = node_types.edge_time is not None
-        return (node_types.edge_time if by_edge else node_types.node_time), by_edge, node_types.node_time
+        by_edge, node_time = "edge_time" in columns, columns.get("node_time")
+        return (columns["edge_time"] if by_edge else node_time), by_edge, node_time
 
 
 def _both_ways(induced: Subgraph, sampled: Subgraph) -> Subgraph:

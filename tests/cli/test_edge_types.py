@@ -24,13 +24,13 @@ def folder(tmp_path_factory):
     """A folder with a store of two node types, one of them without features, and a graph without node types."""
     folder, rng = tmp_path_factory.mktemp("relations"), np.random.default_rng(0)
     labels = np.arange(30) % 2
-    typed = gs.HeteroGraph(
+    typed = gs.hetero_graph(
         {"paper": {"num_nodes": 30, "features": np.eye(30, 6, dtype=np.float32), "labels": labels}, "author": 12},
         {
             "paper,cites,paper": np.unique(rng.integers(0, 30, (2, 90)), axis=1),
             "author,writes,paper": np.unique(np.stack([rng.integers(0, 12, 60), rng.integers(0, 30, 60)]), axis=1),
         },
-    ).dataset()
+    )
     parts = gs.partition(typed.stream, method="random", num_parts=2, seed=0)
     given = {"features": typed.features, "labels": typed.labels, "masks": typed.masks}
     gs.write_partition_store(folder / "kinds", typed.stream, parts, **given)

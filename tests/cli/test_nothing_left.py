@@ -45,11 +45,11 @@ def test_a_file_that_is_not_there(given, told):
 
 def test_a_file_of_a_node_type_or_of_a_relation_that_is_not_there():
     nodes = {"paper": {"num_nodes": 3, "features": "x.npy"}}
-    check_paths(config("load_hetero", nodes=nodes, edges={"paper,cites,paper": "edges.csv"}))
+    check_paths(config("hetero_graph", nodes=nodes, edges={"paper,cites,paper": "edges.csv"}))
     with pytest.raises(UsageError, match=said("dataset.edges.paper,cites,paper none.csv")):
-        check_paths(config("load_hetero", nodes=nodes, edges={"paper,cites,paper": "none.csv"}))
+        check_paths(config("hetero_graph", nodes=nodes, edges={"paper,cites,paper": "none.csv"}))
     with pytest.raises(UsageError, match=said("dataset.nodes.paper.features y.npy")):
-        check_paths(config("load_hetero", nodes={"paper": {"features": "y.npy"}}, edges={}))
+        check_paths(config("hetero_graph", nodes={"paper": {"features": "y.npy"}}, edges={}))
 
 
 def test_what_may_be_there_is_left_to_whoever_reads_it():

@@ -202,13 +202,13 @@ def test_which_edges_are_predicted(tmp_path):
 NODE_TYPES = {"user": [f"u{i:02}" for i in range(30)], "item": [f"i{i}" for i in range(20)]}
 
 
-def typed() -> gs.HeteroGraph:
+def typed() -> gs.GraphDataset:
     """Two edge types between node types whose nodes have the user's own names; classes of the edges of one of them."""
     rng = np.random.default_rng(0)
     rated = np.unique(rng.integers(0, [[30], [20]], (2, 400)), axis=1)
     trusts = np.unique(rng.integers(0, 30, (2, 200)), axis=1)
     users, items = (np.array(names) for names in NODE_TYPES.values())
-    return gs.HeteroGraph(
+    return gs.hetero_graph(
         {
             "user": {"nodes": users, "features": rng.random((30, 4), np.float32)},
             "item": {"nodes": items, "features": rng.random((20, 3), np.float32)},
@@ -224,7 +224,7 @@ def typed() -> gs.HeteroGraph:
 
 
 def test_predictions_of_a_typed_graph_name_node_types_and_relation(tmp_path):
-    held = gs.hold_out_edges(typed().dataset(), val=0.1, test=0.2)
+    held = gs.hold_out_edges(typed(), val=0.1, test=0.2)
     links = held.links["test"]
     assert set(links.edge_type) == {0, 1}
     sampler = gs.LinkSampler(gs.NeighborSampler([4]), "edge", labelled=True)

@@ -43,11 +43,11 @@ def write(root, several: bool, sparse: bool, storage: str | None, **options) -> 
     cites = rng.integers(0, NODES["paper"], (2, 900))
     if several:
         wrote = np.stack([rng.integers(0, NODES["author"], 400), rng.integers(0, NODES["paper"], 400)])
-        graph = gs.HeteroGraph(
+        graph = gs.hetero_graph(
             nodes={"paper": {"features": given["paper"], "labels": labels, "masks": {"train": train}},
                    "author": {"features": given["author"]}},
             edges={("author", "writes", "paper"): wrote, ("paper", "cites", "paper"): cites},
-        ).dataset()  # fmt: skip
+        )  # fmt: skip
         stream, columns = graph.stream, graph
         wide = np.zeros((sum(NODES.values()), max(DIM.values())), np.float32)
         for rows, first in zip(own.values(), (0, NODES["paper"]), strict=True):

@@ -22,7 +22,7 @@ def stores(tmp_path_factory):
     """Stores of papers and authors: with a label of one paper, of a paper and an author, and with none at all."""
     root, rng = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
     edges = {"author,writes,paper": np.stack([rng.integers(0, AUTHORS, 60), rng.integers(0, PAPERS, 60)])}
-    dataset = gs.HeteroGraph({"paper": PAPERS, "author": AUTHORS}, edges).dataset()
+    dataset = gs.hetero_graph({"paper": PAPERS, "author": AUTHORS}, edges)
     parts = gs.partition(dataset.stream, method="random", num_parts=2, seed=0)
 
     def written(name: str, *labelled: int):

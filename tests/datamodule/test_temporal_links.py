@@ -23,12 +23,12 @@ def events() -> GraphDataset:
     return GraphDataset("events", stream, features, edge_time=rng.integers(0, 500, NUM_EVENTS))
 
 
-def shop() -> gs.HeteroGraph:
+def shop() -> gs.GraphDataset:
     rng = np.random.default_rng(1)
     bought = np.stack([rng.integers(0, 60, 900), rng.integers(0, 40, 900)])
     near = rng.integers(0, 40, (2, 100))  # without times: always there
     times = rng.integers(0, 300, 900)
-    return gs.HeteroGraph(
+    return gs.hetero_graph(
         {"user": {"features": rng.random((60, 3), np.float32)}, "item": {"features": rng.random((40, 5), np.float32)}},
         {("user", "buys", "item"): {"edges": bought, "time": times}, ("item", "near", "item"): near},
     )
@@ -52,7 +52,7 @@ def store(tmp_path_factory, held):
 
 @pytest.fixture(scope="module")
 def typed_store(tmp_path_factory):
-    return stored(tmp_path_factory.mktemp("temporal") / "typed", shop().dataset())
+    return stored(tmp_path_factory.mktemp("temporal") / "typed", shop())
 
 
 def sampler(strategy="uniform", **options):
@@ -154,7 +154,7 @@ def test_the_latest_edges_are_held_out(held):
 
 
 def test_relations_without_a_time_stay_whole():
-    held = gs.hold_out_edges(shop().dataset(), val=0.1, test=0.1, by_time=True)
+    held = gs.hold_out_edges(shop(), val=0.1, test=0.1, by_time=True)
     assert set(held.links["test"].edge_type.tolist()) == {0}
     assert held.stream.count()[1] == 1000 - sum(len(links.time) for links in held.links.values())
     assert (held.links["test"].edges[0] < 60).all() and (held.links["test"].edges[1] >= 60).all()

@@ -21,7 +21,7 @@ def stream(**options):
 
 
 def typed(**of_edges):
-    return gs.HeteroGraph({"a": 4}, {("a", "to", "a"): {"edges": ENDS, **of_edges}, ("a", "in", "a"): ENDS}).dataset()
+    return gs.hetero_graph({"a": 4}, {("a", "to", "a"): {"edges": ENDS, **of_edges}, ("a", "in", "a"): ENDS})
 
 
 def temporal(t):
@@ -32,7 +32,7 @@ def hetero(t):
     data = HeteroData()
     data["a"].num_nodes = 4
     data["a", "to", "a"].edge_index, data["a", "to", "a"].time = torch.tensor(ENDS), t
-    return gs.HeteroGraph.of_hetero(data).dataset()
+    return load_pyg(data)
 
 
 def loader(t, **options):
@@ -52,9 +52,9 @@ TIMES = {
     "pandas": lambda t: gs.GraphDataset("g", stream(), edge_time=pd.Series(t)),
     "arrow": lambda t: gs.GraphDataset("g", stream(), edge_time=pa.array(t)),
     "typed": lambda t: typed(time=t),
-    "typed nodes": lambda t: gs.HeteroGraph(
+    "typed nodes": lambda t: gs.hetero_graph(
         {"a": {"num_nodes": 4, "time": t}, "b": {"time": [1, 2]}}, {("a", "to", "a"): ENDS}
-    ).dataset(),
+    ),
     "TemporalData": lambda t: temporal(torch.from_numpy(t)),
     "HeteroData": lambda t: hetero(torch.from_numpy(t)),
     "NeighborLoader": lambda t: loader(torch.from_numpy(t)),
@@ -105,9 +105,9 @@ def test_dates_of_nodes_beside_numbers_of_edges_are_refused():
     with pytest.raises(ValueError, match=said("node_time edge_time")):
         gs.GraphDataset("g", stream(), node_time=dates, edge_time=np.arange(4))
     with pytest.raises(ValueError, match=said("times of a numbers")):
-        gs.HeteroGraph(
+        gs.hetero_graph(
             {"a": {"num_nodes": 4, "time": np.arange(4)}}, {("a", "to", "a"): {"edges": ENDS, "time": dates}}
-        ).dataset()
+        )
 
 
 def test_edges_of_times_at_the_top_of_int64_are_held_out_as_the_latest():
@@ -118,10 +118,10 @@ def test_edges_of_times_at_the_top_of_int64_are_held_out_as_the_latest():
 
 def test_classes_of_edges_of_two_relations_are_joined_whatever_their_widths():
     labels = {"to": np.array([0, 1, 2, 3], np.uint64), "in": np.array([-1, 0, 1, 2], np.int8)}
-    graph = gs.HeteroGraph(
+    graph = gs.hetero_graph(
         {"a": 4}, {("a", name, "a"): {"edges": ENDS, "labels": given} for name, given in labels.items()}
     )
-    assert graph.dataset().edge_label.tolist() == [0, 1, 2, 3, -1, 0, 1, 2]
+    assert graph.edge_label.tolist() == [0, 1, 2, 3, -1, 0, 1, 2]
     with pytest.raises(ValueError, match=said("edge 3 9223372036854775808 [0, 2147483648)")):
         typed(labels=FUTURE)
 

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import GraphDataset, load_hetero
+from lightning_gnnscale.dataset import GraphDataset, load_pyg
 from tests.says import said
 
 COUNTS = {"author": 70, "paper": 90, "inst": 12}
@@ -26,10 +26,10 @@ def edges_by_relation(seed: int = 0) -> dict:
     }
 
 
-def description(edges=None, **options) -> gs.HeteroGraph:
+def description(edges=None, **options) -> gs.GraphDataset:
     rng = np.random.default_rng(1)
     nodes = {node_type: {"features": rng.random((count, 4), np.float32)} for node_type, count in COUNTS.items()}
-    return gs.HeteroGraph(nodes, edges_by_relation() if edges is None else edges, **options)
+    return gs.hetero_graph(nodes, edges_by_relation() if edges is None else edges, **options)
 
 
 def offsets() -> dict[str, int]:
@@ -68,7 +68,7 @@ def edges_of(store) -> set:
 
 @pytest.mark.parametrize("options", [{}, {"separate_reverses": True}, {"to_undirected": False}])
 def test_no_held_out_link_is_in_the_store_by_any_relation(tmp_path, options):
-    given = description(**options).dataset()
+    given = description(**options)
     held = gs.hold_out_edges(given, val=0.1, test=0.2, seed=3)
     store, schema = stored(tmp_path / "s", held), held.stream.schema
     edges = edges_of(store)
@@ -86,7 +86,7 @@ def test_no_held_out_link_is_in_the_store_by_any_relation(tmp_path, options):
 
 
 def test_relations_that_are_named_are_held_out_alone():
-    given = description().dataset()
+    given = description()
     for relations in (["writes"], [0], [("author", "writes", "paper")]):
         held = gs.hold_out_edges(given, test=0.3, relations=relations)
         assert {r for _, r, _ in links_of(held.links["test"])} == {0}
@@ -109,7 +109,7 @@ def test_reverses_that_the_graph_lists_go_with_their_edges(named):
         data[node_type].num_nodes = count
     for edge_type, ends in edges.items():
         data[edge_type].edge_index = torch.from_numpy(ends)
-    given = gs.HeteroGraph.of_hetero(data).dataset()
+    given = load_pyg(data)
     reverses = {"written_by": "writes"} if named else None
     held = gs.hold_out_edges(given, val=0.1, test=0.2, reverses=reverses)
     kept = triples_of(held)
@@ -122,10 +122,10 @@ def test_order_and_chunks_change_no_split_and_values_follow_their_edges():
     rng = np.random.default_rng(4)
     edges = edges_by_relation()
     weighted = {name: {"edges": ends, "weight": ends[0] * 1000.0 + ends[1]} for name, ends in edges.items()}
-    reference = gs.hold_out_edges(description(weighted).dataset(), seed=5)
+    reference = gs.hold_out_edges(description(weighted), seed=5)
     shuffled = {name: ends[:, rng.permutation(ends.shape[1])] for name, ends in edges.items()}
     for chunk_edges in (50, 1 << 20):
-        other = gs.hold_out_edges(description(shuffled, chunk_edges=chunk_edges).dataset(), seed=5)
+        other = gs.hold_out_edges(description(shuffled, chunk_edges=chunk_edges), seed=5)
         assert triples_of(other) == triples_of(reference)
         for split, links in reference.links.items():
             # of two edges that are each other's reverse within a node type, the first that is listed stands for both
@@ -177,7 +177,7 @@ class Ends(torch.nn.Module):
     ],
 )
 def test_false_ends_are_of_the_node_type_that_they_stand_for(tmp_path, options, scope):
-    store = stored(tmp_path / "s", description().dataset(), parts=2)
+    store = stored(tmp_path / "s", description(), parts=2)
     sampler = gs.LinkSampler(gs.NeighborSampler([3]), num_negatives=4, **options)
     dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32, scope=scope)
     dm.setup("fit")
@@ -198,7 +198,7 @@ def test_false_ends_are_of_the_node_type_that_they_stand_for(tmp_path, options, 
 
 
 def test_shared_false_ends_of_several_node_types_are_refused(tmp_path):
-    store = stored(tmp_path / "s", description().dataset(), parts=2)
+    store = stored(tmp_path / "s", description(), parts=2)
     for options in ({"positives": "edge", "negatives": "all"}, {"share_negatives": True}):
         dm = gs.PartitionDataModule(store=store, sampler=gs.LinkSampler(gs.NeighborSampler([2]), **options))
         with pytest.raises(ValueError, match=said("shares negatives node type")):
@@ -207,7 +207,7 @@ def test_shared_false_ends_of_several_node_types_are_refused(tmp_path):
 
 @pytest.mark.parametrize("negatives", ["auto", 7])
 def test_links_are_ranked_among_nodes_of_the_node_type(tmp_path, monkeypatch, negatives):
-    held = gs.hold_out_edges(description().dataset(), val=0, test=0.1, relations=["writes", "at"])
+    held = gs.hold_out_edges(description(), val=0, test=0.1, relations=["writes", "at"])
     store = stored(tmp_path / "s", held)
     mode = "layerwise" if negatives == "auto" else "sampled"
     options = gs.EvaluationOptions(mode, links=held.links, negatives=negatives)
@@ -255,7 +255,7 @@ def test_links_are_ranked_among_nodes_of_the_node_type(tmp_path, monkeypatch, ne
 
 def test_it_is_chosen_by_config(tmp_path):
     edges = {",".join(name): ends for name, ends in edges_by_relation().items()}
-    held = load_hetero(nodes=COUNTS, edges=edges, hold_out={"test": 0.2, "val": 0, "relations": ["at"]})
+    held = gs.hetero_graph(nodes=COUNTS, edges=edges, hold_out={"test": 0.2, "val": 0, "relations": ["at"]})
     assert set(held.links) == {"test"} and set(held.links["test"].edge_type.tolist()) == {2}
 
 
@@ -272,7 +272,7 @@ def test_it_is_chosen_by_config(tmp_path):
 def test_what_does_not_fit_is_told_in_one_line(options, message):
     edges = {",".join(name): ends for name, ends in edges_by_relation().items()}
     with pytest.raises(ValueError, match=said(message)):
-        load_hetero(nodes=COUNTS, edges=edges, hold_out=options)
+        gs.hetero_graph(nodes=COUNTS, edges=edges, hold_out=options)
     plain = GraphDataset("g", gs.open_edge_stream(np.array([[0, 1], [1, 2]])))
     with pytest.raises(ValueError, match=said("relations graph edge types")):
         gs.hold_out_edges(plain, relations=["writes"])

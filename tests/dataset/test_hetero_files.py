@@ -10,7 +10,6 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.checks import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.dataset import load_hetero
 from tests.says import said
 
 TYPES = ["pkg,runs,pkg", "pkg,tests,pkg"]
@@ -26,7 +25,7 @@ def files(tmp_path):
 def loaded(files, **options):
     nodes = {"pkg": {"nodes": f"{files}/packages.csv:id", "features": f"{files}/packages.csv:size"}}
     edges = [{"type": "*", "edges": f"{files}/deps.csv", "relation": "kind"}]
-    return load_hetero(edges, nodes=nodes, edge_types=TYPES, separate_reverses=True, **options)
+    return gs.hetero_graph(nodes, edges, edge_types=TYPES, separate_reverses=True, **options)
 
 
 @pytest.mark.parametrize("reader", [None, {"header": True}])
@@ -46,18 +45,17 @@ def test_an_options_of_a_reader_that_there_is_not_is_refused(files):
 def test_reverses_that_share_their_edge_type_are_warned_of_unless_it_is_said(files):
     edges = {TYPES[0]: np.array([[0, 1], [1, 2]])}
     with pytest.warns(UserWarning, match=said("pkg,runs,pkg separate_reverses=True")):
-        gs.HeteroGraph({"pkg": 3}, edges)
+        gs.hetero_graph({"pkg": 3}, edges)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gs.HeteroGraph({"pkg": 3}, edges, separate_reverses=False)
-        gs.HeteroGraph({"pkg": 3}, edges, to_undirected=False)
+        gs.hetero_graph({"pkg": 3}, edges, separate_reverses=False)
+        gs.hetero_graph({"pkg": 3}, edges, to_undirected=False)
 
 
 @pytest.mark.parametrize("given", ["packages.csv", 2.5, True])
 def test_a_node_type_is_a_number_or_a_mapping(given):
-    graph = gs.HeteroGraph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False)
     with pytest.raises(ValueError, match=said("nodes['pkg'] number mapping features")):
-        graph.dataset()
+        gs.hetero_graph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False)
 
 
 def test_a_model_without_layers_asks_for_sampled_evaluation_before_work():
@@ -75,10 +73,10 @@ def test_a_column_of_names_between_two_node_types_stands_beside_other_files(file
         {"type": "pkg,*,pkg", "edges": f"{files}/deps.csv", "relation": "kind"},
     ]
     options = {"separate_reverses": True, "reader": {"header": True}}
-    graph = load_hetero(edges, nodes=nodes, **options)
+    graph = gs.hetero_graph(nodes, edges, **options)
     types = ["person,maintains,pkg", "pkg,runs,pkg", "pkg,tests,pkg"]
     assert [",".join(one) for one in graph.schema.edge_types[:3]] == types
-    listed = load_hetero(edges, nodes=nodes, edge_types=types[::-1], **options)
+    listed = gs.hetero_graph(nodes, edges, edge_types=types[::-1], **options)
     for one in (graph, listed):
         edges_of = [
             (source, one.schema.edge_types[number][1], target)
@@ -94,13 +92,13 @@ def test_a_column_of_names_between_two_node_types_stands_beside_other_files(file
             (0, "runs", 1), (1, "tests", 2), (2, "runs", 0), (3, "maintains", 0), (4, "maintains", 2),
         }  # fmt: skip
     with pytest.raises(ValueError, match=said("pkg,*,pkg relation=")):
-        load_hetero([{"type": "pkg,*,pkg", "edges": f"{files}/deps.csv"}], nodes=nodes)
+        gs.hetero_graph(nodes, [{"type": "pkg,*,pkg", "edges": f"{files}/deps.csv"}])
 
 
 def test_a_column_that_is_not_read_is_told_with_the_keys_of_an_edge_type(files):
     nodes = {"pkg": {"nodes": f"{files}/packages.csv:id"}}
     with pytest.warns(UserWarning, match=said("deps.csv: kind: not read relation time weight")):
-        load_hetero([f"pkg,needs,pkg={files}/deps.csv"], nodes=nodes, separate_reverses=True)
+        gs.hetero_graph(nodes, [f"pkg,needs,pkg={files}/deps.csv"], separate_reverses=True)
 
 
 @pytest.mark.parametrize("column", ["features", "labels", "time", "masks"])
@@ -108,7 +106,7 @@ def test_a_file_of_a_node_type_that_is_missing_is_named_with_its_column(column, 
     missing = tmp_path / "missing.npy"
     given = {"num_nodes": 3, column: {"train": missing} if column == "masks" else missing}
     with pytest.raises(ValueError, match=said("nodes pkg " + column + " no such file missing.npy")):
-        gs.HeteroGraph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False).dataset()
+        gs.hetero_graph({"pkg": given}, {TYPES[0]: np.array([[0], [1]])}, to_undirected=False)
 
 
 def test_features_of_a_node_type_are_mapped_or_sparse_like_those_of_all_nodes(tmp_path):
@@ -116,7 +114,7 @@ def test_features_of_a_node_type_are_mapped_or_sparse_like_those_of_all_nodes(tm
     np.save(tmp_path / "x.npy", rows)
     edges = {TYPES[0]: np.array([[0], [1]])}
     for given in (tmp_path / "x.npy", scipy.sparse.csc_matrix(rows)):
-        typed = gs.HeteroGraph({"pkg": {"features": given}}, edges, to_undirected=False).dataset()
+        typed = gs.hetero_graph({"pkg": {"features": given}}, edges, to_undirected=False)
         alone = gs.GraphDataset("g", gs.open_edge_stream(np.array([[0], [1]]), num_nodes=3), features=given)
         assert type(typed.features["pkg"]) is type(alone.features)
         assert typed.feature_bytes == alone.feature_bytes and typed.feature_dim == alone.feature_dim == 5

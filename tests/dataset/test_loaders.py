@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_files, load_npz, load_pyg
@@ -19,6 +20,7 @@ from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.object_store import graph_name
+from lightning_gnnscale.values import ALWAYS
 from tests.says import said
 
 
@@ -147,8 +149,6 @@ def test_files_that_are_missing_or_no_arrays(files, tmp_path):
 
 
 def test_pyg_data_gives_everything_it_has():
-    from torch_geometric.data import Data
-
     data = Data(x=torch.eye(3), y=torch.tensor([[0], [1], [1]]), edge_index=torch.tensor([[0, 1], [1, 2]]))
     data.train_mask = torch.tensor([True, False, False])
     dataset = load_pyg(data)
@@ -167,6 +167,49 @@ def test_pyg_data_gives_everything_it_has():
         load_pyg()
     with pytest.raises(ValueError, match=said("class 'Planetoide'")):
         load_pyg(dataset="Planetoide")
+
+
+def hetero_data() -> HeteroData:
+    data = HeteroData()
+    data["author"].num_nodes = 3
+    data["paper"].x, data["paper"].y = torch.eye(2), torch.tensor([[0.5], [float("nan")]])
+    data["paper"].train_mask = torch.tensor([[True, False], [False, False]])
+    data["paper"].time = torch.tensor([7, 8])
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
+    data["author", "writes", "paper"].edge_attr = torch.tensor([5.0, 6.0])
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[0], [1]])
+    return data
+
+
+def test_heterogeneous_data_of_pyg_gives_everything_it_has():
+    graph = load_pyg(hetero_data(), regression=True, name="Shop")
+    assert (graph.name, graph.type_sizes, graph.stream.to_undirected) == ("shop", {"author": 3, "paper": 2}, False)
+    assert graph.schema.edge_types == (("author", "writes", "paper"), ("paper", "cites", "paper"))
+    assert edges_of(graph).tolist() == [[0, 2, 3], [4, 3, 4]]
+    assert list(graph.features) == ["paper"] and graph.edge_features.tolist() == [[5], [6], [0]]
+    np.testing.assert_array_equal(graph.labels[:, 0], [np.nan] * 3 + [0.5, np.nan])
+    assert graph.masks["train"].tolist() == [False] * 3 + [True, False]
+    assert graph.node_time.tolist() == [ALWAYS] * 3 + [7, 8]
+    both = load_pyg(hetero_data(), to_undirected=True, separate_reverses=True, regression=True)
+    assert [name for _, name, _ in both.schema.edge_types[2:]] == ["rev_writes", "rev_cites"]
+
+
+def test_a_class_of_pyg_with_several_node_types_is_read_under_a_name_of_its_own():
+    torch.manual_seed(0)
+    options = {"num_node_types": 2, "num_edge_types": 2, "avg_num_nodes": 20}
+    graph = load_pyg(dataset="FakeHeteroDataset", name="Toy", **options)
+    assert graph.name == "toy" and list(graph.type_sizes) == ["v0", "v1"] and graph.num_classes > 1
+    assert set(graph.features) == {"v0", "v1"} and graph.masks["train"].any() and not graph.stream.to_undirected
+
+
+def test_what_pyg_s_graphs_do_not_take_is_refused():
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    with pytest.raises(ValueError, match=said("option 'regresion' num_classes regression did you mean regression")):
+        load_pyg(data, regresion=True)
+    with pytest.raises(ValueError, match=said("separate_reverses HeteroData Data")):
+        load_pyg(data, separate_reverses=True)
+    with pytest.raises(ValueError, match=said("data HeteroData 7")):
+        load_pyg(7)
 
 
 def test_generated_once_and_read_again(tmp_path):

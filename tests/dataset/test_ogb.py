@@ -135,7 +135,7 @@ def test_what_is_no_data_set_of_one_node_type(tmp_path):
     with pytest.raises(ValueError, match=said("node-label.csv.gz damaged cut")):
         load_ogb("ogbn-products", str(tmp_path))
     (folder / "raw" / "triplet-type-list.csv.gz").touch()
-    with pytest.raises(ValueError, match=said("node types to_homogeneous()")):
+    with pytest.raises(ValueError, match=said("node types dataset.dataset=OGB_MAG gs.hetero_graph")):
         load_ogb("ogbn-products", str(tmp_path))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import load_relbench
-from lightning_gnnscale.dataset.hetero_graph import ALWAYS
+from lightning_gnnscale.values import ALWAYS
 from tests.says import said
 
 DAY = np.timedelta64(1, "D").astype("timedelta64[ns]")

@@ -11,7 +11,6 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError, one_line
 from lightning_gnnscale.cli.run_paths import check_paths
-from lightning_gnnscale.dataset import load_hetero
 from tests.says import said
 
 WRITES, CITES = np.array([[0, 1, 2, 0], [0, 1, 1, 2]]), np.array([[0, 1], [1, 2]])
@@ -46,9 +45,9 @@ def test_the_words_of_the_example_make_the_graph(tmp_path):
     check_paths(config)
     found = instantiate(config.dataset)
     edges = {"author,writes,paper": WRITES, "paper,cites,paper": CITES}
-    described = gs.HeteroGraph({"author": 3, "paper": {"features": np.eye(3), "labels": np.arange(3) % 2}}, edges)
-    assert rows_of(found) == rows_of(described.dataset())
-    assert found.stream.schema.edge_types == described.dataset().stream.schema.edge_types
+    described = gs.hetero_graph({"author": 3, "paper": {"features": np.eye(3), "labels": np.arange(3) % 2}}, edges)
+    assert rows_of(found) == rows_of(described)
+    assert found.stream.schema.edge_types == described.stream.schema.edge_types
 
 
 def test_a_mapping_in_the_list_has_more_than_a_path():
@@ -62,7 +61,7 @@ def test_a_mapping_in_the_list_has_more_than_a_path():
 def test_a_recipe_may_still_map_relations_to_files():
     given = yaml.safe_load("{'author,writes,paper': writes.csv, 'paper,cites,paper': cites.csv}")
     listed = [f"{name}={path}" for name, path in given.items()]
-    assert rows_of(load_hetero(nodes=NODES, edges=given)) == rows_of(load_hetero(nodes=NODES, edges=listed))
+    assert rows_of(gs.hetero_graph(nodes=NODES, edges=given)) == rows_of(gs.hetero_graph(nodes=NODES, edges=listed))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_recipe_may_still_map_relations_to_files():
 )
 def test_entries_of_another_form_are_one_line(edges, words):
     with pytest.raises(ValueError, match=said(words.replace('"', ""))):
-        load_hetero(nodes=NODES, edges=edges)
+        gs.hetero_graph(nodes=NODES, edges=edges)
 
 
 def test_a_file_that_is_not_there_is_told_with_its_place():
@@ -102,7 +101,7 @@ STAR = {"edges": [["a", "b", "c"], ["b", "c", "c"]], "relation": NAMES}
 def test_one_source_of_relations_between_one_node_type_reads_ids():
     types = ["paper,cites,paper", "paper,extends,paper"]
     star = {"edges": np.array(STAR["edges"]), "relation": np.array(NAMES)}
-    found = gs.HeteroGraph({"paper": {"nodes": IDS}}, {"*": star}, edge_types=types, to_undirected=False).dataset()
+    found = gs.hetero_graph({"paper": {"nodes": IDS}}, {"*": star}, edge_types=types, to_undirected=False)
     pairs, relations = rows_of(found)
     assert pairs == [(1, 2), (2, 0), (0, 0)] and relations == [1, 0, 0]
 
@@ -110,10 +109,12 @@ def test_one_source_of_relations_between_one_node_type_reads_ids():
 def test_the_remedy_for_ids_of_several_node_types_works():
     nodes, types = {"paper": {"nodes": IDS}, "tag": {"nodes": ["x"]}}, ["paper,cites,paper", "paper,has,tag"]
     with pytest.raises(ValueError, match=said("edges nodes paper lists ids number paper,*,paper")):
-        gs.HeteroGraph(
+        gs.hetero_graph(
             nodes, {"*": {"edges": np.array([["a", "a"], ["x", "b"]]), "relation": ["has", "cites"]}}, edge_types=types
-        ).dataset()
+        )
     Path("cites.tsv").write_text("a\tb\nb\tc\n")
     Path("has.tsv").write_text("a\tx\n")
-    found = load_hetero(nodes=nodes, edges=[f"{name}={name.split(',')[1]}.tsv" for name in types], to_undirected=False)
+    found = gs.hetero_graph(
+        nodes=nodes, edges=[f"{name}={name.split(',')[1]}.tsv" for name in types], to_undirected=False
+    )
     assert rows_of(found) == ([(1, 2), (2, 0), (1, 3)], [0, 0, 1])

@@ -49,7 +49,7 @@ def write_store(root):
     rows = np.eye(4, 6)[labels] + 0.3 * rng.standard_normal((COUNTS["paper"], 6))
     nodes["paper"]["features"] = rows.astype(np.float32)
     nodes["author"]["features"] = rng.random((COUNTS["author"], 3), np.float32)
-    data = gs.HeteroGraph(nodes, edges, fractions=(0.6, 0.2, 0.2)).dataset()
+    data = gs.hetero_graph(nodes, edges, fractions=(0.6, 0.2, 0.2))
     arrays = {"features": data.features, "labels": data.labels, "masks": data.masks}
     parts = gs.partition(data.stream, "random", num_parts=NUM_PARTS)
     gs.write_partition_store(root, data.stream, parts, **arrays, node_time=data.node_time, edge_time=data.edge_time)

@@ -103,7 +103,7 @@ def test_a_pair_of_arrays_must_agree():
 def test_sources_that_are_none():
     refused(7, "source must be a path .*PyG Data, an array or tensor.*got int", ValueError)
     refused(None, "got NoneType", ValueError)
-    refused(HeteroData(), "HeteroData: graphs with several node types or edge types are not read yet: give")
+    refused(HeteroData(), "HeteroData: a stream has edges of one type: gs.dataset.load_pyg")
     refused(Data(x=torch.zeros(3, 1)), "Data: has neither edge_index nor adj_t")
 
 

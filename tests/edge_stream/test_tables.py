@@ -182,5 +182,5 @@ def test_the_adj_t_of_pyg_has_its_edges():
     turned = ToSparseTensor(layout=torch.sparse_csr)(data.clone())
     found = edges_of(open_edge_stream(turned))
     assert sorted(map(tuple, found.T.tolist())) == sorted(map(tuple, data.edge_index.T.tolist()))
-    with pytest.raises(EdgeStreamError, match=said("HeteroData data.to_homogeneous()")):
+    with pytest.raises(EdgeStreamError, match=said("HeteroData load_pyg(data) data.to_homogeneous()")):
         open_edge_stream(HeteroData())

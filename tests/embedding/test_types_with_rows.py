@@ -42,7 +42,7 @@ def write_store(root, seed=0, features=("paper",)):
         )
         for source, name, num in (("paper", "cites", 120), ("author", "writes", 90), ("field", "names", 30))
     }
-    dataset = gs.HeteroGraph(nodes, edges).dataset()
+    dataset = gs.hetero_graph(nodes, edges)
     parts = gs.partition(dataset.stream, method="random", num_parts=4, seed=seed)
     part_id = np.random.default_rng(seed).integers(0, 3, NUM)
     part_id[40:65][part_id[40:65] == 1] = 0
@@ -150,7 +150,7 @@ def test_nodes_without_rows_are_refused_and_nothing_changes(tmp_path, call, told
 
 def write_store_in_order(tmp_path):
     """One part: ids are those of the graph, papers first."""
-    dataset = gs.HeteroGraph({**COUNTS}, {"author,writes,paper": np.zeros((2, 1), np.int64)}).dataset()
+    dataset = gs.hetero_graph({**COUNTS}, {"author,writes,paper": np.zeros((2, 1), np.int64)})
     parts = gs.partition(dataset.stream, method="random", num_parts=1)
     return gs.write_partition_store(tmp_path / "one", dataset.stream, parts)
 
@@ -176,7 +176,7 @@ def test_node_types_are_asked_of_a_store_that_has_some(tmp_path, store):
         gs.DistributedEmbedding.for_store(plain, DIM, node_types=["author"])
     with pytest.raises(ValueError, match=said(f"node_types {NUM} nodes .for_store(")):
         gs.DistributedEmbedding(NUM, DIM, node_types=["author"])
-    none = gs.HeteroGraph({"a": 2, "b": 0}, {"a,to,a": np.array([[0], [1]])}).dataset()
+    none = gs.hetero_graph({"a": 2, "b": 0}, {"a,to,a": np.array([[0], [1]])})
     empty = gs.write_partition_store(tmp_path / "e", none.stream, gs.partition(none.stream, "random", num_parts=1))
     with pytest.raises(ValueError, match=said("node_types=['b'] nodes store")):
         gs.DistributedEmbedding.for_store(empty, DIM, node_types=["b"])
@@ -333,7 +333,7 @@ def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
     trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=1, default_root_dir=tmp_path, **QUIET)
     with pytest.raises(StrategyError, match=said("node_types=['author'] store for_store(")):
         trainer.fit(gs.NodeClassifier(model, inputs=inputs), gs.PartitionDataModule(store))
-    stream = gs.HeteroGraph({"a": 4, "b": 4}, {"a,to,b": np.array([[0, 1], [1, 2]])}).dataset().stream
+    stream = gs.hetero_graph({"a": 4, "b": 4}, {"a,to,b": np.array([[0, 1], [1, 2]])}).stream
     parts, given = gs.partition(stream, "random", num_parts=1), {"features": np.ones((8, 3), np.float32)}
     given |= {"labels": np.arange(8) % 2, "masks": {"train": np.ones(8, bool)}}
     shared = gs.write_partition_store(tmp_path / "shared", stream, parts, **given)

@@ -146,8 +146,7 @@ def test_saved_rows_go_on_with_other_workers(tmp_path, store, of_workers):
 
 def test_workers_own_the_rows_of_some_node_types(tmp_path):
     """Three workers for two parts, of which each then has a range of rows; and one, which has them by part."""
-    dataset = gs.HeteroGraph({"paper": 30, "author": 12}, {"author,writes,paper": np.arange(24).reshape(2, 12) % 12})
-    dataset = dataset.dataset()
+    dataset = gs.hetero_graph({"paper": 30, "author": 12}, {"author,writes,paper": np.arange(24).reshape(2, 12) % 12})
     parts = gs.partition(dataset.stream, method="random", num_parts=2, seed=0)
     typed = gs.write_partition_store(tmp_path / "typed", dataset.stream, parts)
     nodes = np.flatnonzero(typed.node_type(np.arange(42)) == 1)

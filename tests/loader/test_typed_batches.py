@@ -24,7 +24,7 @@ COUNTS = {"author": 80, "paper": 150, "inst": 10}
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
 
 
-def description(seed: int = 0) -> gs.HeteroGraph:
+def description(seed: int = 0) -> dict[str, dict]:
     rng = np.random.default_rng(seed)
     ends = [("author", "writes", "paper", 400), ("paper", "cites", "paper", 900), ("author", "at", "inst", 100)]
     edges = {
@@ -43,12 +43,12 @@ def description(seed: int = 0) -> gs.HeteroGraph:
         "labels": rng.integers(0, 5, COUNTS["paper"]),
         "masks": {"train": rng.random(COUNTS["paper"]) < 0.6},
     }
-    return gs.HeteroGraph(nodes, edges)
+    return {"nodes": nodes, "edges": edges}
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
-    dataset = description().dataset()
+    dataset = gs.hetero_graph(**description())
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
     p = gs.partition(dataset.stream, "spring", 3, evaluate=False)
@@ -155,7 +155,7 @@ def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
     found: dict[tuple[int, int], list[int]] = {}
     for node in nodes:
         for edge in range(graph.csc.indptr[node], graph.csc.indptr[node + 1]):
-            found.setdefault((int(node), int(graph.types.edge_type[edge])), []).append(edge)
+            found.setdefault((int(node), int(graph.columns["edge_type"][edge])), []).append(edge)
     return found
 
 
@@ -171,7 +171,7 @@ def test_fanouts_are_those_of_each_relation(graph, scope):
     hop_of = np.repeat([0, 1], sampled.num_sampled_nodes[:2])
     for place in range(len(sampled.indptr) - 1):
         edges = sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]
-        node_types = part.types.edge_type[edges]
+        node_types = part.columns["edge_type"][edges]
         for relation in range(store.schema.num_edge_types):
             have = rows.get((int(sampled.n_id[place]), relation), [])
             fanout = sampler._fanouts_of(store.schema)[relation][hop_of[place]]
@@ -241,9 +241,9 @@ def test_the_last_edges_are_the_latest_that_may_be_sampled(graph, scope):
     sampled = sampler.sample(state, seeds, 3, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
     for place, seed in enumerate(seeds):
         row = np.arange(part.csc.indptr[seed], part.csc.indptr[seed + 1])
-        times = part.types.edge_time[row]
-        allowed = np.sort(times[times <= part.types.node_time[seed]])[-2:]
-        taken = part.types.edge_time[sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]]
+        times = part.columns["edge_time"][row]
+        allowed = np.sort(times[times <= part.columns["node_time"][seed]])[-2:]
+        taken = part.columns["edge_time"][sampled.e_id[sampled.indptr[place] : sampled.indptr[place + 1]]]
         assert np.array_equal(np.sort(taken), allowed)
 
 
@@ -303,9 +303,9 @@ def test_settings_that_do_not_go_together_are_refused(options, told):
 def test_a_sampler_says_which_relation_it_sampled_an_edge_of(tmp_path, load):
     """Without times positions are not asked for; asked for, the store has the same edge types there."""
     graph = description()
-    for given in (*graph.edges.values(), *graph.nodes.values()):
+    for given in (*graph["edges"].values(), *graph["nodes"].values()):
         given.pop("time", None)
-    dataset = gs.HeteroGraph(graph.nodes, graph.edges).dataset()
+    dataset = gs.hetero_graph(**graph)
     parts = gs.partition(dataset.stream, "random", 2, evaluate=False)
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, parts, features=dataset.features)
     part = load(store, part=1)
@@ -376,9 +376,9 @@ def test_a_relation_that_there_is_not_is_named(graph):
 
 def test_times_that_the_store_has_not_are_asked_for(tmp_path):
     graph = description()
-    for given in (*graph.edges.values(), *graph.nodes.values()):
+    for given in (*graph["edges"].values(), *graph["nodes"].values()):
         given.pop("time", None)
-    dataset = gs.HeteroGraph(graph.nodes, graph.edges).dataset()
+    dataset = gs.hetero_graph(**graph)
     p = gs.partition(dataset.stream, "random", 2, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
@@ -387,8 +387,7 @@ def test_times_that_the_store_has_not_are_asked_for(tmp_path):
 
 
 def test_reverses_of_a_directed_store_have_no_relation(tmp_path):
-    graph = description()
-    dataset = gs.HeteroGraph(graph.nodes, graph.edges, to_undirected=False).dataset()
+    dataset = gs.hetero_graph(**description(), to_undirected=False)
     p = gs.partition(dataset.stream, "random", 2, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)

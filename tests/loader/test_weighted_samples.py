@@ -151,7 +151,7 @@ def test_relations_are_sampled_by_their_own_weights(tmp_path):
         node_type: {"num_nodes": num, "features": np.ones((num, 2), np.float32)} for node_type, num in count.items()
     }
     nodes["b"] |= {"labels": np.zeros(30, int), "masks": {"train": np.ones(30, bool)}}
-    data = gs.HeteroGraph(nodes, edges, to_undirected=False).dataset()
+    data = gs.hetero_graph(nodes, edges, to_undirected=False)
     parts = gs.partition(data.stream, "random", 2)
     store = gs.write_partition_store(tmp_path / "store", data.stream, parts, data)
     rows = rows_of(store)

@@ -70,7 +70,7 @@ def stores(tmp_path_factory) -> dict[str, Path]:
         }
         for (a, name, b), num in ends.items()
     }
-    dataset = gs.HeteroGraph(nodes, typed, separate_reverses=True).dataset()
+    dataset = gs.hetero_graph(nodes, typed, separate_reverses=True)
     made["typed"] = root / "typed"
     parts = gs.partition(dataset.stream, "streaming_multilevel", num_parts=4, seed=1)
     gs.write_partition_store(made["typed"], dataset.stream, parts, dataset)

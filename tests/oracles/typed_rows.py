@@ -9,7 +9,7 @@ COUNTS = {"author": 80, "paper": 150, "inst": 10, "topic": 30}  # narrow, wide, 
 WIDTHS = {"author": 3, "paper": 24, "topic": 12}
 
 
-def description(sparse: bool = True) -> gs.HeteroGraph:
+def description(sparse: bool = True) -> gs.GraphDataset:
     rng = np.random.default_rng(0)
     ends = [("author", "writes", "paper", 400), ("paper", "cites", "paper", 900), ("author", "at", "inst", 100)]
     ends.append(("paper", "about", "topic", 300))
@@ -26,13 +26,13 @@ def description(sparse: bool = True) -> gs.HeteroGraph:
     }
     topics = sp.random_array((COUNTS["topic"], WIDTHS["topic"]), density=0.3, rng=rng, dtype=np.float32).tocsr()
     nodes["topic"]["features"] = topics if sparse else topics.toarray()
-    return gs.HeteroGraph(nodes, edges)
+    return gs.hetero_graph(nodes, edges)
 
 
 def write_typed(root, quantised: bool = False, num_parts: int = 3, **options) -> gs.PartitionStore:
     """Write a store of the graph; quantised: rows are quantised, and no node type's are sparse."""
     options |= {"feature_storage": "int8"} if quantised else {}
-    dataset = description(sparse=not quantised).dataset()
+    dataset = description(sparse=not quantised)
     p = gs.partition(dataset.stream, "random", num_parts, seed=1, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     return gs.write_partition_store(root, dataset.stream, p, **rows, **options)

@@ -61,7 +61,7 @@ def test_columns_of_node_types_are_read_where_a_type_has_some(tmp_path):
         "author": {"num_nodes": 20, "features": np.ones((20, 2), np.float32)},
     }
     wrote = np.stack([RNG.integers(0, 20, 99), RNG.integers(0, 40, 99)])
-    store = write(tmp_path / "store", gs.HeteroGraph(nodes, {("author", "writes", "paper"): wrote}).dataset())
+    store = write(tmp_path / "store", gs.hetero_graph(nodes, {("author", "writes", "paper"): wrote}))
     rows = store.node_columns["image"].read(np.arange(60))
     assert rows.tables[1] is None
     papers = store.original_nid[store.node_type(np.arange(60)) == 0]

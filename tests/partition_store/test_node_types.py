@@ -9,7 +9,7 @@ import scipy.sparse
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.stores import size_by_kind
-from lightning_gnnscale.dataset import hetero_graph
+from lightning_gnnscale.dataset import hetero_edges
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.edge_stream.relations import EdgesByType, HeteroStream
 from lightning_gnnscale.errors import EdgeStreamError, PartitionStoreError
@@ -33,9 +33,9 @@ def edges_of(seed: int = 0) -> dict[tuple, np.ndarray]:
     }
 
 
-def description(**options) -> gs.HeteroGraph:
+def nodes_of() -> dict:
     rng = np.random.default_rng(1)
-    nodes = {
+    return {
         "author": {"num_nodes": COUNTS["author"], "features": rng.random((COUNTS["author"], 3)).astype(np.float16)},
         "paper": {
             "features": rng.random((COUNTS["paper"], 5)).astype(np.float32),
@@ -43,11 +43,19 @@ def description(**options) -> gs.HeteroGraph:
         },
         "inst": COUNTS["inst"],
     }
-    return gs.HeteroGraph(nodes, edges_of(), **options)
+
+
+def description(sparse: bool = False, **options) -> gs.GraphDataset:
+    """The graph; sparse: with sparse rows of authors in place of dense ones."""
+    nodes = nodes_of()
+    if sparse:
+        dense = np.random.default_rng(2).random((COUNTS["author"], 30)).astype(np.float32)
+        nodes["author"]["features"] = scipy.sparse.csr_matrix(np.where(dense < 0.1, dense, 0))
+    return gs.hetero_graph(nodes, edges_of(), **options)
 
 
 def written(tmp_path, graph=None, num_parts: int = 4, **options) -> tuple:
-    dataset = (graph or description()).dataset()
+    dataset = graph or description()
     p = gs.partition(dataset.stream, "spring", num_parts, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     return dataset, gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows, **options)
@@ -115,15 +123,15 @@ def test_parts_know_the_relation_and_the_time_of_each_edge(tmp_path, hops):
     assert store.num_edges > 1.9 * num_edges  # edges with times are events: repeats stay
     for part in range(store.num_parts):
         graph = load_part_graph(store, hops, part)
-        assert np.array_equal(graph.types.edge_type, store.edge_type[graph.edge_id])
-        assert np.array_equal(graph.types.edge_time, store.edge_time[graph.edge_id])
-        assert np.array_equal(graph.types.node_time, node_time[store.original_nid[graph.nodes]])
+        assert np.array_equal(graph.columns["edge_type"], store.edge_type[graph.edge_id])
+        assert np.array_equal(graph.columns["edge_time"], store.edge_time[graph.edge_id])
+        assert np.array_equal(graph.columns["node_time"], node_time[store.original_nid[graph.nodes]])
         row = np.repeat(np.arange(graph.num_local), np.diff(graph.csc.indptr))
         ends = np.stack([store.node_type(graph.nodes[graph.csc.indices]), store.node_type(graph.nodes[row])])
         schema = store.schema
-        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.types.edge_type])
+        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.columns["edge_type"]])
     whole = load_whole_graph(store, 0)
-    assert np.array_equal(whole.types.edge_type, store.edge_type)
+    assert np.array_equal(whole.columns["edge_type"], store.edge_type)
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
@@ -178,14 +186,14 @@ def test_user_ids_may_stand_in_several_node_types(tmp_path):
     nodes = {"user": {"nodes": ["x", "a", "b"]}, "item": {"nodes": np.array([7, 5])}}
     edges = {("user", "buys", "item"): (np.array(["a", "b", "x"]), np.array(["5", "7", "7"]))}
     nodes["item"]["nodes"] = ["7", "5"]
-    graph = gs.HeteroGraph(nodes, edges, name="shop")
+    graph = gs.hetero_graph(nodes, edges, name="shop")
     _, store = written(tmp_path, graph, num_parts=1)
     assert store.user_ids(store.store_nid[np.arange(5)]).tolist() == ["x", "a", "b", "7", "5"]
     assert directed_edges_of(store) == {(1, 4, 0), (4, 1, 1), (2, 3, 0), (3, 2, 1), (0, 3, 0), (3, 0, 1)}
 
 
 def test_edges_are_streamed_from_any_chunk():
-    dataset = description(to_undirected=False, chunk_edges=7).dataset()
+    dataset = description(to_undirected=False, chunk_edges=7)
     stream = dataset.stream
     whole = [np.concatenate(ends) for ends in zip(*[(chunk.src, chunk.dst) for chunk in stream.chunks()], strict=True)]
     for start in (0, 1, 43, 60, 125):
@@ -197,9 +205,9 @@ def test_edges_are_streamed_from_any_chunk():
 
 
 def test_an_edge_of_a_node_that_its_node_type_has_not_is_named():
-    graph = gs.HeteroGraph({"a": 3, "b": 5}, {("a", "to", "b"): np.array([[0, 3], [4, 1]])})
+    graph = gs.hetero_graph({"a": 3, "b": 5}, {("a", "to", "b"): np.array([[0, 3], [4, 1]])})
     with pytest.raises(EdgeStreamError, match=said("edge 1 source 3 a,to,b 3 nodes node type")):
-        list(graph.dataset().stream.chunks())
+        list(graph.stream.chunks())
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_an_edge_of_a_node_that_its_node_type_has_not_is_named():
 )
 def test_a_description_that_does_not_fit_is_one_line(nodes, edges, told):
     with pytest.raises(ValueError, match=said(told)) as caught:
-        gs.HeteroGraph(nodes, edges).dataset()
+        gs.hetero_graph(nodes, edges)
     assert "\n" not in str(caught.value)
 
 
@@ -236,14 +244,14 @@ def test_values_of_edges_of_several_relations_lie_on_disk_where_they_are_many(tm
     }
     found = []
     for limit in (1 << 20, 600):  # bytes: a chunk of 37 rows of features, 75 times
-        monkeypatch.setattr(hetero_graph, "IN_MEMORY_BYTES", limit)
-        dataset = gs.HeteroGraph(description().nodes, values).dataset()
+        monkeypatch.setattr(hetero_edges, "IN_MEMORY_BYTES", limit)
+        dataset = gs.hetero_graph(nodes_of(), values)
         given = {name: getattr(dataset, name) for name in ("edge_time", "edge_features")}
         assert all(isinstance(rows, np.memmap) == (limit == 600) for rows in given.values())
-        found.append((given, written(tmp_path / str(limit), gs.HeteroGraph(description().nodes, values), **given)[1]))
+        found.append((given, written(tmp_path / str(limit), dataset, **given)[1]))
     (memory, one), (disk, other) = found
     assert all(np.array_equal(memory[name], disk[name]) for name in memory)
-    assert disk["edge_time"].tolist().count(hetero_graph.ALWAYS) == edges[TYPES[1]].shape[1]
+    assert disk["edge_time"].tolist().count(hetero_edges.ALWAYS) == edges[TYPES[1]].shape[1]
     assert one.manifest["files"] == other.manifest["files"]
 
 
@@ -251,7 +259,7 @@ def test_as_many_values_as_edges_are_asked_for():
     edges = {node_type: {"edges": ends, "time": np.zeros(ends.shape[1], int)} for node_type, ends in edges_of().items()}
     edges[TYPES[2]]["time"] = np.zeros(79, int)
     with pytest.raises(ValueError, match=said("edges 80 79")):
-        gs.HeteroGraph(dict(COUNTS), edges).dataset()
+        gs.hetero_graph(dict(COUNTS), edges)
 
 
 def test_relations_must_fit_the_schema():
@@ -263,14 +271,6 @@ def test_relations_must_fit_the_schema():
         HeteroStream([EdgesByType(stream, 0)], schema, [1], to_undirected=True)
 
 
-def sparse_authors() -> gs.HeteroGraph:
-    """The description, with sparse rows of authors in place of dense ones."""
-    graph = description()
-    dense = np.random.default_rng(2).random((COUNTS["author"], 30)).astype(np.float32)
-    graph.nodes["author"]["features"] = scipy.sparse.csr_matrix(np.where(dense < 0.1, dense, 0))
-    return graph
-
-
 def rows_told(rows) -> list:
     return [
         rows.node_type.tolist(),
@@ -280,11 +280,12 @@ def rows_told(rows) -> list:
 
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 @pytest.mark.parametrize(
-    ("graph", "storage"),
-    [(description(), None), (description(to_undirected=False), "int8"), (sparse_authors(), None)],
+    ("options", "storage"),
+    [({}, None), ({"to_undirected": False}, "int8"), ({"sparse": True}, None)],
     ids=["dense", "codes", "sparse"],
 )
-def test_halo_rows_are_packed_node_type_by_node_type(tmp_path, graph, storage):
+def test_halo_rows_are_packed_node_type_by_node_type(tmp_path, options, storage):
+    graph = description(**options)
     _, plain = written(tmp_path / "plain", graph, feature_storage=storage)
     _, store = written(tmp_path / "packed", graph, feature_storage=storage, pack_halo=True)
     store.verify()

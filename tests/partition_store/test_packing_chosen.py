@@ -52,7 +52,7 @@ def test_features_of_node_types_are_packed_too(tmp_path, monkeypatch):
     ring = np.stack([NODES[:200], NODES[:200]])
     edges = {("even", "to", "odd"): ring, ("odd", "to", "even"): np.stack([ring[0], (ring[0] + 1) % 200])}
     monkeypatch.setattr(store_source, "free_memory_bytes", lambda: 1000)
-    dataset = gs.HeteroGraph(node_types, edges, name="rings").dataset()
+    dataset = gs.hetero_graph(node_types, edges, name="rings")
     store = StoreSource(dataset, tmp_path / "store", partitioner="range", num_parts=4).prepare(4)
     assert packs(store) and store.part_features.is_packed
     store.verify()

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import load_files
+from lightning_gnnscale.dataset import load_files, load_pyg
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partitioner.constraints import _edges_by_type
 
@@ -39,7 +39,7 @@ def of_files(folder):
 
 
 def of_typed_graph(folder):
-    return gs.HeteroGraph({"n": NUM_NODES}, by_type(), separate_reverses=True).dataset()
+    return gs.hetero_graph({"n": NUM_NODES}, by_type(), separate_reverses=True)
 
 
 def of_hetero_data(folder):
@@ -47,7 +47,7 @@ def of_hetero_data(folder):
     data["n"].num_nodes = NUM_NODES
     for kind, edges in by_type().items():
         data[kind].edge_index = torch.from_numpy(edges)
-    return gs.HeteroGraph.of_hetero(data, to_undirected=True, separate_reverses=True).dataset()
+    return load_pyg(data, to_undirected=True, separate_reverses=True)
 
 
 def edges_of(store) -> Counter:
@@ -77,7 +77,7 @@ def test_every_edge_has_one_reverse(tmp_path, door):
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 @pytest.mark.parametrize("times", [None, np.arange(300)], ids=["once", "events"])
 def test_a_loop_whose_reverse_is_of_its_own_type_stays_one_edge(tmp_path, times):
-    dataset = gs.HeteroGraph({"n": NUM_NODES}, by_type()).dataset()
+    dataset = gs.hetero_graph({"n": NUM_NODES}, by_type())
     found = edges_of(stored(tmp_path, dataset, **({} if times is None else {"edge_time": times})))
     loops = Counter({edge: count for edge, count in found.items() if edge[0] == edge[1]})
     listed = [(u, v, kind) for u, v, kind in zip(*EDGES.tolist(), NODE_TYPE.tolist(), strict=True) if u == v]

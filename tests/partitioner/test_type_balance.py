@@ -35,7 +35,7 @@ def dataset(seed: int = 0):
         "paper,cites,paper": edges("paper", "paper", 9000),
         "author,at,inst": edges("author", "inst", 900),
     }
-    return gs.HeteroGraph(nodes, graph).dataset()
+    return gs.hetero_graph(nodes, graph)
 
 
 BALANCE = {"nodes": 1.1, "paper": 1.1, "author": 1.1, "train:paper": 1.2, "cites": 1.2}

@@ -32,7 +32,7 @@ def typed(tmp_path_factory) -> gs.PartitionStore:
     wrote = np.stack([rng.integers(0, NODES["author"], 900), rng.integers(0, NODES["paper"], 900)])
     edges = {("paper", "cites", "paper"): cites, ("author", "writes", "paper"): wrote}
     columns = {key: {"edges": ends, "time": rng.integers(0, 40, ends.shape[1])} for key, ends in edges.items()}
-    graph = gs.HeteroGraph(
+    graph = gs.hetero_graph(
         nodes={
             name: {
                 "features": rng.random((num, 4), np.float32),
@@ -43,7 +43,7 @@ def typed(tmp_path_factory) -> gs.PartitionStore:
             for name, num in NODES.items()
         },
         edges=columns,
-    ).dataset()  # fmt: skip
+    )  # fmt: skip
     parts = gs.partition(graph.stream, "random", 4, seed=1)
     return gs.write_partition_store(tmp_path_factory.mktemp("owners") / "typed", graph.stream, parts, graph)
 

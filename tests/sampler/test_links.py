@@ -10,7 +10,6 @@ from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.graph import CSC, GraphSchema, build_csc
 from lightning_gnnscale.partition_store import WholeGraph
-from lightning_gnnscale.partition_store.part_graph import GraphTypes
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
     AliasTable,
@@ -263,8 +262,7 @@ def typed(reverses: bool):
     )
     csc = build_csc(edges[0], edges[2], 12)
     assert csc.indices.tolist() == edges[0].tolist()
-    node_types = GraphTypes(schema, None, edges[1].astype(np.uint8))
-    part = replace(WholeGraph.of(csc, 0), types=node_types)
+    part = replace(WholeGraph.of(csc, 0), schema=schema, columns={"edge_type": edges[1].astype(np.uint8)})
     return part, {tuple(triple) for triple in triples.T.tolist()}
 
 
