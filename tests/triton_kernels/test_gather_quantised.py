@@ -163,31 +163,6 @@ def test_what_does_not_fit_is_refused():
         encode_codes(np.ones((3, 5), np.int64), code)
 
 
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from lightning_gnnscale.triton_kernels.gather_rows import RowCode, kernel
-
-CASES = [(8, 128, "fp32", True), (8, 63, "fp16", False), (4, 64, "fp16", True), (4, 65, "fp32", False)]
-for bits, dim, item, flag in CASES:
-    columns = 1 << (dim - 1).bit_length()
-    arguments = dict(places_ptr="*i64", nodes_ptr="*i64", bases_ptr="*i64", out_ptr="*" + item, reads_ptr="*i64",
-                     num="i32", DIM=dim, BITS=bits, ROW_BYTES=RowCode(dim, bits).row_bytes, HAS_NODES=flag, COUNT=flag,
-                     NUM_TABLES=5, TABLES=8, ROWS=16, COLUMNS=columns)
-    types = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
-    constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
-    source = ASTSource(kernel.decode_tiers_kernel, signature=types, constexprs=constants)
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
-"""
-
-
-@pytest.mark.sweep
-def test_the_kernel_compiles_for_hopper(tmp_path):
-    pytest.importorskip("triton")
-    run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
-
-
 PLAIN = """
 import numpy as np
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode, encode_codes, gather_rows

@@ -200,38 +200,6 @@ def test_refuses_what_aggregate_refuses():
         aggregate(torch.zeros(5, 2), torch.tensor([0, 2]), torch.tensor([0, 5]), reduce="mean")
 
 
-COMPILE = """
-import re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from lightning_gnnscale.triton_kernels.aggregate import kernel
-
-for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i64", False, 128),
-                                         ("bf16", "i64", True, 256), ("fp64", "i64", True, 64)]:
-    factor = "fp64" if floating == "fp64" else "fp32"
-    rows = dict(x_ptr="*" + floating, indptr_ptr="*i64", indices_ptr="*" + index)
-    total = rows | dict(weight_ptr="*" + factor, out_ptr="*" + floating, width="i32", heads="i32", channels="i32",
-                        WEIGHTED=weighted, MEAN=not weighted, EDGES=1024 // block, BLOCK=block)
-    dot = dict(grad_ptr="*" + floating) | rows | dict(out_ptr="*" + factor, heads="i32", channels="i32",
-                                                      MEAN=weighted, EDGES=1024 // block, BLOCK=block)
-    for function, arguments in ((kernel.gather_sum_kernel, total), (kernel.edge_dot_kernel, dot)):
-        types = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
-        constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
-        source = ASTSource(function, signature=types, constexprs=constants)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True})
-        assert compiled.asm["cubin"]
-        for atomic in ("atom.", " red.", "\\tred."):  # sums in a fixed order: the same bits every time
-            assert atomic not in compiled.asm["ptx"], (function, atomic)
-"""
-
-
-@pytest.mark.sweep
-def test_the_kernels_compile_for_hopper(tmp_path):
-    pytest.importorskip("triton")
-    run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -253,35 +221,28 @@ def test_cuda_equals_the_cpu_and_itself(dtype, reduce):
 
 
 COMPILE = """
-import re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from tests.triton_kernels.hopper import compiled
 from lightning_gnnscale.triton_kernels.aggregate import kernel
 
 sizes = dict(num_rows="i32", num_edges="i64", width="i32", heads="i32", channels="i32")
-for values, block in (("fp16", 64), ("fp64", 256)):
+CASES = [("fp32", "i32", True, True, 16), ("fp16", "i64", False, True, 128), ("bf16", "i64", True, True, 256),
+         ("fp64", "i64", True, True, 64), ("fp32", "i64", False, False, 16)]
+for values, index, weighted, indexed, block in CASES:
     sums = "fp64" if values == "fp64" else "fp32"
-    given = dict(x_ptr="*" + values, grad_ptr="*" + values, indptr_ptr="*i64", indices_ptr="*i32", weight_ptr="*fp32",
-                 partial_ptr="*" + sums, WEIGHTED=True, MEAN=True, LIMIT=1024, EDGES=1024 // block, BLOCK=block)
+    given = dict(x_ptr="*" + values, grad_ptr="*" + values, indptr_ptr="*i64", indices_ptr="*" + index,
+                 weight_ptr="*fp32", partial_ptr="*" + sums, INDEXED=indexed, WEIGHTED=weighted, MEAN=not weighted,
+                 LIMIT=1024, EDGES=1024 // block, BLOCK=block)
     for kernel_of, own in (
         (kernel.sum_hubs_kernel, {}), (kernel.gather_sum_kernel, dict(out_ptr="*" + values)),
         (kernel.edge_dot_kernel, dict(out_ptr="*" + sums, HUBS=True)),
         (kernel.edge_dot_kernel, dict(out_ptr="*" + sums, HUBS=False)),
     ):
-        mine = {name: value for name, value in (sizes | given | own).items() if name in kernel_of.arg_names}
-        types = {name: value if isinstance(value, str) else "constexpr" for name, value in mine.items()}
-        constants = {name: value for name, value in mine.items() if not isinstance(value, str)}
-        compiled = triton.compile(
-            ASTSource(kernel_of, signature=types, constexprs=constants), target=GPUTarget("cuda", 90, 32),
-            options={"enable_fp_fusion": True},
-        )
-        assert compiled.asm["cubin"]
-        assert not re.search(r"\\b(atom|red)\\.", compiled.asm["ptx"])
+        found = compiled(kernel_of, options=dict(enable_fp_fusion=True), **(sizes | given | own))
+        assert not found.atomics and found.spilled in (0, None), (kernel_of, found)
 """
 
 
 @pytest.mark.sweep
-def test_the_kernels_compile_for_hopper_without_atomics(tmp_path):
+def test_the_kernels_compile_for_hopper_without_atomics_and_spills(tmp_path):
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))

@@ -49,12 +49,16 @@ class SegmentSum(Function):
         return x_grad, weight_grad, None, None, None, None
 
 
-def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor, mean: bool) -> Tensor:
+def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor | None, mean: bool) -> Tensor:
     """Launch the sum over rows; arguments as for `SegmentSum`, contiguous. Returns (num_rows, heads, channels).
+
+    Without indices x has a value for each edge: (num_edges, heads, channels).
 
     Cost: where there are more than LIMIT edges, 2 * num_edges / LIMIT rows of sums of hubs, written and read.
     """
-    num_rows, num_edges, width = len(indptr) - 1, len(indices), x.shape[1] * x.shape[2]
+    indexed = indices is not None
+    indices = indices if indexed else indptr
+    num_rows, num_edges, width = len(indptr) - 1, len(indices) if indexed else len(x), x.shape[1] * x.shape[2]
     out = x.new_empty((num_rows, *x.shape[1:]))
     if num_edges == 0:
         return out.zero_()
@@ -63,7 +67,8 @@ def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor
         heads = 1 if weight is None else weight.shape[1]
         block = _block(width)
         columns, sizes = -(-width // block), {"EDGES": TILE // block, "BLOCK": block, "LIMIT": LIMIT}
-        options = {**sizes, "WEIGHTED": weight is not None, "num_warps": 4, "enable_fp_fusion": True}
+        options = {**sizes, "INDEXED": indexed, "WEIGHTED": weight is not None}
+        options |= {"num_warps": 4, "enable_fp_fusion": True}
         chunks = -(-num_edges // LIMIT) if num_edges > LIMIT else 0
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         partial = torch.empty((chunks, 2, width), dtype=dtype, device=x.device)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _row_of(indptr_ptr, num_rows, edge):
+def row_of(indptr_ptr, num_rows, edge):
     """Return the row of an edge: the last one that begins at or before it, and is not empty."""
     low, high = edge * 0, edge * 0 + num_rows
     while high - low > 1:
@@ -25,15 +25,17 @@ def _row_of(indptr_ptr, num_rows, edge):
 @triton.jit
 def _sum_edges(
     x_ptr, indices_ptr, weight_ptr, start, stop, columns, width, heads, channels, total_type: tl.constexpr,
-    WEIGHTED: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+    INDEXED: tl.constexpr, WEIGHTED: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the (BLOCK,) sums over edges start to stop of weight * x[source]."""
+    """Return the (BLOCK,) sums over edges start to stop of weight * x[source]; not INDEXED: of weight * x[edge]."""
     inside = columns < width
     total = tl.zeros((EDGES, BLOCK), total_type)
     for first in range(start, stop, EDGES):
         edges = first + tl.arange(0, EDGES)
         there = edges < stop
-        source = tl.load(indices_ptr + edges, mask=there, other=0).to(tl.int64)
+        source = edges.to(tl.int64)
+        if INDEXED:
+            source = tl.load(indices_ptr + edges, mask=there, other=0).to(tl.int64)
         mask = there[:, None] & inside[None, :]
         value = tl.load(x_ptr + source[:, None] * width + columns[None, :], mask=mask, other=0.0).to(total_type)
         if WEIGHTED:
@@ -46,7 +48,7 @@ def _sum_edges(
 @triton.jit
 def sum_hubs_kernel(
     x_ptr, indptr_ptr, indices_ptr, weight_ptr, partial_ptr, num_rows, num_edges, width, heads, channels,
-    WEIGHTED: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+    INDEXED: tl.constexpr, WEIGHTED: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of a chunk's edges of the hub at its begin (side 0) or at its end (side 1), if there is one.
 
@@ -57,14 +59,14 @@ def sum_hubs_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin = chunk * LIMIT
     end = tl.minimum(begin + LIMIT, num_edges)
-    row = _row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
+    row = row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
     start = tl.load(indptr_ptr + row)
     stop = tl.load(indptr_ptr + row + 1)
     # The hub at the end is that at the begin where it began before the chunk.
     if (stop - start > LIMIT) & ((side == 0) | (start > begin)):
         result = _sum_edges(
             x_ptr, indices_ptr, weight_ptr, tl.maximum(start, begin), tl.minimum(stop, end), columns, width, heads,
-            channels, partial_ptr.dtype.element_ty, WEIGHTED, EDGES, BLOCK,
+            channels, partial_ptr.dtype.element_ty, INDEXED, WEIGHTED, EDGES, BLOCK,
         )  # fmt: skip
         tl.store(partial_ptr + (chunk * 2 + side) * width + columns, result, mask=columns < width)
 
@@ -72,11 +74,13 @@ def sum_hubs_kernel(
 @triton.jit
 def gather_sum_kernel(
     x_ptr, indptr_ptr, indices_ptr, weight_ptr, partial_ptr, out_ptr, width, heads, channels,
-    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,
+    INDEXED: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr, LIMIT: tl.constexpr, EDGES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write out[row] = sum over the row's edges of weight * x[source], over the number of edges where MEAN.
 
-    x_ptr: (num_src, width), width = heads * channels; weight_ptr: (num_edges, heads), not read unless WEIGHTED;
+    x_ptr: (num_src, width), width = heads * channels, or not INDEXED (num_edges, width): the values of the edges;
+    weight_ptr: (num_edges, heads), not read unless WEIGHTED;
     partial_ptr: what `sum_hubs_kernel` has written, read for hubs.
     """
     total_type: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
@@ -93,7 +97,7 @@ def gather_sum_kernel(
     else:
         result = _sum_edges(
             x_ptr, indices_ptr, weight_ptr, start, stop, columns, width, heads, channels, total_type,
-            WEIGHTED, EDGES, BLOCK,
+            INDEXED, WEIGHTED, EDGES, BLOCK,
         )  # fmt: skip
     if MEAN:
         result = result / tl.maximum(stop - start, 1).to(total_type)
@@ -118,7 +122,7 @@ def edge_dot_kernel(
         side = tl.program_id(2)
         begin = row * LIMIT
         end = tl.minimum(begin + LIMIT, num_edges)
-        row = _row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
+        row = row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
         start = tl.load(indptr_ptr + row)
         stop = tl.load(indptr_ptr + row + 1)
         count = stop - start

@@ -37,7 +37,7 @@ def transpose(
 
     Cost: O(num_src + num_edges), and as many ids and weights again.
     """
-    _check_rows(indptr, indices, num_src)
+    check_rows(indptr, indices, num_src)
     if weight is None:
         weight = torch.empty((0, 1), dtype=dtype)
     elif weight.dim() == 1:
@@ -86,7 +86,7 @@ def aggregate(
     changes no bit of any result. On CUDA Triton kernels run: no message is held in memory. "min" and "max" have no
     kernel: messages are held, and torch-scatter finds the edges where it is installed, plain torch elsewhere.
     """
-    _check_rows(indptr, indices, x.shape[0])
+    check_rows(indptr, indices, x.shape[0])
     if reduce not in ("sum", "mean", "min", "max"):
         raise ValueError(f"reduce must be 'sum', 'mean', 'min' or 'max', got {reduce!r}")
     if x.dim() not in (2, 3) or not x.is_floating_point():
@@ -169,7 +169,7 @@ def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
     Raises:
         ValueError: indptr does not end at num_edges.
     """
-    _check_rows(indptr, logits, None)
+    check_rows(indptr, logits, None)
     values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
     on_cpu = logits.device.type == "cpu"
     out = _EdgeSoftmax.apply(values, indptr) if on_cpu else reference.edge_softmax(values, indptr)
@@ -190,7 +190,7 @@ def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tens
     Raises:
         ValueError: shapes or ids that do not fit.
     """
-    _check_rows(indptr, indices, src_value.shape[0])
+    check_rows(indptr, indices, src_value.shape[0])
     if src_value.shape[1:] != dst_value.shape[1:] or dst_value.shape[0] != len(indptr) - 1:
         expected = (len(indptr) - 1, *src_value.shape[1:])
         raise ValueError(f"dst_value must be {expected}, got {tuple(dst_value.shape)}")
@@ -216,7 +216,7 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
 
     Cost: reads num_edges * heads * channels values, and twice as many for the gradients; no row is held for an edge.
     """
-    _check_rows(indptr, indices, src_value.shape[0])
+    check_rows(indptr, indices, src_value.shape[0])
     if src_value.dim() != 3 or dst_value.shape != (len(indptr) - 1, *src_value.shape[1:]):
         expected = (len(indptr) - 1, *src_value.shape[1:])
         raise ValueError(f"dst_value must be {expected}, 3-D as src_value is, got {tuple(dst_value.shape)}")
@@ -357,7 +357,7 @@ def _numpy_weight(weight: Tensor | None, like: Tensor):
     return (like.new_empty((0, like.shape[1])) if weight is None else weight.detach()).numpy()
 
 
-def _check_rows(indptr: Tensor, edges: Tensor, num_src: int | None) -> None:
+def check_rows(indptr: Tensor, edges: Tensor, num_src: int | None) -> None:
     """Refuse pointers or ids that would read outside their arrays; on the CPU only, as a device would have to wait."""
     if indptr.dim() != 1 or len(indptr) == 0 or indptr.dtype != torch.int64:
         raise ValueError(f"indptr must be 1-D int64 with at least one entry, got {tuple(indptr.shape)} {indptr.dtype}")

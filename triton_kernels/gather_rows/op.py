@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..intrinsics import LINE_BYTES
 from . import cpu
+from .launch import decoding_plan, needs_wide_offsets, row_plan
 from .tiers import RowCode, RowTables
 
-_TILE_BYTES = 8192  # of rows that a Triton program copies at a time
-_PROGRAMS_PER_SM = 16
 _HALF_ROWS = 1024  # decoded at a time on their way to float16
 _ITEM = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _scratch = threading.local()
@@ -210,42 +209,37 @@ def gather_tiers_with_triton(
     """Launch the Triton form on the current device; arguments as for `gather_tiers`, tensors, at least one row.
 
     Args:
-        max_programs: Largest number of programs in one launch; each takes block after block. None: a few times the
-            number that the device runs at once.
+        max_programs: Largest number of programs in one launch; each takes block after block. None: as many as the
+            device runs at once.
     """
-    if code is not None:
-        _decode_tiers_with_triton(places, nodes, tables, out, reads, code, max_programs)
-        return
-    item_bytes = min(tables.item_bytes, out.data_ptr() & -out.data_ptr())
-    row_items = tables.row_bytes // item_bytes
-    columns = min(_power_of_two(row_items), _TILE_BYTES // item_bytes)
-    rows = max(1, min(128, _TILE_BYTES // (columns * item_bytes)))
+    lowest_bit = out.data_ptr() & -out.data_ptr()
+    if code is None:
+        plan = row_plan(tables.row_bytes, min(tables.alignment, lowest_bit))
+        row_items, target = plan.row_items, out.view(-1).view(torch.uint8).view(_ITEM[plan.item_bytes])
+        own = {"ROW_ITEMS": row_items, "ALIGNMENT": plan.word_bytes, "COLUMNS": plan.columns}
+    else:
+        plan = decoding_plan(code, out.element_size(), lowest_bit)
+        row_items, target = code.dim, out.view(-1)
+        own = {"DIM": code.dim, "BITS": code.bits, "ROW_BYTES": code.row_bytes, "WORDS": plan.columns}
     num = len(out)
-    _triton_kernels().gather_tiers_kernel[(_num_programs(-(-num // rows), out, max_programs),)](
-        places, places if nodes is None else nodes, tables.bases_on(out.device),
-        out.view(-1).view(torch.uint8).view(_ITEM[item_bytes]), places if reads is None else reads, num,
-        ROW_ITEMS=row_items, ALIGNMENT=min(tables.alignment, 16), HAS_NODES=nodes is not None, COUNT=reads is not None,
-        NUM_TABLES=len(tables), TABLES=_power_of_two(len(tables)), ROWS=rows, COLUMNS=columns, num_warps=4,
-    )  # fmt: skip
-
-
-def _decode_tiers_with_triton(places, nodes, tables, out, reads, code, max_programs) -> None:
-    columns = min(_power_of_two(code.dim), _TILE_BYTES // 4)
-    rows = max(1, min(128, _TILE_BYTES // (columns * 4)))
-    num = len(out)
-    _triton_kernels().decode_tiers_kernel[(_num_programs(-(-num // rows), out, max_programs),)](
-        places, places if nodes is None else nodes, tables.bases_on(out.device), out.view(-1),
+    num_programs = min(-(-num // plan.rows), max_programs or _programs_at_once(out, plan.programs_per_sm))
+    kernels, options = _triton_kernels(), {"num_warps": 4}
+    if out.is_cuda and plan.max_registers is not None:
+        options["maxnreg"] = plan.max_registers
+    kernel = kernels.gather_tiers_kernel if code is None else kernels.decode_tiers_kernel
+    kernel[(num_programs,)](
+        places, places if nodes is None else nodes, tables.bases_on(out.device), target,
         places if reads is None else reads, num,
-        DIM=code.dim, BITS=code.bits, ROW_BYTES=code.row_bytes, HAS_NODES=nodes is not None, COUNT=reads is not None,
-        NUM_TABLES=len(tables), TABLES=_power_of_two(len(tables)), ROWS=rows, COLUMNS=columns, num_warps=4,
+        HAS_NODES=nodes is not None, COUNT=reads is not None, NUM_TABLES=len(tables),
+        TABLES=1 << (len(tables) - 1).bit_length(), ROWS=plan.rows,
+        WIDE=needs_wide_offsets(num, num_programs * plan.rows, row_items),
+        WIDE_NODES=needs_wide_offsets(len(places), num_programs * plan.rows), **own, **options,
     )  # fmt: skip
 
 
-def _num_programs(num_blocks: int, out: Tensor, max_programs: int | None) -> int:
-    if max_programs is None:
-        device = torch.cuda.get_device_properties(out.device) if out.is_cuda else None
-        max_programs = _PROGRAMS_PER_SM * (device.multi_processor_count if device else 1)
-    return min(num_blocks, max_programs)
+def _programs_at_once(out: Tensor, programs_per_sm: int) -> int:
+    device = torch.cuda.get_device_properties(out.device) if out.is_cuda else None
+    return programs_per_sm * (device.multi_processor_count if device else 1)
 
 
 @cache
@@ -254,10 +248,6 @@ def _triton_kernels() -> ModuleType:
     from . import kernel
 
     return kernel
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 def _addresses(num: int) -> np.ndarray:
