@@ -1,6 +1,7 @@
 """State used only with placement: the buffer, the sampler's bias towards it, its times."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -275,8 +276,9 @@ class PlacedTraining:
             batch: `MiniBatch` on its device.
             nodes: Its `n_id`, on the host where it is there too: the device is then not waited for.
         """
+        on_host = None if nodes is batch.n_id else nodes.numpy()
         with clock.doing("read"), self._clock.measure():
-            rows = self.buffer.read(nodes)
+            rows = self.buffer.read(batch.n_id, on_host=on_host)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
             batch.x = rows
@@ -317,7 +319,7 @@ class GatherClock:
 
     def __init__(self, device: str):
         self._on_cuda = torch.device(device).type == "cuda"
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._seconds = 0.0
 
     @contextmanager
@@ -329,6 +331,7 @@ class GatherClock:
             yield
             stop.record()
             self._events.append((start, stop))
+            self._add_passed()
         else:
             begun = time.perf_counter()
             yield
@@ -338,10 +341,15 @@ class GatherClock:
         """Return the seconds since the last call; waits for the last gather."""
         if self._events:
             self._events[-1][1].synchronize()
-            self._seconds += sum(start.elapsed_time(stop) for start, stop in self._events) / 1e3
+        self._add_passed()
         seconds, self._seconds = self._seconds, 0.0
-        self._events.clear()
         return seconds
+
+    def _add_passed(self) -> None:
+        """Add the gathers that are done: nobody may ask for their time before the end of training."""
+        while self._events and self._events[0][1].query():
+            start, stop = self._events.popleft()
+            self._seconds += start.elapsed_time(stop) / 1e3
 
 
 def with_scale(sampler, scale: float):
