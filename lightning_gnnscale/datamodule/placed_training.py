@@ -1,10 +1,13 @@
 """State used only with placement: the buffer, the sampler's bias towards it, its times."""
 
+import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +19,16 @@ from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings, TypedBuffers
 from ..placement.access_probability import access_probability, layer_probability, sampled_probability
-from ..placement.link_cost import link_alphas
+from ..placement.link_cost import gpu_name, link_alphas
 from ..placement.place import RULES
+from ..planner.tier_sizes import FreeMemory
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.minibatch import rows_by_node_type
 from ..traits import StrategyTraits
+from .tiers import buffer_of_store, device_name, free_memory, is_placeable, sizes_of, tier_bytes, told_tiers
 
+# Below Lightning's own logger, so that it logs where the Trainer does.
+_log = logging.getLogger("lightning.pytorch.rows")
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
 SAMPLED_BATCHES = 64  # of each rank, to correct the probabilities
 
@@ -92,7 +99,8 @@ def open_buffer(
     batch_size: int,
     seed: int,
     trainer,
-    reads: RankReads,
+    prob: np.ndarray | None,
+    free: FreeMemory | None = None,
 ) -> FeatureBuffer | TypedBuffers:
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
@@ -104,7 +112,8 @@ def open_buffer(
         batch_size: Targets per batch.
         seed: Seed of the placing.
         trainer: The Trainer; None: one process.
-        reads: What the ranks read.
+        prob: (num_ranks, num_nodes) what the ranks read, see `read_probability`; None: a placement is given.
+        free: Memory that rows may take, alike on every rank; None: as many rows as the settings say.
 
     Raises:
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
@@ -112,13 +121,12 @@ def open_buffer(
     if store.features is None:
         raise PlacementError(f"{store.root}: the store has no features to place: say rows=auto")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
-    on = _device(trainer)
-    prob, by_node_type = None, store.features.by_node_type
-    if not isinstance(settings.method, Placement) or (by_node_type and settings.cache_rows):
-        prob = read_probability(store, settings, sampler, batch_size, seed, reads)
-        prob = prob[0] if world_size == 1 else prob
+    on, by_node_type = device_name(trainer), store.features.by_node_type
     alphas = rank_alphas(settings, trainer, world_size)
-    placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, prob)
+    if free is not None and is_placeable(store.features):
+        settings = settings.sized(sizes_of(store, free, prob, alphas))
+    own = None if prob is None else prob[0] if world_size == 1 else prob
+    placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, own)
     if placement.num_devices != world_size:
         raise PlacementError(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
@@ -127,12 +135,14 @@ def open_buffer(
     options = {"on": on, "fingerprint": store.layout_fingerprint}
     make = FeatureBuffer.join if world_size > 1 else FeatureBuffer
     if by_node_type:
-        own = None if prob is None else prob if prob.ndim == 1 else prob[rank]
-        caches = settings.caches_by_node_type(store.features, placement, rank, own) if settings.cache_rows else ()
+        caches = (
+            settings.caches_by_node_type(store.features, placement, rank, prob[rank]) if settings.cache_rows else ()
+        )
         buffer = TypedBuffers(placement, store.features, rank, caches=caches, make=make, **options)
     else:
         cache = FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None
         buffer = make(placement, store.features, rank, cache=cache, **options)
+    held = tier_bytes(store, placement, rank, world_size // (1 if trainer is None else trainer.num_nodes), free, on)
     record(
         "placement",
         rank=rank,
@@ -141,7 +151,12 @@ def open_buffer(
         buffer_bytes=buffer.nbytes,
         predicted=placement.device_shares[rank],
         alpha=_mean_alpha(alphas, placement.groups, rank),
+        gpu="" if on == "cpu" else gpu_name(torch.device(on)),
+        tier_bytes=held,
+        free_bytes={} if free is None else free._asdict(),
     )
+    if rank == 0:
+        _log.info("Feature rows are %s", told_tiers(held, free))
     return buffer
 
 
@@ -188,11 +203,6 @@ def _mean_alpha(alphas: np.ndarray, groups, rank: int) -> float:
     return float(alphas[rank, peers].mean()) if peers else 1.0
 
 
-def _device(trainer) -> str:
-    device = trainer.strategy.root_device if trainer is not None else torch.device("cpu")
-    return str(device) if device.type == "cuda" else "cpu"
-
-
 class PlacedTraining:
     """The placed features of one process while it trains; open between `open` and `close`.
 
@@ -218,27 +228,78 @@ class PlacedTraining:
         self.buffer: FeatureBuffer | TypedBuffers | None = None
         self._clock: GatherClock | None = None
         self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has counted
+        self._open_sized: Callable[[FreeMemory], FeatureBuffer | TypedBuffers] | None = None
+        self._changing = threading.Lock()  # of the buffer, while batches are gathered ahead
 
-    def open(self, store: PartitionStore, sampler, options: LoaderOptions, trainer, reads: RankReads) -> Any:
-        """Place the rows, and return the sampler, biased towards them if the settings say so; see `open_buffer`."""
-        targets, order = np.unique(np.concatenate(reads.targets)), (options.batch_size, options.seed)
-        self.buffer = open_buffer(store, self.settings, targets, sampler, *order, trainer, reads)
-        self._clock, self._counted = GatherClock(self.buffer.on), (0.0, 0)
+    def open(
+        self,
+        store: PartitionStore,
+        sampler,
+        options: LoaderOptions,
+        trainer,
+        reads: RankReads,
+        evaluation_bytes: int = 0,
+    ) -> Any:
+        """Place the rows, and return the sampler, biased towards them if the settings say so; see `open_buffer`.
+
+        On a GPU whose free memory decides, rows are read from the store until `settle`. A bias needs the placement from
+        the first batch on: half of what is free before it is then taken.
+
+        Args:
+            evaluation_bytes: Memory of the device that evaluation takes, predicted.
+        """
+        targets, on = np.unique(np.concatenate(reads.targets)), device_name(trainer)
+        given, prob = isinstance(self.settings.method, Placement), None
+        if not given or (store.features is not None and store.features.by_node_type and self.settings.cache_rows):
+            prob = read_probability(store, self.settings, sampler, options.batch_size, options.seed, reads)
+        order = (options.batch_size, options.seed, trainer, prob)
+        opened = partial(open_buffer, store, self.settings, targets, sampler, *order)
         scale, size = self.settings.locality_scale, self.settings.neighbor_set_size
+        if on == "cpu" or given:
+            self.buffer = opened()
+        elif self.settings.sizes_itself and scale is None:
+            self.buffer, self._open_sized = buffer_of_store(store, trainer), opened
+        else:
+            free = free_memory(trainer, evaluation_bytes)
+            self.buffer = opened(free._replace(device=free.device // 2))
+        self._evaluation_bytes = evaluation_bytes
+        self._clock, self._counted = GatherClock(str(self.buffer.gathers_on or "cpu")), (0.0, 0)
         if scale is None:
             return sampler
         bias = LocalityBias(self.buffer.placement, scale, size, device=self.buffer.device)
         return sampler.with_locality(bias)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether rows are where they stay; if not, `settle` is to be called after the first step."""
+        return self._open_sized is None
+
+    def settle(self, trainer) -> None:
+        """Fill the tiers by what is free now, and read rows there from the next batch on; every rank calls it.
+
+        Raises:
+            PlacementError: there is no memory for them.
+        """
+        opened, self._open_sized = self._open_sized, None
+        try:
+            buffer = opened(free_memory(trainer, self._evaluation_bytes))
+        except torch.OutOfMemoryError as error:
+            raise PlacementError(
+                f"rows do not fit {device_name(trainer)}: say rows.buffer_share=0.1 ({error})"
+            ) from None
+        with self._changing:
+            self.buffer.close()  # waits for the device: what was copied to the new one is there
+            self.buffer, self._counted = buffer, (0.0, 0)
+
+    @property
     def planned_rows(self) -> dict[str, int | float]:
         """The arguments of `predict_training` for a placement."""
         settings = self.settings
         if isinstance(settings.method, Placement):
-            rows: int | float = max(map(len, settings.method.rows))
+            rows: int | float | str = max(map(len, settings.method.rows))
         else:
-            rows = settings.buffer_rows or float(settings.buffer_share)
-        return {"placed_rows": rows, "cache_rows": settings.cache_rows}
+            rows = settings.buffer_rows or settings.buffer_share
+        return {"placed_rows": rows, "pinned_rows": settings.host_rows, "cache_rows": settings.cache_rows}
 
     def check_trainer(self, trainer) -> None:
         """Refuse a Belady cache without reads known ahead.
@@ -277,7 +338,7 @@ class PlacedTraining:
             nodes: Its `n_id`, on the host where it is there too: the device is then not waited for.
         """
         on_host = None if nodes is batch.n_id else nodes.numpy()
-        with clock.doing("read"), self._clock.measure():
+        with self._changing, clock.doing("read"), self._clock.measure():
             rows = self.buffer.read(batch.n_id, on_host=on_host)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
@@ -307,7 +368,7 @@ class PlacedTraining:
         """Release the rows."""
         if self.buffer is not None:
             close_buffer(self.buffer, trainer)
-            self.buffer = None
+            self.buffer = self._open_sized = None
 
 
 class GatherClock:

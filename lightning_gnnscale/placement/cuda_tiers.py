@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from ..errors import PlacementError
+from ..memory import free_memory_bytes
 from ..partition_store.features import as_stored
 from ..partition_store.typed_features import NodeTypes
 from ..triton_kernels.gather_rows import RowCode, RowTables
 from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
-from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, first_place, group_of
+from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
 from .shared_rows import SharedRows, make_on_all
 
 _BLOCK_BYTES = 64 << 20
@@ -43,6 +44,7 @@ def lay_here(layout: RowLayout, devices: list[int], on: str) -> LaidRows:
     for device in devices:
         open_peers(device_of(on, device), [rows[peer] for peer in group_of(placement, device)])
     host_ids = layout.host_ids(devices)
+    check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
     host = pinned(private_copy(layout, host_ids), device_of(on, devices[0]))
     return LaidRows([None, host, *rows], host_ids)
 
@@ -63,6 +65,8 @@ def lay_jointly(
     host_ids = layout.host_ids(here)
 
     def make():
+        if device == here[0]:
+            check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
         own = fill_device(layout, device, own_device)
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
         # What is handed over is kept until a peer has released it: without a peer, for ever.
@@ -103,6 +107,15 @@ def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
         block = layout.features.read(ids[first : first + step])
         rows[first : first + step].copy_(as_bytes(block))
     return rows
+
+
+def free_device_memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes that are free on a GPU, and the most that were held at once beyond what is held now.
+
+    The latter are torch's to hand out again: they do not count as free.
+    """
+    held = torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0], torch.cuda.max_memory_allocated(device) - held
 
 
 def open_peers(device: torch.device, rows: Iterable[Tensor]) -> None:

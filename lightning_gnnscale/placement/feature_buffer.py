@@ -355,6 +355,11 @@ class TypedBuffers(Column):
         return TypedRows(node_type, tables)
 
     @property
+    def gathers_on(self) -> torch.device | None:
+        """The GPU that gathers; None: the CPU does."""
+        return None if self._device_types is None else self._device_types.device
+
+    @property
     def foretold(self) -> bool:
         """Whether reads should be announced to `expect` before they come."""
         return any(buffer.foretold for buffer in self._made)

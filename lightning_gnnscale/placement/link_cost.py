@@ -58,13 +58,17 @@ def _pair_alpha(one: torch.device, other: torch.device, alpha: float | str) -> f
     if alpha != "auto":
         return alpha
     # By their own ids: which GPU is number 0 depends on CUDA_VISIBLE_DEVICES.
-    names = (f"{torch.cuda.get_device_name(device)} {gpu_uuid(device)}" for device in (one, other))
-    return remembered("cuda: " + ", ".join(names), partial(measure_on_cuda, one, other))["alpha"]
+    return remembered(f"cuda: {gpu_name(one)}, {gpu_name(other)}", partial(measure_on_cuda, one, other))["alpha"]
 
 
 def gpu_uuid(device: torch.device) -> str:
     """Return the id of a GPU that is the same in every process, whatever number it has there."""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def gpu_name(device: torch.device) -> str:
+    """Return the model of a GPU and its id, by which it is known in files and reports."""
+    return f"{torch.cuda.get_device_name(device)} {gpu_uuid(device)}"
 
 
 def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict:
