@@ -21,6 +21,7 @@ from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSetting
 from ..placement.access_probability import access_probability, layer_probability, sampled_probability
 from ..placement.link_cost import gpu_name, link_alphas
 from ..placement.place import RULES
+from ..placement.settings import CPU_SHARE
 from ..planner.tier_sizes import FreeMemory
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.minibatch import rows_by_node_type
@@ -292,14 +293,15 @@ class PlacedTraining:
             self.buffer, self._counted = buffer, (0.0, 0)
 
     @property
-    def planned_rows(self) -> dict[str, int | float]:
-        """The arguments of `predict_training` for a placement."""
+    def planned_rows(self) -> dict[str, Any]:
+        """The arguments of `gs.plan` for a placement."""
         settings = self.settings
         if isinstance(settings.method, Placement):
             rows: int | float | str = max(map(len, settings.method.rows))
         else:
             rows = settings.buffer_rows or settings.buffer_share
-        return {"placed_rows": rows, "pinned_rows": settings.host_rows, "cache_rows": settings.cache_rows}
+        planned = {"placed_rows": rows, "pinned_rows": settings.host_rows, "cache_rows": settings.cache_rows}
+        return planned | ({"simulated_rows": CPU_SHARE} if rows == "auto" else {})
 
     def check_trainer(self, trainer) -> None:
         """Refuse a Belady cache without reads known ahead.

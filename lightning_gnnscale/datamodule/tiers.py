@@ -46,6 +46,12 @@ def row_bytes_of(store: PartitionStore):
     return table.dim * table.dtype.itemsize
 
 
+def table_bytes(store: PartitionStore) -> int:
+    """Return the bytes of all rows that can be placed."""
+    widths = row_bytes_of(store)
+    return widths * store.num_nodes if isinstance(widths, int) else int(widths.sum(dtype="int64"))
+
+
 def sizes_of(store: PartitionStore, free: FreeMemory, prob, alphas) -> TierSizes:
     """Return how much each tier of a store's rows takes; see `size_tiers`.
 
@@ -54,10 +60,8 @@ def sizes_of(store: PartitionStore, free: FreeMemory, prob, alphas) -> TierSizes
         alphas: (num_ranks, num_ranks) cost of reads between devices.
     """
     widths = row_bytes_of(store)
-    each = None if isinstance(widths, int) else widths
-    table = widths * store.num_nodes if each is None else int(each.sum(dtype="int64"))
-    largest = max(map(len, linked_groups(alphas)[0]))
-    return size_tiers(free, table, store.num_nodes, prob, each, largest)
+    each, largest = None if isinstance(widths, int) else widths, max(map(len, linked_groups(alphas)[0]))
+    return size_tiers(free, table_bytes(store), store.num_nodes, prob, each, largest)
 
 
 def tier_bytes(

@@ -1,5 +1,6 @@
 """How many bytes of feature rows each tier takes: a GPU, its peers, pinned memory, the page cache, the disk."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,3 +134,36 @@ def _read_bytes(prob: np.ndarray, table_bytes: int, row_bytes: np.ndarray | None
     if row_bytes is not None:
         return int(row_bytes[read].sum(dtype=np.int64))
     return -(-table_bytes * int(np.count_nonzero(read)) // max(1, len(read)))
+
+
+def plan_tiers(
+    placed_rows: Any,
+    pinned_rows: int | None,
+    num_nodes: int,
+    row_bytes: float,
+    gpu_bytes: int | None,
+    host_bytes: int | None,
+    num_devices: int,
+) -> TierSizes:
+    """Predict how many bytes each tier of a run on GPUs takes, before its probabilities are known.
+
+    Args:
+        placed_rows: Rows in each device's buffer, a number or a share of all, or "auto": as many as fit.
+        pinned_rows: Rows that host memory has space for; None: as many as may be pinned.
+        num_nodes, row_bytes: Number of rows, and bytes of one as it is stored.
+        gpu_bytes: Memory of a GPU that training leaves; None: unlimited.
+        host_bytes: Memory of the host that training leaves; None: unlimited.
+        num_devices: Devices, which are taken to read each other's memory.
+    """
+    table = int(num_nodes * row_bytes)
+    unlimited = 4 * (table + PLACE_BYTES_A_NODE * num_nodes)
+    device, host = (unlimited if size is None else max(0, size) for size in (gpu_bytes, host_bytes))
+    free = FreeMemory.of_host(device, host)
+    if pinned_rows is not None:
+        free = free._replace(pinnable=min(free.pinnable, int(pinned_rows * row_bytes)))
+    if placed_rows != "auto":
+        rows = round(placed_rows * num_nodes) if isinstance(placed_rows, float) else placed_rows
+        # The user's number, whatever fits: the plan says where it does not.
+        given = int(rows * row_bytes) + PLACE_BYTES_A_NODE * num_nodes
+        free = free._replace(device=math.ceil(given / (1 - SPARE_SHARE)) + 2)
+    return size_tiers(free, table, num_nodes, group_size=num_devices)
