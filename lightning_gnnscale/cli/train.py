@@ -297,6 +297,7 @@ def _quiet() -> None:
         "callbacks.early_stopping",
         "validation",
         "predictions",
+        "rows",
     ):  # they log only what the user turned on
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = show_warning

@@ -252,7 +252,7 @@ class PartitionDataModule(StoredGraphDataModule):
             self._check_fit()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
-        if stage in ("fit", None) and self._placed is None and self._places_itself:
+        if stage in ("fit", None) and self._placed is None and self._not_placed is None:
             self._placed = PlacedTraining(PlacementSettings("rule_by_cost"), self.sampler)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
@@ -269,12 +269,20 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
     @property
-    def _places_itself(self) -> bool:
-        """Whether `rows="auto"` places feature rows: on a GPU, where the store has dense ones at hand."""
-        if self.rows != RowsSetting() or device_name(self.trainer) == "cpu" or not self.stored_features:
-            return False
-        features, local = self.store.features, self.source.in_process or isinstance(self.source, Processes)
-        return local and features is not None and self.store.fetched is None and is_placeable(features)
+    def _not_placed(self) -> str | None:
+        """Why `rows="auto"` does not place feature rows on devices; None: it does. "": the user said where rows are."""
+        if self.rows != RowsSetting() or not self.stored_features:
+            return ""
+        if device_name(self.trainer) == "cpu":
+            return "no GPU to place them on"
+        features = self.store.features
+        if features is None or not is_placeable(features):
+            return "no dense ones to place"
+        if self.store.fetched is not None:
+            return "not placed: the store is fetched as it is read"
+        if not (self.source.in_process or isinstance(self.source, Processes)):
+            return "not placed: workers of other machines read them"
+        return None
 
     @property
     def _evaluated_rows(self) -> BatchShape:
@@ -359,7 +367,8 @@ class PartitionDataModule(StoredGraphDataModule):
         loader = self._loader(self._weights, options, features, self.source, place, held)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops)
+            not_placed = self._not_placed or ""
+            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
         loader.send_to(self._sending(self._placed.fill if self._gathers_on_device else None))
         self._close_loader()
         self._train_loader = loader

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import PlacementError, StrategyError
+from ..errors import PlacementError, StrategyError, short
 from ..events import clock, record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
@@ -125,7 +125,7 @@ def open_buffer(
     on, by_node_type = device_name(trainer), store.features.by_node_type
     alphas = rank_alphas(settings, trainer, world_size)
     if free is not None and is_placeable(store.features):
-        settings = settings.sized(sizes_of(store, free, prob, alphas))
+        settings = settings.sized(sizes_of(store, settings, free, prob, alphas))
     own = None if prob is None else prob[0] if world_size == 1 else prob
     placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, own)
     if placement.num_devices != world_size:
@@ -286,7 +286,8 @@ class PlacedTraining:
             buffer = opened(free_memory(trainer, self._evaluation_bytes))
         except torch.OutOfMemoryError as error:
             raise PlacementError(
-                f"rows do not fit {device_name(trainer)}: say rows.buffer_share=0.1 ({error})"
+                f"{device_name(trainer)} has no memory for the rows: say rows=tiered and rows.buffer_rows= of fewer "
+                f"({short(str(error))})"
             ) from None
         with self._changing:
             self.buffer.close()  # waits for the device: what was copied to the new one is there

@@ -1,11 +1,12 @@
 """The tiers of feature rows while a model trains: what is free for them, how much each takes, what they hold."""
 
+import numpy as np
 import torch
 
 from ..memory import format_bytes, free_memory_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import as_stored
-from ..placement import FeatureBuffer, Placement, TypedBuffers
+from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
 from ..placement.place import linked_groups
 from ..placement.row_layout import bytes_by_tier
 from ..placement.shared_rows import gather_objects
@@ -52,16 +53,20 @@ def table_bytes(store: PartitionStore) -> int:
     return widths * store.num_nodes if isinstance(widths, int) else int(widths.sum(dtype="int64"))
 
 
-def sizes_of(store: PartitionStore, free: FreeMemory, prob, alphas) -> TierSizes:
+def sizes_of(
+    store: PartitionStore, settings: PlacementSettings, free: FreeMemory, prob: np.ndarray | None, alphas: np.ndarray
+) -> TierSizes:
     """Return how much each tier of a store's rows takes; see `size_tiers`.
 
     Args:
+        settings: Settings of the placement, which may say how many rows are on each device.
         prob: (num_ranks, num_nodes); None: rows are read alike.
         alphas: (num_ranks, num_ranks) cost of reads between devices.
     """
     widths = row_bytes_of(store)
     each, largest = None if isinstance(widths, int) else widths, max(map(len, linked_groups(alphas)[0]))
-    return size_tiers(free, table_bytes(store), store.num_nodes, prob, each, largest)
+    given = None if settings.sizes_itself else settings.rows_of(store.num_nodes)
+    return size_tiers(free, table_bytes(store), store.num_nodes, prob, each, largest, given)
 
 
 def tier_bytes(

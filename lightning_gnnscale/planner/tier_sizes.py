@@ -1,6 +1,5 @@
 """How many bytes of feature rows each tier takes: a GPU, its peers, pinned memory, the page cache, the disk."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +100,7 @@ def size_tiers(
     prob: np.ndarray | None = None,
     row_bytes: Any = None,
     group_size: int = 1,
+    given_rows: int | None = None,
 ) -> TierSizes:
     """Decide how many bytes of feature rows each tier takes.
 
@@ -114,12 +114,16 @@ def size_tiers(
         prob: (num_nodes,) or (num_devices, num_nodes), how likely batches read each node; None: all alike.
         row_bytes: (num_nodes,) bytes of each row; None: all are alike.
         group_size: Devices that read each other's memory, this one included.
+        given_rows: Rows of the mean width on each device, whatever is free; None: as many as fit.
 
     Cost: a pass over the probabilities.
     """
     read = table_bytes if prob is None else _read_bytes(np.asarray(prob), table_bytes, row_bytes)
     spare = max(int(SPARE_SHARE * free.device), int(STEP_SPREAD * free.step), free.evaluation - free.step)
-    device = max(0, min(read, free.device - spare - PLACE_BYTES_A_NODE * num_nodes))
+    space = free.device - spare - PLACE_BYTES_A_NODE * num_nodes
+    if given_rows is not None:
+        space = given_rows * table_bytes // max(1, num_nodes)
+    device = max(0, min(read, space))
     peer = min(read - device, (group_size - 1) * device)
     most_pinned = max(0, min(read - device, free.pinnable))
     pinned = min(read - device - peer, most_pinned)
@@ -161,9 +165,7 @@ def plan_tiers(
     free = FreeMemory.of_host(device, host)
     if pinned_rows is not None:
         free = free._replace(pinnable=min(free.pinnable, int(pinned_rows * row_bytes)))
-    if placed_rows != "auto":
-        rows = round(placed_rows * num_nodes) if isinstance(placed_rows, float) else placed_rows
-        # The user's number, whatever fits: the plan says where it does not.
-        given = int(rows * row_bytes) + PLACE_BYTES_A_NODE * num_nodes
-        free = free._replace(device=math.ceil(given / (1 - SPARE_SHARE)) + 2)
-    return size_tiers(free, table, num_nodes, group_size=num_devices)
+    rows = None if placed_rows == "auto" else placed_rows
+    if isinstance(rows, float):
+        rows = round(rows * num_nodes)
+    return size_tiers(free, table, num_nodes, group_size=num_devices, given_rows=rows)
