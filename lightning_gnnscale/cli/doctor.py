@@ -105,7 +105,7 @@ def gpus(advice: list[str]) -> dict[str, str]:
         of = torch.cuda.get_device_properties(number)
         free, total = torch.cuda.mem_get_info(number)
         found[f"cuda:{number}"] = (
-            f"{of.name}, {format_bytes(total)}, {format_bytes(free)} free, compute {of.major}.{of.minor}"
+            f"{of.name}, {of.uuid}, {format_bytes(total)}, {format_bytes(free)} free, compute {of.major}.{of.minor}"
         )
         if free < total / 2:
             advice.append(f"cuda:{number}: another process holds {format_bytes(total - free)}")

@@ -386,10 +386,10 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
     return facts
 
 
-def _by_rank(log: list[dict], name: str) -> list:
-    """Return what the ranks' placements say of something, in the order of ranks; empty without placement."""
-    placed = {event["rank"]: event.get(name) for event in log if event["event"] == "placement"}
-    return [placed[rank] for rank in sorted(placed)]
+def _by_rank(log: list[dict], name: str, field: str) -> list:
+    """Return what the last event of a name says of a field, one value a rank; empty without such events."""
+    found = {event["rank"]: event.get(field) for event in log if event["event"] == name}
+    return [found[rank] for rank in sorted(found)]
 
 
 def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
@@ -460,8 +460,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         "quality": quality,
         "plan": dataclasses.asdict(plan),
         "plan_terms": dict(plan.terms()),
-        "tier_bytes": _by_rank(log, "tier_bytes"),
-        "gpus": _by_rank(log, "gpu"),
+        "tier_bytes": _by_rank(log, "placement", "tier_bytes"),
+        "gpus": [gpu for gpu in _by_rank(log, "training_peak", "gpu") if gpu],
         **exchange_counts(log),
         **owners,
         **workers,

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -243,7 +243,7 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         check_scope(self.scope_under(weights), weights, self.sampler)
         if self._placed is not None:
-            self._placed.check_trainer(trainer)
+            self._placed.check_trainer(trainer, self.device_batches)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, a scratch folder for evaluation, and for training the placed features."""
@@ -369,21 +369,24 @@ class PartitionDataModule(StoredGraphDataModule):
             hops = None if scope == "graph" else self.halo_hops
             not_placed = self._not_placed or ""
             settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
-        loader.send_to(self._sending(self._placed.fill if self._gathers_on_device else None))
+        loader.send_to(self._sending(self._placed if self._gathers_on_device else None))
         self._close_loader()
         self._train_loader = loader
         return loader
 
-    def _sending(self, fill: Callable[[Any, Any], None] | None = None) -> DeviceBatches | None:
+    def _sending(self, placed: PlacedTraining | None = None) -> DeviceBatches | None:
         """Return what copies batches to the Trainer's GPU ahead of their use; None: Lightning moves them.
 
         Args:
-            fill: Gathers the rows of a batch that are on the GPU, see `DeviceBatches`.
+            placed: Gathers the rows of a batch that are on the GPU; None: batches come with theirs.
         """
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         if device.type != "cuda" or not self.device_batches:
             return None
-        return DeviceBatches(device, self.device_batches, fill)
+        if placed is None:
+            return DeviceBatches(device, self.device_batches)
+        foretell = placed.foretell if placed.settings.foretells else None
+        return DeviceBatches(device, self.device_batches, placed.fill, foretell=foretell)
 
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""

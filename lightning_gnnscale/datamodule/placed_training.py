@@ -19,9 +19,10 @@ from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings, TypedBuffers
 from ..placement.access_probability import access_probability, layer_probability, sampled_probability
-from ..placement.link_cost import gpu_name, link_alphas
+from ..placement.link_cost import gpu_name, gpu_uuid, gpus_seen, link_alphas
 from ..placement.place import RULES
 from ..placement.settings import CPU_SHARE
+from ..placement.shared_rows import gather_objects
 from ..planner.tier_sizes import FreeMemory
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.minibatch import rows_by_node_type
@@ -184,14 +185,17 @@ def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.nda
     alpha = settings.alpha
     if alpha == "auto" and settings.method not in RULES:
         alpha = 0.0
-    alphas = np.ones((world_size, world_size))
+    alphas, gpus = np.ones((world_size, world_size)), None
+    if size > 1 and device_name(trainer) != "cpu":
+        # By their own ids: processes that see a GPU each all call it number 0.
+        gpus = gather_objects(gpu_uuid(torch.device(device_name(trainer))))
     for first in range(0, world_size, size):
         within = None
         if size == 1:
             within = np.zeros((1, 1))
         elif trainer.global_rank == first:
             devices = StrategyTraits(trainer.strategy).parallel_devices or [torch.device("cpu")] * size
-            within = link_alphas(devices, alpha)
+            within = link_alphas(devices if gpus is None else gpus_seen(gpus[first : first + size]), alpha)
         alphas[first : first + size, first : first + size] = (
             within if size == 1 else trainer.strategy.broadcast(within, src=first)
         )
@@ -230,6 +234,7 @@ class PlacedTraining:
         self._clock: GatherClock | None = None
         self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has counted
         self._open_sized: Callable[[FreeMemory], FeatureBuffer | TypedBuffers] | None = None
+        self._ahead: deque = deque()  # batches whose reads are announced
         self._changing = threading.Lock()  # of the buffer, while batches are gathered ahead
 
     def open(
@@ -291,6 +296,8 @@ class PlacedTraining:
             ) from None
         with self._changing:
             self.buffer.close()  # waits for the device: what was copied to the new one is there
+            if buffer.foretold:
+                buffer.expect([batch.n_id.numpy() for batch in self._ahead])
             self.buffer, self._counted = buffer, (0.0, 0)
 
     @property
@@ -304,18 +311,49 @@ class PlacedTraining:
         planned = {"placed_rows": rows, "pinned_rows": settings.host_rows, "cache_rows": settings.cache_rows}
         return planned | ({"simulated_rows": CPU_SHARE} if rows == "auto" else {})
 
-    def check_trainer(self, trainer) -> None:
+    def check_trainer(self, trainer, device_batches: int) -> None:
         """Refuse a Belady cache without reads known ahead.
 
+        Args:
+            device_batches: Batches that are copied to a GPU ahead of their use.
+
         Raises:
-            StrategyError: "belady" needs batches sampled ahead; on GPUs rows are read when batches arrive.
+            StrategyError: "belady" needs batches sampled ahead; without copies ahead rows are read as batches arrive.
         """
         settings = self.settings
-        if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
+        if not settings.cache_rows or settings.cache_policy != "belady" or device_batches:
+            return
+        if trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
-                "rows.cache_policy='belady' needs reads of batches sampled ahead, and on GPUs rows are read as "
-                "batches arrive: take 'sieve' or 'lru'"
+                "rows.cache_policy='belady' needs reads of batches sampled ahead, and with device_batches=0 a GPU "
+                "reads rows as batches arrive: say device_batches=1 or more, or take 'sieve' or 'lru'"
             )
+
+    def foretell(self, batches: Iterator) -> Iterator:
+        """Yield an epoch's batches once the reads of the next `lookahead_batches` are announced to the caches.
+
+        Args:
+            batches: A generator of `MiniBatch` on the host; it is closed with this one.
+        """
+        ended = False
+        try:
+            while True:
+                while not ended and len(self._ahead) <= self.settings.lookahead_batches:
+                    batch = next(batches, None)
+                    if ended := batch is None:
+                        break
+                    with self._changing:
+                        self.buffer.expect([batch.n_id.numpy()])
+                        self._ahead.append(batch)
+                if not self._ahead:
+                    return
+                yield self._ahead.popleft()
+        finally:
+            batches.close()
+            with self._changing:
+                self._ahead.clear()
+                if self.buffer is not None:
+                    self.buffer.forget()
 
     @property
     def gathers_on_device(self) -> bool:

@@ -1,5 +1,7 @@
 """The tiers of feature rows while a model trains: what is free for them, how much each takes, what they hold."""
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -7,6 +9,7 @@ from ..memory import format_bytes, free_memory_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import as_stored
 from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
+from ..placement.link_cost import gpu_uuid
 from ..placement.place import linked_groups
 from ..placement.row_layout import bytes_by_tier
 from ..placement.shared_rows import gather_objects
@@ -28,9 +31,15 @@ def free_memory(trainer, evaluation_bytes: int = 0) -> FreeMemory:
     """
     from ..placement.cuda_tiers import free_device_memory
 
-    device, step = free_device_memory(torch.device(device_name(trainer)))
+    gpu = torch.device(device_name(trainer))
+    device, step = free_device_memory(gpu)
     own = FreeMemory.of_host(device, free_memory_bytes(), step, evaluation_bytes)
-    return own if trainer.world_size == 1 else own.least(gather_objects(own))
+    if trainer.world_size == 1:
+        return own
+    told = gather_objects((gpu_uuid(gpu), own))
+    processes = Counter(uuid for uuid, _ in told)  # of each GPU
+    shares = [free._replace(device=free.device // processes[uuid]) for uuid, free in told]
+    return own.least(shares)
 
 
 def is_placeable(features) -> bool:

@@ -3,6 +3,7 @@
 On a CPU device, which tests use, the kernel runs in Triton's interpreter.
 """
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from ..errors import PlacementError
 from ..memory import free_memory_bytes
@@ -23,6 +24,7 @@ from ..triton_kernels.gather_rows import RowCode, RowTables
 from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
+from .link_cost import gpu_uuid, gpus_seen
 from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
 from .shared_rows import SharedRows, make_on_all
 
@@ -59,7 +61,10 @@ def lay_jointly(
 ) -> LaidRows:
     """Make the rows of one GPU, and of the host if it is the first device here; map those of the other processes.
 
-    Args: see `cpu_tiers.lay_jointly`; all processes see the same GPUs under the same numbers.
+    Args: see `cpu_tiers.lay_jointly`. A process may number the GPUs in another way: they are told by their own ids.
+
+    Raises:
+        PlacementError: also where a process does not see the GPU of a peer.
     """
     placement, own_device = layout.placement, device_of(on, device)
     host_ids = layout.host_ids(here)
@@ -70,7 +75,7 @@ def lay_jointly(
         own = fill_device(layout, device, own_device)
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
         # What is handed over is kept until a peer has released it: without a peer, for ever.
-        handed = reduce_tensor(own) if len(group_of(placement, device)) > 1 else None
+        handed = handed_over(own) if len(group_of(placement, device)) > 1 else None
         return (own, host), (handed, host and host.handle)
 
     (own, own_host), handles = make_on_all(exchange, device, make)
@@ -81,8 +86,7 @@ def lay_jointly(
             if peer == device:
                 rows[peer] = own
             else:
-                rebuild, arguments = handles[peer][0]
-                rows[peer] = rebuild(*arguments)
+                rows[peer] = taken_over(*handles[peer][0])
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
         host = own_host or SharedRows.attach(handles[here[0]][1], write=True)
         return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
@@ -91,6 +95,31 @@ def lay_jointly(
     if own_host is not None:
         own_host.release()
     return laid
+
+
+_DEVICE = list(inspect.signature(rebuild_cuda_tensor).parameters).index("storage_device")
+
+
+def handed_over(rows: Tensor) -> tuple[str, Callable, tuple]:
+    """Return what another process needs to read rows: the id of their GPU, and how they are made there."""
+    return (gpu_uuid(rows.device) if rows.is_cuda else "", *reduce_tensor(rows))
+
+
+def taken_over(uuid: str, rebuild: Callable, arguments: tuple) -> Tensor:
+    """Return the rows of another process, on their GPU as this process numbers it.
+
+    Raises:
+        PlacementError: this process does not see that GPU.
+    """
+    if rebuild is rebuild_cuda_tensor:
+        (device,) = gpus_seen([uuid])
+        if device is None:
+            raise PlacementError(
+                f"a peer's rows are on the GPU {uuid}, which this process does not see: let each process see all GPUs "
+                "of its group (CUDA_VISIBLE_DEVICES; srun without --gpus-per-task), or give groups= of one device each"
+            )
+        arguments = (*arguments[:_DEVICE], device.index, *arguments[_DEVICE + 1 :])
+    return rebuild(*arguments)
 
 
 def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:

@@ -93,6 +93,11 @@ class PlacementSettings:
         """Whether the rows of a device are as many as fit a GPU's free memory."""
         return not isinstance(self.method, Placement) and self.buffer_rows is None and self.buffer_share == "auto"
 
+    @property
+    def foretells(self) -> bool:
+        """Whether the caches go by reads that are announced."""
+        return self.cache_rows > 0 and self.cache_policy == "belady"
+
     def sized(self, sizes: TierSizes) -> "PlacementSettings":
         """Return the settings with the numbers of rows that free memory allows, where they say none themselves."""
         if isinstance(self.method, Placement):

@@ -7,13 +7,16 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from loader.test_device_batches import LateStream
 from oracles.typed_rows import write_typed
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.datamodule import partition, placed_training, tiers
 from lightning_gnnscale.errors import PlacementError
+from lightning_gnnscale.loader.device_batches import DeviceBatches
 from lightning_gnnscale.placement import PlacementSettings, cuda_tiers
+from lightning_gnnscale.planner.tier_sizes import FreeMemory
 from tests.says import said
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
@@ -144,6 +147,43 @@ def test_a_bias_needs_the_placement_from_the_start(store_root, gpu):
     watch = Watch()
     fit(make(store_root, PlacementSettings(alpha=0, locality_scale=2.0)), [watch], max_epochs=1)
     assert set(watch.rows) == {50}, "half of what is free before the first step"
+
+
+@pytest.mark.parametrize("share", ["auto", 0.1])
+def test_belady_looks_ahead_of_the_copies_to_the_gpu(store_root, gpu, monkeypatch, share):
+    """Its cache is read more often than one that knows nothing, whether the tiers settle late or not."""
+    num_nodes, row = of_rows(store_root)
+    gpu.free, gpu.host = int((40 * row + 8 * num_nodes) / 0.9) + 1, 0
+
+    def sending(dm, placed=None):
+        if placed is None:
+            return None
+        foretell = placed.foretell if placed.settings.foretells else None
+        return DeviceBatches(torch.device("cpu"), 2, placed.fill, LateStream(), foretell)
+
+    monkeypatch.setattr(gs.PartitionDataModule, "_sending", sending)
+    trained, read = {}, {}
+    for policy in ("lru", "belady"):
+        settings = {"cache_rows": 60, "cache_policy": policy, "lookahead_batches": 4, "probability": "vip"}
+        dm = make(store_root, PlacementSettings(buffer_share=share, alpha=0, **settings))
+        trained[policy], _ = fit(dm, max_epochs=4)
+        read[policy] = last("reads")
+        assert not dm._placed._ahead
+    assert read["belady"]["cache"] > read["lru"]["cache"] > 0 and read["belady"]["local"] > 0
+    assert all(torch.equal(value, trained["belady"][name]) for name, value in trained["lru"].items())
+
+
+def test_ranks_take_the_least_of_all_and_share_a_gpu(gpu, monkeypatch):
+    """Ranks 0 and 2 are on one GPU, with 60 bytes free; rank 1 has 40 to itself."""
+    told = [("a", 60), ("b", 40), ("a", 60)]
+    gpu.host = 100
+    for rank in (0, 1):
+        uuid, gpu.free = told[rank]
+        monkeypatch.setattr(tiers, "gpu_uuid", lambda device, uuid=uuid: uuid)
+        others = [(name, FreeMemory.of_host(free, 100, step)) for step, (name, free) in enumerate(told)]
+        monkeypatch.setattr(tiers, "gather_objects", lambda own, others=others: others)
+        found = tiers.free_memory(SimpleNamespace(world_size=3), evaluation_bytes=7)
+        assert found == FreeMemory(30, 100, 50, 2, 7)
 
 
 def test_host_rows_beyond_free_memory_are_refused(store_root, gpu, monkeypatch):
