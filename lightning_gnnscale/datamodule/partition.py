@@ -280,9 +280,14 @@ class PartitionDataModule(StoredGraphDataModule):
             return "no dense ones to place"
         if self.store.fetched is not None:
             return "not placed: the store is fetched as it is read"
-        if not (self.source.in_process or isinstance(self.source, Processes)):
+        if not self._reads_here:
             return "not placed: workers of other machines read them"
         return None
+
+    @property
+    def _reads_here(self) -> bool:
+        """Whether batches are made on this machine."""
+        return self.source.in_process or isinstance(self.source, Processes)
 
     @property
     def _evaluated_rows(self) -> BatchShape:
@@ -711,7 +716,8 @@ class PartitionDataModule(StoredGraphDataModule):
         """The arguments of `gs.plan` for placed rows."""
         if self._placed is not None:
             return self._placed.planned_rows
-        return {"placed_rows": "auto"} if self.rows == RowsSetting() and self.stored_features else {}
+        by_itself = self.rows == RowsSetting() and self.stored_features and self._reads_here
+        return {"placed_rows": "auto"} if by_itself else {}
 
     @property
     def _sampled_by(self) -> BatchSampler:

@@ -73,6 +73,7 @@ def test_on_gpus_the_rows_are_theirs_and_the_host_pins_the_others(tmp_path):
     assert placed.device_peak_bytes - without.device_peak_bytes == pytest.approx(300 * row + 8 * NODES, abs=row)
     assert placed.tier_bytes == pytest.approx({"device": 300 * row, "peer": 300 * row, "pinned": 400 * row, "host": 0,
                                               "disk": 0}, abs=row)  # fmt: skip
+    assert planned(tmp_path, None, accelerator="gpu").tier_bytes["device"] == NODES * row, "rows=auto"
     few = planned(tmp_path, gs.PlacementSettings(buffer_share=0.3, host_rows=100, alpha=0.2), accelerator="gpu")
     assert few.tier_bytes["pinned"] == pytest.approx(100 * row, abs=row) and few.tier_bytes["host"] > 0
 
