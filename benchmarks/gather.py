@@ -15,6 +15,7 @@ from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.partition_store.features import DenseFeatures, to_stored
 from lightning_gnnscale.placement import FeatureBuffer, FeatureCache, Placement, access_probability, place
 from lightning_gnnscale.placement.feature_buffer import TIERS
+from lightning_gnnscale.placement.link_cost import gpu_name
 from lightning_gnnscale.rng import batch_key, permutation
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
 
@@ -83,7 +84,7 @@ class GatherBench:
         key = {"device": "cpu", "settings": digest(*facts, *self.cache_shares)}
         ways = [Case(key, lambda: self._turns(*made(), self.cache_shares), None)]
         if torch.cuda.is_available():
-            key = {"device": "cuda", "settings": digest(*facts, torch.cuda.get_device_name(0))}
+            key = {"device": "cuda", "settings": digest(*facts, gpu_name(torch.device("cuda", 0)))}
             ways.append(Case(key, lambda: self._cuda_turns(*made()), None))
         else:
             tell("there is no GPU: the ways that need one are left out")

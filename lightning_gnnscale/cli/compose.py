@@ -32,8 +32,16 @@ def _default_devices(accelerator: str = "auto", on_cpu: int = 2) -> int:
     return num_gpus(accelerator) or on_cpu
 
 
+def _default_precision(accelerator: str = "auto", devices: int | str = "auto") -> str:
+    """Resolve ${default_precision:auto,1}: what a Trainer with that accelerator and number of devices computes in."""
+    from .ranks import default_precision  # torch, as above
+
+    return default_precision(accelerator, devices)
+
+
 OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 OmegaConf.register_new_resolver("default_devices", _default_devices, replace=True)
+OmegaConf.register_new_resolver("default_precision", _default_precision, replace=True)
 
 
 def register_choices() -> None:

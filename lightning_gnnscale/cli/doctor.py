@@ -19,6 +19,7 @@ from .. import compile_ahead, kernel_sets
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
 from ..system import advise, usable_cores
 from .errors import UsageError
+from .ranks import default_precision, told_precision
 
 _PACKAGES = ("lightning-gnnscale", "lightning", "torch", "torch-geometric", "triton", "numpy", "numba", "pyarrow")
 _OPTIONAL = ("pymetis", "kaminpar", "ogb", "ray", "s3fs", "wandb", "tensorboard", "mlflow")
@@ -101,11 +102,12 @@ def gpus(advice: list[str]) -> dict[str, str]:
         return {"none": "training runs on the CPU, by default in two processes"}
     count = torch.cuda.device_count()
     found = {"a run takes": f"{count} GPU{'s' * (count > 1)}, a process each; trainer.devices= takes fewer"}
+    found["it computes in"] = told_precision(default_precision(), "high")
     for number in range(count):
         of = torch.cuda.get_device_properties(number)
         free, total = torch.cuda.mem_get_info(number)
         found[f"cuda:{number}"] = (
-            f"{of.name}, {format_bytes(total)}, {format_bytes(free)} free, compute {of.major}.{of.minor}"
+            f"{of.name}, {of.uuid}, {format_bytes(total)}, {format_bytes(free)} free, compute {of.major}.{of.minor}"
         )
         if free < total / 2:
             advice.append(f"cuda:{number}: another process holds {format_bytes(total - free)}")

@@ -18,6 +18,8 @@ from .errors import UsageError
 
 SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as in shells
 START_METHODS = ("fork", "spawn", "forkserver")
+BF16_CAPABILITY = (8, 0)  # Ampere: older GPUs emulate it, slowly
+_PRODUCTS = {"high": "TF32", "medium": "bfloat16"}
 
 
 def started_from_outside() -> bool:
@@ -35,6 +37,42 @@ def num_gpus(accelerator: str = "auto") -> int:
     if accelerator == "cpu":
         return 0
     return torch.cuda.device_count() or int(torch.backends.mps.is_available())
+
+
+def default_precision(accelerator: str = "auto", devices: int | str = "auto") -> str:
+    """Return the precision of a Trainer: "bf16-mixed" on GPUs that compute in bfloat16, else "32-true"."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_gpu = accelerator in ("auto", "gpu", "cuda") and count > 0
+    if accelerator == "auto" and isinstance(devices, int) and devices > count:
+        on_gpu = False  # more processes than GPUs run on the CPU
+    has_it = on_gpu and all(torch.cuda.get_device_capability(number) >= BF16_CAPABILITY for number in range(count))
+    return "bf16-mixed" if has_it else "32-true"
+
+
+def told_precision(precision: str, matmul_precision: str) -> str:
+    """Return what GPUs compute in, and how to turn it off."""
+    products = "" if matmul_precision == "highest" else f"; products of float32 in {_PRODUCTS[matmul_precision]}"
+    off = [] if precision == "32-true" else ["trainer.precision=32-true"]
+    off += [] if matmul_precision == "highest" else ["matmul_precision=highest"]
+    return f"precision {precision}{products}" + (f" ({' '.join(off)}: all of float32)" if off else "")
+
+
+def products_of(config: DictConfig) -> str:
+    """Return the precision of float32 products on GPUs; runs saved before there was a choice have all of float32.
+
+    Raises:
+        UsageError: it is not one of torch's.
+    """
+    value = config.get("matmul_precision", "highest")
+    if value not in ("highest", *_PRODUCTS):
+        raise UsageError(f"matmul_precision must be one of highest, high, medium, got {value!r}")
+    return value
+
+
+def set_matmul_precision(value: str, trainer, pl_module=None, stage: str | None = None) -> None:
+    """Set the precision of float32 products in this process, if it trains on a GPU: those of CPUs stay as they are."""
+    if trainer.strategy.root_device.type == "cuda":
+        torch.set_float32_matmul_precision(value)
 
 
 def accelerator(trainer_config: DictConfig) -> str:
@@ -58,8 +96,8 @@ def accelerator(trainer_config: DictConfig) -> str:
     return "cpu"
 
 
-def trains_on(trainer) -> str:
-    """Return what a Trainer takes of this machine, and why where that is no GPU."""
+def trains_on(trainer, matmul_precision: str = "highest") -> str:
+    """Return what a Trainer takes of this machine, why where that is no GPU, and in which precision it computes."""
     count, nodes = trainer.num_devices, trainer.num_nodes
     where = f" on each of {nodes} machines" if nodes > 1 else ""
     if trainer.strategy.root_device.type != "cpu":
@@ -67,9 +105,11 @@ def trains_on(trainer) -> str:
             {torch.cuda.get_device_name(device) for device in trainer.device_ids} if torch.cuda.is_available() else ()
         )
         told = f" ({', '.join(sorted(names))})" if names else ""
-        return f"trains on {count} GPU{'s' * (count > 1)}{told}{where}"
+        precision = told_precision(str(trainer.precision), matmul_precision)
+        return f"trains on {count} GPU{'s' * (count > 1)}{told}{where}, {precision}"
     why = "torch sees no GPU" if num_gpus() == 0 else "its GPUs are not used: see trainer.accelerator"
-    return f"trains on the CPU in {count} process{'es' * (count > 1)}{where}: {why}"
+    precision = "" if trainer.precision == "32-true" else f", precision {trainer.precision}"
+    return f"trains on the CPU in {count} process{'es' * (count > 1)}{where}: {why}{precision}"
 
 
 def start_method(trainer_config: DictConfig, given: str | None) -> str:

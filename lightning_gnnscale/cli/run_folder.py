@@ -361,12 +361,16 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
     """Return where feature rows were placed and the share of reads of each tier; empty without placement."""
     placed = [event for event in log if event["event"] == "placement"]
     if not placed:
-        return {}
+        read = [event for event in log if event["event"] == "row_reads"]
+        return {"feature rows": f"{read[-1]['how']}: {read[-1]['why']}"} if read else {}
     bytes_held = max(event["buffer_bytes"] for event in placed)
     facts = {
         "placement": f"{placed[0]['method']}, {placed[0]['buffer_rows']:,} rows on each of {len(placed)} devices, "
         f"{format_bytes(bytes_held)} with look-up"
     }
+    tiers = placed[0].get("tier_bytes") or {}
+    if tiers:
+        facts["feature rows"] = ", ".join(f"{format_bytes(size)} {tier}" for tier, size in tiers.items() if size)
     reads = [event for event in log if event["event"] == "reads"]
     counts = {tier: sum(event[tier] for event in reads) for tier in TIERS}
     total = sum(counts.values())
@@ -380,6 +384,12 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
         facts["feature reads"] = f"{shares} (predicted {predicted})"
         facts["slowest device's reads"] = _slowest_reads(placed, reads)
     return facts
+
+
+def _by_rank(log: list[dict], name: str, field: str) -> list:
+    """Return what the last event of a name says of a field, one value a rank; empty without such events."""
+    found = {event["rank"]: event.get(field) for event in log if event["event"] == name}
+    return [found[rank] for rank in sorted(found)]
 
 
 def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
@@ -450,6 +460,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         "quality": quality,
         "plan": dataclasses.asdict(plan),
         "plan_terms": dict(plan.terms()),
+        "tier_bytes": _by_rank(log, "placement", "tier_bytes"),
+        "gpus": [gpu for gpu in _by_rank(log, "training_peak", "gpu") if gpu],
         **exchange_counts(log),
         **owners,
         **workers,

@@ -45,7 +45,7 @@ FILLED_IN = {
     **dict.fromkeys(("planner.num_nodes", "planner.num_edges"), "dataset=, whose graph is planned for"),
     **{
         f"planner.{key}": "dataset=, whose features are planned for"
-        for key in ("feature_bytes", "feature_dim", "feature_row_bytes")
+        for key in ("feature_bytes", "placeable_bytes", "feature_dim", "feature_row_bytes", "stored_row_bytes")
     },
     "planner.edge_row_bytes": "dataset=, whose edges are planned for",
     "model.multilabel": "dataset=, which gives the labels",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object, instantiate
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ProgressBar
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE
 from rich.console import Console
@@ -63,6 +63,8 @@ from .ranks import (
     exit_on_sigterm,
     is_first_rank,
     own_start_method,
+    products_of,
+    set_matmul_precision,
     start_method,
     trains_on,
 )
@@ -158,7 +160,7 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     if isinstance(trainer.strategy, GNNScaleStrategy):
         trainer.strategy.check_trainer(trainer)
     if command == "train" and is_first_rank():
-        print(f"gnnscale {trains_on(trainer)}", flush=True)
+        print(f"gnnscale {trains_on(trainer, products_of(config))}", flush=True)
     return CommandRun(folder, command, begin, trainer)
 
 
@@ -297,6 +299,7 @@ def _quiet() -> None:
         "callbacks.early_stopping",
         "validation",
         "predictions",
+        "rows",
     ):  # they log only what the user turned on
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = show_warning
@@ -311,6 +314,7 @@ def make_trainer(config: DictConfig, folder: Path):
     """Return the Trainer with its strategy, callbacks and loggers; nothing is started."""
     options = instantiate(config.callbacks) or {}
     callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder(), EpochTimes()]
+    callbacks.append(LambdaCallback(setup=partial(set_matmul_precision, products_of(config))))
     for callback in callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")

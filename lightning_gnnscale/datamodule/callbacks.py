@@ -24,6 +24,7 @@ from ..events import clock, record
 from ..graph import Batch, batch_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
+from ..placement.link_cost import gpu_name
 from ..sampler.locality import LocalityScale
 from ..traits import ANY, DataTraits, ModuleTraits
 
@@ -152,8 +153,8 @@ class PeakRecorder(L.Callback):
             start = self._peak.start_bytes
             peak = self._peak.peak_bytes - start
             self._peak = None
-        device = pl_module.device.type
-        record(event, rank=trainer.global_rank, device=device, peak_bytes=peak, start_bytes=start)
+        device, gpu = pl_module.device.type, gpu_name(pl_module.device) if pl_module.device.type == "cuda" else ""
+        record(event, rank=trainer.global_rank, device=device, gpu=gpu, peak_bytes=peak, start_bytes=start)
 
 
 class EpochTimes(L.Callback):

@@ -3,22 +3,24 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from ..errors import StrategyError, check_count, check_integer, is_integer, short
+from ..errors import PlacementError, StrategyError, check_count, check_integer, is_integer, short
 from ..events import record
 from ..graph import check_requires
 from ..keywords import passes_on
 from ..loader import (
     LoaderOptions,
     PartLoader,
+    Processes,
     RankPlace,
     SourceSettings,
     Threads,
@@ -30,6 +32,8 @@ from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore, StoreMaking, StoreSource
 from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
+from ..planner.host_memory import predict_evaluation
+from ..planner.sizes import BatchShape, RunSize
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.minibatch import MiniBatch
@@ -47,6 +51,7 @@ from .evaluation import (
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
+from .tiers import device_name, is_placeable
 from .train_loader import (
     RowsSetting,
     check_edge_weights,
@@ -113,11 +118,13 @@ class PartitionDataModule(StoredGraphDataModule):
             `gs.RayWorkers`. A name ("threads", "processes", "task_graphs", "ray") stands for its defaults. All give the
             same batches.
         rows: Where the feature rows of training batches are; the batches are the same. "mapped", "resident" or
-            "planned": in the store's files, see `RowReads`. "auto": one of these three, by the memory that is free when
-            training starts. "tiered", `PlacementSettings` or a `Placement` made before: on the devices, one a process,
-            in host memory and on disk. "owners" or `OwnerReads`: on several machines each holds the parts that its
-            ranks train on, and asks the others; one machine reads the store. Workers of "ray" hold the rows of the
-            parts that they prepare; under "owners" each of their machines holds some, and asks the others.
+            "planned": in the store's files, see `RowReads`. "auto": on a GPU dense rows fill its memory, that of its
+            peers, pinned memory and the page cache, by what is free after the first step; else one of these three, by
+            the memory that is free when training starts. "tiered", `PlacementSettings` or a `Placement` made before:
+            on the devices, one a process, in host memory and on disk. "owners" or `OwnerReads`: on several machines
+            each holds the parts that its ranks train on, and asks the others; one machine reads the store. Workers of
+            "ray" hold the rows of the parts that they prepare; under "owners" each of their machines holds some, and
+            asks the others.
         device_batches: Batches that are copied to a GPU ahead of their use, through pinned memory and beside training,
             >= 0; 0: Lightning moves each when it is asked for. Without effect on a CPU.
         stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
@@ -193,6 +200,7 @@ class PartitionDataModule(StoredGraphDataModule):
             raise ValueError('rows="tiered" places stored features: leave stored_features=True, or say rows="auto"')
         self.stored_features = stored_features
         self._placed = None if placement is None else PlacedTraining(placement, self.sampler)
+        self._settling: LambdaCallback | None = None
         self._train_loader: PartLoader | None = None
         self._scratch: Scratch | None = None
 
@@ -235,7 +243,7 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         check_scope(self.scope_under(weights), weights, self.sampler)
         if self._placed is not None:
-            self._placed.check_trainer(trainer)
+            self._placed.check_trainer(trainer, self.device_batches)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, a scratch folder for evaluation, and for training the placed features."""
@@ -244,14 +252,58 @@ class PartitionDataModule(StoredGraphDataModule):
             self._check_fit()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
+        if stage in ("fit", None) and self._placed is None and self._not_placed is None:
+            self._placed = PlacedTraining(PlacementSettings("rule_by_cost"), self.sampler)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
             world_size, crosses = self._place().world_size, self.scope_under(self._weights) == "graph"
             targets = [self._targets_of(rank, world_size) for rank in range(world_size)]
             reads = RankReads(crosses, targets, self._nodes_sampled)
-            self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
+            evaluation = predict_evaluation(RunSize(self.store.num_nodes, self.store.num_edges), self._evaluated_rows)
+            given = (self.store, self.sampler, self.loader_options, self.trainer, reads, evaluation)
+            self.sampler = self._placed.open(*given)
+            if not self._placed.is_settled:
+                self._settling = LambdaCallback(on_train_batch_end=self._settle_rows)
+                self.trainer.callbacks.append(self._settling)
         if self.sampler.locality is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
+
+    @property
+    def _not_placed(self) -> str | None:
+        """Why `rows="auto"` does not place feature rows on devices; None: it does. "": the user said where rows are."""
+        if self.rows != RowsSetting() or not self.stored_features:
+            return ""
+        if device_name(self.trainer) == "cpu":
+            return "no GPU to place them on"
+        features = self.store.features
+        if features is None or not is_placeable(features):
+            return "no dense ones to place"
+        if self.store.fetched is not None:
+            return "not placed: the store is fetched as it is read"
+        if not self._reads_here:
+            return "not placed: workers of other machines read them"
+        return None
+
+    @property
+    def _reads_here(self) -> bool:
+        """Whether batches are made on this machine."""
+        return self.source.in_process or isinstance(self.source, Processes)
+
+    @property
+    def _evaluated_rows(self) -> BatchShape:
+        features = self.store.features
+        return BatchShape(feature_dim=0 if features is None else features.dim, fanouts=self.sampler.per_hop)
+
+    def _settle_rows(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Fill the tiers of feature rows once the first step is done; every rank gets here."""
+        if self._placed.is_settled or ((batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch):
+            return
+        try:
+            self._placed.settle(trainer)
+        except PlacementError as error:
+            if self.rows.placement is not None:
+                raise
+            rank_zero_warn(f"feature rows stay in the store's files (rows=mapped says so from the start): {error}")
 
     def _check_samples(self) -> None:
         """Refuse a store without the columns to sample by; warn where it has times that the sampler does not use."""
@@ -320,22 +372,26 @@ class PartitionDataModule(StoredGraphDataModule):
         loader = self._loader(self._weights, options, features, self.source, place, held)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops)
-        loader.send_to(self._sending(self._placed.fill if self._gathers_on_device else None))
+            not_placed = self._not_placed or ""
+            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
+        loader.send_to(self._sending(self._placed if self._gathers_on_device else None))
         self._close_loader()
         self._train_loader = loader
         return loader
 
-    def _sending(self, fill: Callable[[Any, Any], None] | None = None) -> DeviceBatches | None:
+    def _sending(self, placed: PlacedTraining | None = None) -> DeviceBatches | None:
         """Return what copies batches to the Trainer's GPU ahead of their use; None: Lightning moves them.
 
         Args:
-            fill: Gathers the rows of a batch that are on the GPU, see `DeviceBatches`.
+            placed: Gathers the rows of a batch that are on the GPU; None: batches come with theirs.
         """
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         if device.type != "cuda" or not self.device_batches:
             return None
-        return DeviceBatches(device, self.device_batches, fill)
+        if placed is None:
+            return DeviceBatches(device, self.device_batches)
+        foretell = placed.foretell if placed.settings.foretells else None
+        return DeviceBatches(device, self.device_batches, placed.fill, foretell=foretell)
 
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
@@ -455,6 +511,10 @@ class PartitionDataModule(StoredGraphDataModule):
             trim_heap()
             if self._placed is not None:
                 self._placed.close(self.trainer)
+            if self._settling is not None and self._settling in self.trainer.callbacks:
+                self.trainer.callbacks.remove(self._settling)
+            if self.rows.placement is None:
+                self._placed = None
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
@@ -481,7 +541,8 @@ class PartitionDataModule(StoredGraphDataModule):
             return self.scope
         if weights is None or not weights.equal_batches or self.mode == "full_batch":
             return "part"
-        crosses = self.rows.owners is not None or self._placed is not None or not mixes_parts(self.sampler)
+        owned_or_placed = self.rows.owners is not None or self.rows.placement is not None
+        crosses = owned_or_placed or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
     def _mixes(self, weights: Any) -> bool:
@@ -647,8 +708,16 @@ class PartitionDataModule(StoredGraphDataModule):
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
             **({"grouped_weights": True} if self._sampled_by.weighted else {}),
-            **({} if self._placed is None else self._placed.planned_rows),
+            **self._planned_rows,
         }
+
+    @property
+    def _planned_rows(self) -> dict[str, Any]:
+        """The arguments of `gs.plan` for placed rows."""
+        if self._placed is not None:
+            return self._placed.planned_rows
+        by_itself = self.rows == RowsSetting() and self.stored_features and self._reads_here
+        return {"placed_rows": "auto"} if by_itself else {}
 
     @property
     def _sampled_by(self) -> BatchSampler:

@@ -1,26 +1,36 @@
 """State used only with placement: the buffer, the sampler's bias towards it, its times."""
 
+import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..errors import PlacementError, StrategyError
+from ..errors import PlacementError, StrategyError, short
 from ..events import clock, record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings, TypedBuffers
 from ..placement.access_probability import access_probability, layer_probability, sampled_probability
-from ..placement.link_cost import link_alphas
+from ..placement.link_cost import gpu_name, gpu_uuid, gpus_seen, link_alphas
 from ..placement.place import RULES
+from ..placement.settings import CPU_SHARE
+from ..placement.shared_rows import gather_objects
+from ..planner.tier_sizes import FreeMemory
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.minibatch import rows_by_node_type
 from ..traits import StrategyTraits
+from .tiers import buffer_of_store, device_name, free_memory, is_placeable, sizes_of, tier_bytes, told_tiers
 
+# Below Lightning's own logger, so that it logs where the Trainer does.
+_log = logging.getLogger("lightning.pytorch.rows")
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
 SAMPLED_BATCHES = 64  # of each rank, to correct the probabilities
 
@@ -91,7 +101,8 @@ def open_buffer(
     batch_size: int,
     seed: int,
     trainer,
-    reads: RankReads,
+    prob: np.ndarray | None,
+    free: FreeMemory | None = None,
 ) -> FeatureBuffer | TypedBuffers:
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
@@ -103,7 +114,8 @@ def open_buffer(
         batch_size: Targets per batch.
         seed: Seed of the placing.
         trainer: The Trainer; None: one process.
-        reads: What the ranks read.
+        prob: (num_ranks, num_nodes) what the ranks read, see `read_probability`; None: a placement is given.
+        free: Memory that rows may take, alike on every rank; None: as many rows as the settings say.
 
     Raises:
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
@@ -111,13 +123,12 @@ def open_buffer(
     if store.features is None:
         raise PlacementError(f"{store.root}: the store has no features to place: say rows=auto")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
-    on = _device(trainer)
-    prob, by_node_type = None, store.features.by_node_type
-    if not isinstance(settings.method, Placement) or (by_node_type and settings.cache_rows):
-        prob = read_probability(store, settings, sampler, batch_size, seed, reads)
-        prob = prob[0] if world_size == 1 else prob
+    on, by_node_type = device_name(trainer), store.features.by_node_type
     alphas = rank_alphas(settings, trainer, world_size)
-    placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, prob)
+    if free is not None and is_placeable(store.features):
+        settings = settings.sized(sizes_of(store, settings, free, prob, alphas))
+    own = None if prob is None else prob[0] if world_size == 1 else prob
+    placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, own)
     if placement.num_devices != world_size:
         raise PlacementError(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
@@ -126,12 +137,14 @@ def open_buffer(
     options = {"on": on, "fingerprint": store.layout_fingerprint}
     make = FeatureBuffer.join if world_size > 1 else FeatureBuffer
     if by_node_type:
-        own = None if prob is None else prob if prob.ndim == 1 else prob[rank]
-        caches = settings.caches_by_node_type(store.features, placement, rank, own) if settings.cache_rows else ()
+        caches = (
+            settings.caches_by_node_type(store.features, placement, rank, prob[rank]) if settings.cache_rows else ()
+        )
         buffer = TypedBuffers(placement, store.features, rank, caches=caches, make=make, **options)
     else:
         cache = FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None
         buffer = make(placement, store.features, rank, cache=cache, **options)
+    held = tier_bytes(store, placement, rank, world_size // (1 if trainer is None else trainer.num_nodes), free, on)
     record(
         "placement",
         rank=rank,
@@ -140,7 +153,12 @@ def open_buffer(
         buffer_bytes=buffer.nbytes,
         predicted=placement.device_shares[rank],
         alpha=_mean_alpha(alphas, placement.groups, rank),
+        gpu="" if on == "cpu" else gpu_name(torch.device(on)),
+        tier_bytes=held,
+        free_bytes={} if free is None else free._asdict(),
     )
+    if rank == 0:
+        _log.info("Feature rows are %s", told_tiers(held, free))
     return buffer
 
 
@@ -167,14 +185,17 @@ def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.nda
     alpha = settings.alpha
     if alpha == "auto" and settings.method not in RULES:
         alpha = 0.0
-    alphas = np.ones((world_size, world_size))
+    alphas, gpus = np.ones((world_size, world_size)), None
+    if size > 1 and device_name(trainer) != "cpu":
+        # By their own ids: processes that see a GPU each all call it number 0.
+        gpus = gather_objects(gpu_uuid(torch.device(device_name(trainer))))
     for first in range(0, world_size, size):
         within = None
         if size == 1:
             within = np.zeros((1, 1))
         elif trainer.global_rank == first:
             devices = StrategyTraits(trainer.strategy).parallel_devices or [torch.device("cpu")] * size
-            within = link_alphas(devices, alpha)
+            within = link_alphas(devices if gpus is None else gpus_seen(gpus[first : first + size]), alpha)
         alphas[first : first + size, first : first + size] = (
             within if size == 1 else trainer.strategy.broadcast(within, src=first)
         )
@@ -185,11 +206,6 @@ def _mean_alpha(alphas: np.ndarray, groups, rank: int) -> float:
     """Return the mean cost of a read from the peers of a rank; 1 where it has none."""
     peers = [peer for peer in next(group for group in groups if rank in group) if peer != rank]
     return float(alphas[rank, peers].mean()) if peers else 1.0
-
-
-def _device(trainer) -> str:
-    device = trainer.strategy.root_device if trainer is not None else torch.device("cpu")
-    return str(device) if device.type == "cuda" else "cpu"
 
 
 class PlacedTraining:
@@ -217,40 +233,127 @@ class PlacedTraining:
         self.buffer: FeatureBuffer | TypedBuffers | None = None
         self._clock: GatherClock | None = None
         self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has counted
+        self._open_sized: Callable[[FreeMemory], FeatureBuffer | TypedBuffers] | None = None
+        self._ahead: deque = deque()  # batches whose reads are announced
+        self._changing = threading.Lock()  # of the buffer, while batches are gathered ahead
 
-    def open(self, store: PartitionStore, sampler, options: LoaderOptions, trainer, reads: RankReads) -> Any:
-        """Place the rows, and return the sampler, biased towards them if the settings say so; see `open_buffer`."""
-        targets, order = np.unique(np.concatenate(reads.targets)), (options.batch_size, options.seed)
-        self.buffer = open_buffer(store, self.settings, targets, sampler, *order, trainer, reads)
-        self._clock, self._counted = GatherClock(self.buffer.on), (0.0, 0)
+    def open(
+        self,
+        store: PartitionStore,
+        sampler,
+        options: LoaderOptions,
+        trainer,
+        reads: RankReads,
+        evaluation_bytes: int = 0,
+    ) -> Any:
+        """Place the rows, and return the sampler, biased towards them if the settings say so; see `open_buffer`.
+
+        On a GPU whose free memory decides, rows are read from the store until `settle`. A bias needs the placement from
+        the first batch on: half of what is free before it is then taken.
+
+        Args:
+            evaluation_bytes: Memory of the device that evaluation takes, predicted.
+        """
+        targets, on = np.unique(np.concatenate(reads.targets)), device_name(trainer)
+        given, prob = isinstance(self.settings.method, Placement), None
+        if not given or (store.features is not None and store.features.by_node_type and self.settings.cache_rows):
+            prob = read_probability(store, self.settings, sampler, options.batch_size, options.seed, reads)
+        order = (options.batch_size, options.seed, trainer, prob)
+        opened = partial(open_buffer, store, self.settings, targets, sampler, *order)
         scale, size = self.settings.locality_scale, self.settings.neighbor_set_size
+        if on == "cpu" or given:
+            self.buffer = opened()
+        elif self.settings.sizes_itself and scale is None:
+            self.buffer, self._open_sized = buffer_of_store(store, trainer), opened
+        else:
+            free = free_memory(trainer, evaluation_bytes)
+            self.buffer = opened(free._replace(device=free.device // 2))
+        self._evaluation_bytes = evaluation_bytes
+        self._clock, self._counted = GatherClock(str(self.buffer.gathers_on or "cpu")), (0.0, 0)
         if scale is None:
             return sampler
         bias = LocalityBias(self.buffer.placement, scale, size, device=self.buffer.device)
         return sampler.with_locality(bias)
 
     @property
-    def planned_rows(self) -> dict[str, int | float]:
-        """The arguments of `predict_training` for a placement."""
-        settings = self.settings
-        if isinstance(settings.method, Placement):
-            rows: int | float = max(map(len, settings.method.rows))
-        else:
-            rows = settings.buffer_rows or float(settings.buffer_share)
-        return {"placed_rows": rows, "cache_rows": settings.cache_rows}
+    def is_settled(self) -> bool:
+        """Whether rows are where they stay; if not, `settle` is to be called after the first step."""
+        return self._open_sized is None
 
-    def check_trainer(self, trainer) -> None:
-        """Refuse a Belady cache without reads known ahead.
+    def settle(self, trainer) -> None:
+        """Fill the tiers by what is free now, and read rows there from the next batch on; every rank calls it.
 
         Raises:
-            StrategyError: "belady" needs batches sampled ahead; on GPUs rows are read when batches arrive.
+            PlacementError: there is no memory for them.
+        """
+        opened, self._open_sized = self._open_sized, None
+        try:
+            buffer = opened(free_memory(trainer, self._evaluation_bytes))
+        except torch.OutOfMemoryError as error:
+            raise PlacementError(
+                f"{device_name(trainer)} has no memory for the rows: say rows=tiered and rows.buffer_rows= of fewer "
+                f"({short(str(error))})"
+            ) from None
+        with self._changing:
+            self.buffer.close()  # waits for the device: what was copied to the new one is there
+            if buffer.foretold:
+                buffer.expect([batch.n_id.numpy() for batch in self._ahead])
+            self.buffer, self._counted = buffer, (0.0, 0)
+
+    @property
+    def planned_rows(self) -> dict[str, Any]:
+        """The arguments of `gs.plan` for a placement."""
+        settings = self.settings
+        if isinstance(settings.method, Placement):
+            rows: int | float | str = max(map(len, settings.method.rows))
+        else:
+            rows = settings.buffer_rows or settings.buffer_share
+        planned = {"placed_rows": rows, "pinned_rows": settings.host_rows, "cache_rows": settings.cache_rows}
+        return planned | ({"simulated_rows": CPU_SHARE} if rows == "auto" else {})
+
+    def check_trainer(self, trainer, device_batches: int) -> None:
+        """Refuse a Belady cache without reads known ahead.
+
+        Args:
+            device_batches: Batches that are copied to a GPU ahead of their use.
+
+        Raises:
+            StrategyError: "belady" needs batches sampled ahead; without copies ahead rows are read as batches arrive.
         """
         settings = self.settings
-        if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
+        if not settings.cache_rows or settings.cache_policy != "belady" or device_batches:
+            return
+        if trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
-                "rows.cache_policy='belady' needs reads of batches sampled ahead, and on GPUs rows are read as "
-                "batches arrive: take 'sieve' or 'lru'"
+                "rows.cache_policy='belady' needs reads of batches sampled ahead, and with device_batches=0 a GPU "
+                "reads rows as batches arrive: say device_batches=1 or more, or take 'sieve' or 'lru'"
             )
+
+    def foretell(self, batches: Iterator) -> Iterator:
+        """Yield an epoch's batches once the reads of the next `lookahead_batches` are announced to the caches.
+
+        Args:
+            batches: A generator of `MiniBatch` on the host; it is closed with this one.
+        """
+        ended = False
+        try:
+            while True:
+                while not ended and len(self._ahead) <= self.settings.lookahead_batches:
+                    batch = next(batches, None)
+                    if ended := batch is None:
+                        break
+                    with self._changing:
+                        self.buffer.expect([batch.n_id.numpy()])
+                        self._ahead.append(batch)
+                if not self._ahead:
+                    return
+                yield self._ahead.popleft()
+        finally:
+            batches.close()
+            with self._changing:
+                self._ahead.clear()
+                if self.buffer is not None:
+                    self.buffer.forget()
 
     @property
     def gathers_on_device(self) -> bool:
@@ -275,8 +378,9 @@ class PlacedTraining:
             batch: `MiniBatch` on its device.
             nodes: Its `n_id`, on the host where it is there too: the device is then not waited for.
         """
-        with clock.doing("read"), self._clock.measure():
-            rows = self.buffer.read(nodes)
+        on_host = None if nodes is batch.n_id else nodes.numpy()
+        with self._changing, clock.doing("read"), self._clock.measure():
+            rows = self.buffer.read(batch.n_id, on_host=on_host)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
             batch.x = rows
@@ -305,7 +409,7 @@ class PlacedTraining:
         """Release the rows."""
         if self.buffer is not None:
             close_buffer(self.buffer, trainer)
-            self.buffer = None
+            self.buffer = self._open_sized = None
 
 
 class GatherClock:
@@ -317,7 +421,7 @@ class GatherClock:
 
     def __init__(self, device: str):
         self._on_cuda = torch.device(device).type == "cuda"
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._seconds = 0.0
 
     @contextmanager
@@ -329,6 +433,7 @@ class GatherClock:
             yield
             stop.record()
             self._events.append((start, stop))
+            self._add_passed()
         else:
             begun = time.perf_counter()
             yield
@@ -338,10 +443,15 @@ class GatherClock:
         """Return the seconds since the last call; waits for the last gather."""
         if self._events:
             self._events[-1][1].synchronize()
-            self._seconds += sum(start.elapsed_time(stop) for start, stop in self._events) / 1e3
+        self._add_passed()
         seconds, self._seconds = self._seconds, 0.0
-        self._events.clear()
         return seconds
+
+    def _add_passed(self) -> None:
+        """Add the gathers that are done: nobody may ask for their time before the end of training."""
+        while self._events and self._events[0][1].query():
+            start, stop = self._events.popleft()
+            self._seconds += start.elapsed_time(stop) / 1e3
 
 
 def with_scale(sampler, scale: float):

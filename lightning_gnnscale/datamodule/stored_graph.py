@@ -28,6 +28,7 @@ from ..partition_store.manifest import read_manifest
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
 from ..traits import ANY, BackboneTraits, ModuleTraits, StrategyTraits
+from .tiers import is_placeable, table_bytes
 
 
 def policy_of(trainer: L.Trainer | None) -> Any:
@@ -429,6 +430,7 @@ def _sizes(store: PartitionStore) -> dict[str, Any]:
         "num_nodes": store.num_nodes,
         "num_edges": store.num_edges,
         "feature_bytes": 0 if table is None else table.nbytes,
+        "placeable_bytes": 0 if table is None or not is_placeable(table) else table_bytes(store),
         "edge_row_bytes": store.edge_row_bytes,
         "feature_dim": 0 if table is None else table.dim,
         "feature_row_bytes": 0.0 if table is None else table.batch_row_bytes,

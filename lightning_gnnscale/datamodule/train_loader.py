@@ -1,5 +1,6 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,7 @@ from ..loader import (
     rank_of_parts,
 )
 from ..loader.staged_part import PartStager, node_values
-from ..memory import free_memory_bytes, return_freed_memory
+from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..partition_store.planned_reads import read_ranges
@@ -45,6 +46,7 @@ from ..traits import SourceTraits
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph, OwnerReads
 
+_log = logging.getLogger("lightning.pytorch.rows")
 ROWS = ("auto", *HOWS, "tiered", "owners")
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
 _TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
@@ -259,14 +261,16 @@ def settle_row_reads(
     place: RankPlace,
     how: str,
     halo_hops: int | None,
+    not_placed: str = "",
 ) -> None:
-    """Choose how a loader that reads the store gets its feature rows, by the memory that is free now.
+    """Choose how a loader that reads the store gets its feature rows, by the memory that is free now, and log it.
 
     Args:
         loader: This rank's, over the store's features; over parts, with packed rows where there are some.
         store, source, place: See `make_part_loader`.
         how: "auto", or one of `RowReads`.
         halo_hops: How far the parts' halos reach; None: batches cross parts.
+        not_placed: Why `rows="auto"` does not place them.
     """
     local = source.in_process or isinstance(source, Processes)
     free = free_memory_bytes() // place.num_local
@@ -279,6 +283,7 @@ def settle_row_reads(
     if how == "auto" and not capped and fits_in_memory(store.features, free):
         if packed is not mapped:
             loader.set_reads(loader.reads, mapped)
+        _tell(place, "mapped", f"{format_bytes(store.features.nbytes)} of features fit the page cache", not_placed)
         return
     first = loader.first_footprint()
     if first is None:
@@ -307,9 +312,15 @@ def settle_row_reads(
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
         return_freed_memory()
-    record("row_reads", rank=place.rank, how=reads.how, why=reads.why)
+    _tell(place, reads.how, reads.why, not_placed)
     # Packed rows are copies: they pay where memory does not hold all rows.
     loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
+
+
+def _tell(place: RankPlace, how: str, why: str, not_placed: str) -> None:
+    record("row_reads", rank=place.rank, how=how, why=why, not_placed=not_placed)
+    if place.rank == 0:
+        _log.info("Feature rows are %s: %s%s", how, why, f" ({not_placed})" if not_placed else "")
 
 
 def make_part_loader(

@@ -292,6 +292,11 @@ class GraphDataset:
         return sum(feature_bytes(rows, self.feature_storage) for rows in self._tables())
 
     @property
+    def placeable_bytes(self) -> int:
+        """Bytes of the dense features among them, which a placement can put on devices."""
+        return sum(feature_bytes(rows, self.feature_storage) for rows in self._tables() if not is_csr(rows))
+
+    @property
     def edge_row_bytes(self) -> int:
         """Bytes that one edge of the store takes beside its source: its float32 weight, its features as given."""
         weight = 0 if self.edge_weight is None else 4

@@ -73,6 +73,8 @@ class DeviceBatches:
         fill: Called with a batch on the device and its (num_nodes,) ids on the host, on the copy stream: gives it the
             rows that are there. None: batches come with theirs.
         stream: Copies, in place of a `CopyStream`.
+        foretell: Called with the batches of an epoch, a generator; returns one of the same batches that looks ahead, so
+            that what `fill` reads is known before. None: nothing needs to be.
 
     Cost: `ahead` batches of device memory, and up to `ahead` + 1 blocks of pinned memory; one copy of each batch on the
         host.
@@ -84,8 +86,9 @@ class DeviceBatches:
         ahead: int = 2,
         fill: Callable[[Any, Any], None] | None = None,
         stream: CopyStream | None = None,
+        foretell: Callable[[Iterator], Iterator] | None = None,
     ):
-        self.device, self.ahead, self._fill = device, ahead, fill
+        self.device, self.ahead, self._fill, self._foretell = device, ahead, fill, foretell
         self._stream = CopyStream(device) if stream is None else stream
         self._free: list[Tensor] = []
         self._copying: deque[tuple[Any, Tensor]] = deque()
@@ -105,6 +108,7 @@ class DeviceBatches:
             GNNScaleError: there is no memory for a batch, here or on the device.
             Exception: what `batches` raises.
         """
+        batches = batches if self._foretell is None else self._foretell(batches)
         sent: SimpleQueue[_Sent] = SimpleQueue()
         space, stopped = threading.Semaphore(self.ahead), threading.Event()
         thread = threading.Thread(

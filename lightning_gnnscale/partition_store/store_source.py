@@ -245,6 +245,7 @@ class StoreSource:
             "num_nodes": self.dataset.stream.count()[0],
             "num_edges": num_directed_edges,
             "feature_bytes": self.dataset.feature_bytes,
+            "placeable_bytes": self.dataset.placeable_bytes,
             "edge_row_bytes": self.dataset.edge_row_bytes,
             "feature_dim": self.dataset.feature_dim,
             "feature_row_bytes": self.dataset.batch_row_bytes,

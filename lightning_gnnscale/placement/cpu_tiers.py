@@ -116,8 +116,9 @@ class CPUTiers:
         with self._lock:
             return self._reads.copy()
 
-    def gather(self, nodes, out: np.ndarray | None) -> np.ndarray:
-        """Copy rows; see `FeatureBuffer.gather`."""
+    def gather(self, nodes, out: np.ndarray | None, on_host: np.ndarray | None = None) -> np.ndarray:
+        """Copy rows; see `FeatureBuffer.read`."""
+        nodes = nodes if on_host is None else on_host
         nodes = as_ids(nodes) if self.cache is None else checked_nodes(nodes, len(self.places))
         shape, dtypes = (len(nodes), self.dim), (self.dtype,)
         if self.code is not None:

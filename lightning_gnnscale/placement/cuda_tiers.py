@@ -3,6 +3,7 @@
 On a CPU device, which tests use, the kernel runs in Triton's interpreter.
 """
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,15 +14,18 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from ..errors import PlacementError
+from ..memory import free_memory_bytes
 from ..partition_store.features import as_stored
+from ..partition_store.typed_features import NodeTypes
 from ..triton_kernels.gather_rows import RowCode, RowTables
 from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
-from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, first_place, group_of
+from .link_cost import gpu_uuid, gpus_seen
+from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
 from .shared_rows import SharedRows, make_on_all
 
 _BLOCK_BYTES = 64 << 20
@@ -42,6 +46,7 @@ def lay_here(layout: RowLayout, devices: list[int], on: str) -> LaidRows:
     for device in devices:
         open_peers(device_of(on, device), [rows[peer] for peer in group_of(placement, device)])
     host_ids = layout.host_ids(devices)
+    check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
     host = pinned(private_copy(layout, host_ids), device_of(on, devices[0]))
     return LaidRows([None, host, *rows], host_ids)
 
@@ -56,16 +61,21 @@ def lay_jointly(
 ) -> LaidRows:
     """Make the rows of one GPU, and of the host if it is the first device here; map those of the other processes.
 
-    Args: see `cpu_tiers.lay_jointly`; all processes see the same GPUs under the same numbers.
+    Args: see `cpu_tiers.lay_jointly`. A process may number the GPUs in another way: they are told by their own ids.
+
+    Raises:
+        PlacementError: also where a process does not see the GPU of a peer.
     """
     placement, own_device = layout.placement, device_of(on, device)
     host_ids = layout.host_ids(here)
 
     def make():
+        if device == here[0]:
+            check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
         own = fill_device(layout, device, own_device)
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
         # What is handed over is kept until a peer has released it: without a peer, for ever.
-        handed = reduce_tensor(own) if len(group_of(placement, device)) > 1 else None
+        handed = handed_over(own) if len(group_of(placement, device)) > 1 else None
         return (own, host), (handed, host and host.handle)
 
     (own, own_host), handles = make_on_all(exchange, device, make)
@@ -76,8 +86,7 @@ def lay_jointly(
             if peer == device:
                 rows[peer] = own
             else:
-                rebuild, arguments = handles[peer][0]
-                rows[peer] = rebuild(*arguments)
+                rows[peer] = taken_over(*handles[peer][0])
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
         host = own_host or SharedRows.attach(handles[here[0]][1], write=True)
         return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
@@ -86,6 +95,31 @@ def lay_jointly(
     if own_host is not None:
         own_host.release()
     return laid
+
+
+_DEVICE = list(inspect.signature(rebuild_cuda_tensor).parameters).index("storage_device")
+
+
+def handed_over(rows: Tensor) -> tuple[str, Callable, tuple]:
+    """Return what another process needs to read rows: the id of their GPU, and how they are made there."""
+    return (gpu_uuid(rows.device) if rows.is_cuda else "", *reduce_tensor(rows))
+
+
+def taken_over(uuid: str, rebuild: Callable, arguments: tuple) -> Tensor:
+    """Return the rows of another process, on their GPU as this process numbers it.
+
+    Raises:
+        PlacementError: this process does not see that GPU.
+    """
+    if rebuild is rebuild_cuda_tensor:
+        (device,) = gpus_seen([uuid])
+        if device is None:
+            raise PlacementError(
+                f"a peer's rows are on the GPU {uuid}, which this process does not see: let each process see all GPUs "
+                "of its group (CUDA_VISIBLE_DEVICES; srun without --gpus-per-task), or give groups= of one device each"
+            )
+        arguments = (*arguments[:_DEVICE], device.index, *arguments[_DEVICE + 1 :])
+    return rebuild(*arguments)
 
 
 def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
@@ -102,6 +136,15 @@ def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
         block = layout.features.read(ids[first : first + step])
         rows[first : first + step].copy_(as_bytes(block))
     return rows
+
+
+def free_device_memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes that are free on a GPU, and the most that were held at once beyond what is held now.
+
+    The latter are torch's to hand out again: they do not count as free.
+    """
+    held = torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0], torch.cuda.max_memory_allocated(device) - held
 
 
 def open_peers(device: torch.device, rows: Iterable[Tensor]) -> None:
@@ -196,34 +239,50 @@ class CUDATiers:
         for _ in range(ring_blocks if on_disk else 0):
             self._ring.put(_Block(ring_rows, self.features, device))
         self._reads = torch.zeros(len(tables) + 1, dtype=torch.int64, device=device)
+        # The lowest id, negated, and the highest of those whose range the host did not check.
+        self._ends, self._both = torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device)
         self._disk_reads, self._lock = 0, threading.Lock()
 
     def reads(self) -> np.ndarray:
-        """Return (num_tables,) int64, the rows read from each table so far; waits for the device."""
+        """Return (num_tables,) int64, the rows read from each table so far; waits for the device.
+
+        Raises:
+            ValueError: since the last call an id was out of range that was on the device alone.
+        """
+        low, high = self._ends.tolist()
+        if -low < 0 or high >= self._num_nodes > 0:
+            self._ends.zero_()
+            raise ValueError(f"nodes must be in [0, {self._num_nodes}), got {-low} to {high}: rows of others were read")
         counts = self._reads.cpu().numpy().copy()
         with self._lock:
             counts[0] += self._disk_reads
         return counts
 
-    def gather(self, nodes, out: Tensor | None) -> Tensor:
-        """Copy rows; see `FeatureBuffer.gather`."""
+    def gather(self, nodes, out: Tensor | None, on_host: np.ndarray | None = None) -> Tensor:
+        """Copy rows; see `FeatureBuffer.read`."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if on_host is None and not (isinstance(nodes, Tensor) and nodes.device == self.device):
+                on_host = nodes.numpy() if isinstance(nodes, Tensor) else nodes
+            if on_host is None and self._host_places is not None:
+                on_host = nodes.cpu().numpy()
+            if on_host is not None:
+                on_host = checked_nodes(on_host, self._num_nodes)
             if self._host_places is None:
-                nodes = self._on_device(nodes)
+                nodes = self._on_device(nodes, on_host)
                 out = self._checked_out(out, len(nodes))
                 self._launch(self._places, nodes, out, self.code)
                 return out
-            nodes = checked_nodes(nodes.cpu().numpy() if isinstance(nodes, Tensor) else nodes, self._num_nodes)
-            out = self._checked_out(out, len(nodes))
+            out = self._checked_out(out, len(on_host))
             stored = out
             if self.code is not None:
-                stored = torch.empty((len(nodes), self._row_bytes), dtype=torch.uint8, device=self.device)
+                stored = torch.empty((len(on_host), self._row_bytes), dtype=torch.uint8, device=self.device)
             if self.cache is None:
-                self._gather_found(self._host_places[nodes], nodes, stored)
+                self._launch(self._places, self._on_device(nodes, on_host), stored)
+                self._stage(self._host_places[on_host], on_host, stored)
             else:
-                self._gather_cached(nodes, stored)
+                self._gather_cached(on_host, stored)
             if self.code is not None and out.numel():
-                places = torch.arange(len(nodes), device=self.device)
+                places = torch.arange(len(on_host), device=self.device)
                 gather_tiers_with_triton(places, None, RowTables([stored]), out, None, self.code)
             return out
 
@@ -233,23 +292,19 @@ class CUDATiers:
             torch.cuda.synchronize(self.device)
         self._tables = self._cached_rows = None
 
-    def _gather_found(self, places: np.ndarray, nodes: np.ndarray, out: Tensor) -> None:
-        self._launch(torch.from_numpy(places).to(self.device), None, out)
-        self._stage(places, nodes, out)
-
     def _gather_cached(self, nodes: np.ndarray, out: Tensor) -> None:
         with self.cache.lock:  # a slot may be reused as soon as the lock is free: later writes wait for this read
             resolved = self.cache.resolve(nodes, self._host_places, OUTSIDE, self._cache_place)
             self._wait_for_cache()
-            self._launch(torch.from_numpy(resolved.places).to(self.device), None, out)
+            self._launch(sent(resolved.places, self.device), None, out)
             self._mark_cache()
         self._stage(resolved.places, nodes, out)
         with self.cache.lock:
-            slots, positions = (torch.from_numpy(ids) for ids in self.cache.confirm(nodes, resolved))
+            slots, positions = self.cache.confirm(nodes, resolved)
             if len(slots) and self._row_bytes:
                 self._wait_for_cache()
-                rows = self._items(out).index_select(0, positions.to(self.device))
-                self._cached_rows.view(rows.dtype).index_copy_(0, slots.to(self.device), rows)
+                rows = self._items(out).index_select(0, sent(positions, self.device))
+                self._cached_rows.view(rows.dtype).index_copy_(0, sent(slots, self.device), rows)
                 self._mark_cache()
 
     def _launch(self, places: Tensor, nodes: Tensor | None, out: Tensor, code: RowCode | None = None) -> None:
@@ -269,9 +324,7 @@ class CUDATiers:
             block = self._ring.get()
             try:
                 staged = block.fill(self.features, nodes[positions]).view(rows.dtype)
-                rows.index_copy_(
-                    0, torch.from_numpy(positions).to(self.device), staged.to(self.device, non_blocking=True)
-                )
+                rows.index_copy_(0, sent(positions, self.device), staged.to(self.device, non_blocking=True))
                 block.mark_used()
             finally:
                 self._ring.put(block)
@@ -289,17 +342,18 @@ class CUDATiers:
         if self.device.type == "cuda":
             self._cache_used = torch.cuda.current_stream().record_event()
 
-    def _on_device(self, nodes) -> Tensor:
-        if not isinstance(nodes, Tensor) or nodes.device.type == "cpu":
-            nodes = checked_nodes(nodes.numpy() if isinstance(nodes, Tensor) else nodes, self._num_nodes)
-            return torch.from_numpy(nodes).to(self.device, non_blocking=True)
+    def _on_device(self, nodes, on_host: np.ndarray | None) -> Tensor:
+        """Return ids on the device, all of them in range; on_host: the same, checked, or None."""
+        if not isinstance(nodes, Tensor) or nodes.device != self.device:
+            return sent(on_host, self.device)
         if nodes.dim() != 1 or nodes.is_floating_point() or nodes.dtype == torch.bool:
             raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {tuple(nodes.shape)}")
-        if len(nodes):
-            low, high = (int(end) for end in torch.aminmax(nodes))
-            if low < 0 or high >= self._num_nodes:
-                raise ValueError(f"nodes must be in [0, {self._num_nodes}), got {low} to {high}")
-        return nodes.to(self.device).contiguous()
+        if on_host is None and len(nodes):
+            # The host does not wait: `reads` says later that an id was out of range, and memory is safe until then.
+            low, high = torch.aminmax(nodes.long())
+            self._ends.scatter_reduce_(0, self._both, torch.stack([-low, high]), "amax")
+            nodes = nodes.clamp(0, max(0, self._num_nodes - 1))
+        return nodes.contiguous()
 
     def _checked_out(self, out: Tensor | None, num: int) -> Tensor:
         shape = (num, self.dim)
@@ -313,6 +367,52 @@ class CUDATiers:
                 f"out must be a contiguous {self.dtype} tensor of shape {shape} on {self.device}, got {kind}"
             )
         return out
+
+
+class TypesOnDevice:
+    """The node type of a node, and its row among those of that type, found on a device; see `NodeTypes`.
+
+    Args:
+        node_types: Where the nodes of each node type are.
+        device: The device that looks them up.
+
+    Cost: 16 bytes of the device for each node type in each part; a lookup is a binary search among these.
+    """
+
+    def __init__(self, node_types: NodeTypes, device: torch.device):
+        self.device, self._num_types = device, node_types.num_node_types
+        self._starts, self._rows = (torch.from_numpy(np.array(own)).to(device) for own in node_types[:2])
+
+    def locate(self, nodes: Tensor, type_on_host: np.ndarray | None) -> tuple[Tensor, list[Tensor]]:
+        """Return (num,) int64 node types, and by node type the rows of its nodes in the order in which they come.
+
+        Args:
+            nodes: (num,) ids on the device.
+            type_on_host: The node types where the host knows them: it then waits for nothing, and the ids are in range.
+
+        Raises:
+            ValueError: an id is out of range.
+        """
+        nodes, starts = nodes.long(), self._starts
+        run = torch.bucketize(nodes, starts, right=True).sub_(1).clamp_(0, len(starts) - 2)
+        node_type = run % self._num_types
+        if type_on_host is None:
+            ends = torch.stack(torch.aminmax(nodes)) if len(nodes) else nodes.new_zeros(2)
+            told = torch.cat([torch.bincount(node_type, minlength=self._num_types), ends, starts[-1:]]).tolist()
+            counts, (low, high, num_nodes) = told[:-3], told[-3:]
+            if len(nodes) and not 0 <= low <= high < num_nodes:
+                raise ValueError(f"node ids must be in [0, {num_nodes}), got {low} to {high}")
+        else:
+            counts = np.bincount(type_on_host, minlength=self._num_types).tolist()
+        row = self._rows[run] + nodes - starts[run]
+        order = torch.argsort(node_type, stable=True)
+        return node_type, list(row[order].split(counts))
+
+
+def sent(ids: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array of the host on a device, through pinned memory that torch reuses once it is copied."""
+    tensor = torch.from_numpy(np.ascontiguousarray(ids))
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class _Block:

@@ -160,31 +160,38 @@ class FeatureBuffer(Column):
         laid = _row_module(on).lay_jointly(layout, device, here, exchange, folder, **_where(on))
         return cls(placement, features, device, on=on, host=host, cache=cache, fingerprint=fingerprint, laid=laid)
 
-    def read(self, ids, out=None):
+    def read(self, ids, out=None, on_host: np.ndarray | None = None):
         """Return a copy of rows, see `Column.read`; may be called from several threads at once.
 
         Args:
             ids: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
             out: (num, dim) of `dtype`, for codes also float16; C-contiguous, filled in place where given: an array, on
                 CUDA a tensor of the device.
+            on_host: The same ids on the host, where `ids` are on the device: nothing is then waited for.
 
         Returns:
             (num, dim), bit for bit what the store's own table gives.
 
         Raises:
-            ValueError: a node is out of range, or `out` does not fit.
+            ValueError: a node is out of range, or `out` does not fit. Of ids that are on the device alone, and all of
+                whose rows are read there, `hits`, `reset_hits` and `close` say later that one was out of range.
             PlacementError: the buffer is closed.
 
-        Cost: on CUDA, nodes on the device are waited for: their range is checked. With rows on disk or a cache they are
-            read on the host. With a cache, the rows found in it are copied by one thread at a time.
+        Cost: on CUDA, with rows on disk or a cache, ids that are on the device alone are waited for. With a cache, the
+            rows found in it are copied by one thread at a time.
         """
         begun = time.perf_counter()
         if callable(out):
             out = out((len(ids), self.dim), self.dtype) if self.on == "cpu" else None
-        rows = self._open().gather(ids, out)
+        rows = self._open().gather(ids, out, on_host)
         with self._lock:
             self.gather_s += time.perf_counter() - begun
         return rows
+
+    @property
+    def gathers_on(self) -> torch.device | None:
+        """The GPU that gathers; None: the CPU does."""
+        return None if self.on == "cpu" else self._open().device
 
     @property
     def foretold(self) -> bool:
@@ -218,9 +225,11 @@ class FeatureBuffer(Column):
     def close(self) -> None:
         """Release the rows; peers that mapped them keep them."""
         if self._tiers is not None:
-            self._last = self._tiers.reads()
-            self._tiers.close()
-            self._tiers = None
+            tiers, self._tiers = self._tiers, None
+            try:
+                self._last = tiers.reads()
+            finally:
+                tiers.close()
 
     def _open(self):
         if self._tiers is None:
@@ -253,8 +262,8 @@ class TypedBuffers(Column):
         PlacementError: no node type has dense features; also what `make` raises.
         ValueError: an argument outside its range.
 
-    Cost: each node type's buffer, and a lookup of the type of each node that is gathered; nodes on a GPU are waited
-    for.
+    Cost: each node type's buffer, and a lookup of the type of each node that is gathered. On CUDA ids cross to the
+        device once, if they are not there; sorting them by node type there takes a few more launches.
     """
 
     is_sparse, by_node_type = False, True
@@ -296,26 +305,59 @@ class TypedBuffers(Column):
         tables = zip(self.buffers, features.tables, strict=True)
         self._rows = replace(features, tables=tuple(buffer or table for buffer, table in tables))
         self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, features.dtype
+        gpu = self._made[0].gathers_on
+        self._device_types = None if gpu is None else _row_module(on).TypesOnDevice(features.node_types, gpu)
         self._sparse_reads, self.gather_s, self._lock = 0, 0.0, threading.Lock()
 
-    def read(self, ids, out=None) -> TypedRows:
+    def read(self, ids, out=None, on_host: np.ndarray | None = None) -> TypedRows:
         """Return a copy of rows, see `Column.read`; may be called from several threads at once.
 
         Args:
             ids: (num,) integers in [0, num_rows): an array or a tensor.
             out: A function that gives memory for dense rows; on CUDA it is not asked.
+            on_host: The same ids on the host, where `ids` are on the device: nothing is then waited for.
 
         Returns:
-            The rows, bit for bit what the store's own tables give; on CUDA dense rows are tensors of the device.
+            The rows, bit for bit what the store's own tables give; on CUDA dense rows and node types are tensors of
+            the device.
         """
         begun = time.perf_counter()
-        ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids
-        rows = self._rows.read(ids, out)
+        if self._device_types is None:
+            ids = ids.numpy() if isinstance(ids, torch.Tensor) else ids
+            rows = self._rows.read(ids if on_host is None else on_host, out)
+        else:
+            rows = self._read_on_device(ids, on_host)
         sparse = sum(table.num_rows for table in rows.tables if is_csr(table))
         with self._lock:
             self._sparse_reads += sparse
             self.gather_s += time.perf_counter() - begun
         return rows
+
+    def _read_on_device(self, ids, on_host: np.ndarray | None) -> TypedRows:
+        types = self._device_types
+        if on_host is None and not (isinstance(ids, torch.Tensor) and ids.device == types.device):
+            on_host = ids.numpy() if isinstance(ids, torch.Tensor) else ids
+        located = None
+        if on_host is not None:
+            located = self._rows.node_types.locate(checked_rows(on_host, self.num_rows))
+            if not (isinstance(ids, torch.Tensor) and ids.device == types.device):
+                ids = _row_module(self.on).sent(on_host, types.device)
+        node_type, by_type = types.locate(ids, None if located is None else located[0])
+        tables: list = []
+        for number, table in enumerate(self._rows.tables):
+            own = None if located is None else located[1][located[0] == number]
+            if isinstance(table, FeatureBuffer):
+                tables.append(table.read(by_type[number], on_host=own))
+            elif table is None:
+                tables.append(None)
+            else:
+                tables.append(table.read(by_type[number].cpu().numpy() if own is None else own))
+        return TypedRows(node_type, tables)
+
+    @property
+    def gathers_on(self) -> torch.device | None:
+        """The GPU that gathers; None: the CPU does."""
+        return None if self._device_types is None else self._device_types.device
 
     @property
     def foretold(self) -> bool:

@@ -22,14 +22,14 @@ ROW_BYTES = 512
 _TABLE_ROWS, _READS, _ROUNDS = 1 << 16, 1 << 15, 7
 
 
-def link_alphas(devices: Sequence[torch.device], alpha: float | str = "auto") -> np.ndarray:
+def link_alphas(devices: Sequence[torch.device | None], alpha: float | str = "auto") -> np.ndarray:
     """Return the cost of reads between devices of this machine, over that of host reads.
 
     Of two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers. Of
     GPUs that do not: 1, nothing is gained from a peer. Of CPUs: reads of shared memory and of a memory map.
 
     Args:
-        devices: The devices that train, of one machine.
+        devices: The devices that train, of one machine; None: a GPU that this process does not see.
         alpha: Cost instead of a measured one, where devices reach each other; "auto": measured.
 
     Returns:
@@ -49,22 +49,36 @@ def devices_here(num_devices: int) -> list[torch.device]:
     return [torch.device("cuda", i) if torch.cuda.device_count() else torch.device("cpu") for i in range(num_devices)]
 
 
-def _pair_alpha(one: torch.device, other: torch.device, alpha: float | str) -> float:
+def _pair_alpha(one: torch.device | None, other: torch.device | None, alpha: float | str) -> float:
+    if one is None or other is None:
+        return 1.0
     if one.type == "cpu":
         return remembered(f"cpu: {_processor()}", measure_on_cpu)["alpha"] if alpha == "auto" else alpha
+    if one == other:
+        return 0.0  # two processes of one GPU
     beyond = max(one.index, other.index) >= torch.cuda.device_count()
     if beyond or not torch.cuda.can_device_access_peer(one, other):
         return 1.0
     if alpha != "auto":
         return alpha
     # By their own ids: which GPU is number 0 depends on CUDA_VISIBLE_DEVICES.
-    names = (f"{torch.cuda.get_device_name(device)} {gpu_uuid(device)}" for device in (one, other))
-    return remembered("cuda: " + ", ".join(names), partial(measure_on_cuda, one, other))["alpha"]
+    return remembered(f"cuda: {gpu_name(one)}, {gpu_name(other)}", partial(measure_on_cuda, one, other))["alpha"]
 
 
 def gpu_uuid(device: torch.device) -> str:
     """Return the id of a GPU that is the same in every process, whatever number it has there."""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def gpus_seen(uuids: Sequence[str]) -> list[torch.device | None]:
+    """Return the GPUs with these ids as this process numbers them; None for one that it does not see."""
+    here = {gpu_uuid(torch.device("cuda", number)): number for number in range(torch.cuda.device_count())}
+    return [torch.device("cuda", here[uuid]) if uuid in here else None for uuid in uuids]
+
+
+def gpu_name(device: torch.device) -> str:
+    """Return the model of a GPU and its id, by which it is known in files and reports."""
+    return f"{torch.cuda.get_device_name(device)} {gpu_uuid(device)}"
 
 
 def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict:

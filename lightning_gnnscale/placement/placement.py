@@ -36,6 +36,14 @@ class Placement:
     fingerprint: str = ""
     costs: tuple[float, ...] = ()
 
+    @classmethod
+    def none(cls, num_nodes: int, num_devices: int) -> "Placement":
+        """Return a placement of no row: all are on disk."""
+        rows, shares = np.empty(0, np.int64), {"local": 0.0, "peer": 0.0, "host": 0.0, "disk": 1.0}
+        groups = tuple((device,) for device in range(num_devices))
+        on_disk = np.ones(num_nodes, bool)
+        return cls((rows,) * num_devices, groups, num_nodes, on_disk, shares, (shares,) * num_devices, "none")
+
     @property
     def num_devices(self) -> int:
         """Number of devices that rows are placed on."""

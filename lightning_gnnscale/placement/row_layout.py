@@ -92,6 +92,22 @@ def host_rows(placement: Placement, devices: list[int]) -> np.ndarray:
     return np.flatnonzero(needed)
 
 
+def bytes_by_tier(placement: Placement, device: int, devices: list[int], row_bytes: np.ndarray | int) -> dict[str, int]:
+    """Return the bytes of the rows on a device, on its peers beyond those, in the host table, and left in the store.
+
+    Args:
+        placement: Placement of the rows.
+        device: The device that reads.
+        devices: The devices of its host, which share the host table.
+        row_bytes: (num_nodes,) bytes of each row as it is stored, or those of every row.
+    """
+    widths = np.broadcast_to(np.asarray(row_bytes, np.int64), (placement.num_nodes,))
+    dev_num, on_host = placement.lookup(device)[0], host_rows(placement, devices)
+    near = {"device": dev_num == device, "peer": (dev_num >= 0) & (dev_num != device)}
+    found = {tier: int(widths[held].sum()) for tier, held in near.items()} | {"pinned": int(widths[on_host].sum())}
+    return found | {"store": int(widths[dev_num == DISK].sum())}
+
+
 def row_places(placement: Placement, device: int, host_ids: np.ndarray | None) -> np.ndarray:
     """Return the (num_nodes,) int64 place of each row, as one device reads it.
 
@@ -134,6 +150,19 @@ def check_layout(placement: Placement, features, device: int, fingerprint: str) 
             raise PlacementError(
                 f"rows of device {number} must be in [0, {placement.num_nodes}), got {rows.min()} to {rows.max()}"
             )
+
+
+def check_host_space(num_rows: int, row_bytes: int, free_bytes: int) -> None:
+    """Refuse host rows that would take more memory than is free.
+
+    Raises:
+        PlacementError: with the largest number of rows that fit.
+    """
+    if num_rows * row_bytes > free_bytes:
+        raise PlacementError(
+            f"{num_rows} host rows of {row_bytes} bytes are pinned in {num_rows * row_bytes} bytes of memory, and "
+            f"{free_bytes} are free: host_rows must be at most {free_bytes // row_bytes}"
+        )
 
 
 def check_space(num_rows: int, row_bytes: int, memory_bytes: int, device) -> None:

@@ -1,17 +1,20 @@
 """A user's settings of a placement before there is a store: how much goes on each device, and by which method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import check_count, check_integer, short
+from ..planner.tier_sizes import TierSizes
 from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
 from .feature_cache import POLICIES, FeatureCache
 from .place import METHODS, Capacity, place
 from .placement import Placement
 from .row_layout import group_of
+
+CPU_SHARE = 0.1  # of the rows, on each of the devices that CPUs simulate: they have no memory of their own to ask
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class PlacementSettings:
     Args:
         method: Method of `place`; "metis" assigns the parts of the store to the devices in turns, whatever made the
             parts. Or a `Placement` made before: the arguments up to host_rows are then ignored.
-        buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
+        buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None. "auto":
+            as many as fit the memory that is free on a GPU after the model's first step, see `size_tiers`; on CPUs,
+            whose devices are simulated, a tenth.
         buffer_rows: Number of rows in each device's buffer.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
         groups: Groups of devices that read each other's buffers. None: found by what reads cost between each two of a
@@ -34,9 +39,9 @@ class PlacementSettings:
             batches of the run itself, sampled ahead. Or a method of `access_probability`, which uses fan-outs, or
             by all neighbours of a sampler without.
         host_rows: Number of rows that host memory has space for besides the buffers; the others are read from disk.
-            None: all.
+            None: on GPUs as many as may be pinned of the memory that is free; on CPUs all.
         cache_rows: Number of rows in each device's cache of rows that are on no device; 0: no cache.
-        cache_policy: "lru", "sieve" or, if training is on CPUs, "belady"; see `FeatureCache`.
+        cache_policy: "lru", "sieve" or "belady"; see `FeatureCache`.
         lookahead_batches: Number of batches sampled ahead for "belady", >= 1; other policies ignore it.
         locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
             raise it. None: no preference. Needs a sampler that takes `locality`.
@@ -48,7 +53,7 @@ class PlacementSettings:
     """
 
     method: str | Placement = "rule"
-    buffer_share: float = 0.1
+    buffer_share: float | str = "auto"
     buffer_rows: int | None = None
     alpha: float | str = "auto"
     groups: Sequence[Sequence[int]] | None = None
@@ -66,8 +71,9 @@ class PlacementSettings:
             _check_choice("method", self.method, METHODS)
         _check_choice("probability", self.probability, ("auto", "samples", *PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
-        if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
-            raise ValueError(f"rows.buffer_share must be in (0, 1], got {self.buffer_share!r}")
+        share = self.buffer_share
+        if share != "auto" and not (isinstance(share, int | float) and 0 < share <= 1):
+            raise ValueError(f'rows.buffer_share must be in (0, 1], or "auto", got {share!r}')
         if self.buffer_rows is not None:
             check_count("rows.buffer_rows", self.buffer_rows)
         if self.alpha != "auto" and not (isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1):
@@ -81,6 +87,29 @@ class PlacementSettings:
             check_count(f"rows.{name}", getattr(self, name))
         if isinstance(self.groups, str) or not isinstance(self.groups, Sequence | None):
             raise ValueError(f"rows.groups must be a list of lists of devices, or null, got {short(self.groups)}")
+
+    @property
+    def sizes_itself(self) -> bool:
+        """Whether the rows of a device are as many as fit a GPU's free memory."""
+        return not isinstance(self.method, Placement) and self.buffer_rows is None and self.buffer_share == "auto"
+
+    @property
+    def foretells(self) -> bool:
+        """Whether the caches go by reads that are announced."""
+        return self.cache_rows > 0 and self.cache_policy == "belady"
+
+    def sized(self, sizes: TierSizes) -> "PlacementSettings":
+        """Return the settings with the numbers of rows that free memory allows, where they say none themselves."""
+        if isinstance(self.method, Placement):
+            return self
+        own_rows = sizes.buffer_rows if self.sizes_itself else self.buffer_rows
+        host_rows = sizes.host_rows if self.host_rows is None else self.host_rows
+        return replace(self, buffer_rows=own_rows, host_rows=host_rows)
+
+    def rows_of(self, num_nodes: int) -> int:
+        """Return the number of rows in each device's buffer where no memory is looked at."""
+        share = CPU_SHARE if self.buffer_share == "auto" else self.buffer_share
+        return self.buffer_rows or max(1, round(share * num_nodes))
 
     def place(
         self,
@@ -126,7 +155,7 @@ class PlacementSettings:
         return place(
             prob,
             num_devices,
-            self.buffer_rows or max(1, round(self.buffer_share * store.num_nodes)),
+            self.rows_of(store.num_nodes),
             alpha=self.alpha if alpha is None else alpha,
             groups=self.groups,
             method=self.method,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import check_integer
 from .sizes import BatchShape, RunSize
+from .tier_sizes import PLACE_BYTES_A_NODE
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
@@ -28,7 +29,6 @@ TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the 
 COPIES_OF_OUTPUT = 6  # of a layer's rows: sum, root, activation, dropout, and two gradients on the way back
 EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's edges gather
 EVALUATION_COPIES = 4  # of a block's output rows: sum, two linear maps, activation
-PLACE_BYTES_A_NODE = 8  # where a placement has the row of each node
 EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
 
 
@@ -176,6 +176,7 @@ def predict_training(
     grouped_weights: bool = False,
     placed_rows: int | float | None = None,
     cache_rows: int = 0,
+    stored_row_bytes: float | None = None,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -196,6 +197,7 @@ def predict_training(
         placed_rows: feature rows that a placement puts into this process's buffer, a number or, as a float, a share of
             all; None: no placement.
         cache_rows: rows of its cache.
+        stored_row_bytes: bytes of a placed or cached row, which is kept as it is stored; None: those of a gathered one.
 
     Raises:
         ValueError: a count out of range.
@@ -234,7 +236,8 @@ def predict_training(
     step = max(activations, predict_evaluation(run, shape))
     placed = 0.0
     if placed_rows is not None:
-        placed = (placed_rows + cache_rows) * row_bytes + PLACE_BYTES_A_NODE * num_nodes
+        stored = row_bytes if stored_row_bytes is None else stored_row_bytes
+        placed = (placed_rows + cache_rows) * stored + PLACE_BYTES_A_NODE * num_nodes
     if on_gpu:
         return int(batches + step + model + placed)
     # The part, or those of a batch, and the next one if any.

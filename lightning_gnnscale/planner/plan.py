@@ -17,11 +17,21 @@ from .host_memory import (
     processes_bytes,
 )
 from .sizes import BatchShape, RunSize
+from .tier_sizes import plan_tiers
 
 _OF_BATCHES = frozenset(one.name for one in fields(BatchShape))
 _OF_TRAINING = frozenset(inspect.signature(predict_training).parameters) - {"run", "shape", "on_gpu"}
+_OF_TRAINING |= {"pinned_rows", "simulated_rows"}
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
 _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}
+
+_TIERS = {
+    "device": "on a GPU",
+    "peer": "on its peers",
+    "pinned": "pinned on the host",
+    "host": "in the page cache",
+    "disk": "on disk",
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Plan:
         device_memory_found, host_memory_found: Whether the planner found the memory itself; False if it was given.
         on_gpu: Whether the devices are GPUs.
         gpu_memory_bytes: Memory of one GPU, which batches and the model must fit; None: unlimited, or no GPU.
+        tier_bytes: Feature rows on GPUs, bytes of each tier as one of them reads it: see `TierSizes`. Empty: rows are
+            not placed.
     """
 
     num_parts: int
@@ -74,6 +86,7 @@ class Plan:
     host_memory_found: bool = False
     on_gpu: bool = False
     gpu_memory_bytes: int | None = None
+    tier_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -176,6 +189,9 @@ class Plan:
         if self.on_gpu:
             known = self.gpu_memory_bytes is not None
             rows += [("memory of a GPU, for batches", format_bytes(self.gpu_memory_bytes) if known else "not limited")]
+        rows += [
+            (f"feature rows, {_TIERS[tier]}", format_bytes(size)) for tier, size in self.tier_bytes.items() if size
+        ]
         times = f"{self.parts_held} " if self.parts_held > 1 else ""
         why = {
             "user": "as given",
@@ -258,6 +274,7 @@ def plan(
     num_nodes: int,
     num_edges: int,
     feature_bytes: int | str = 0,
+    placeable_bytes: int | str | None = None,
     edge_row_bytes: int = 0,
     num_devices: int = 1,
     device_memory_bytes: int | str | None = "auto",
@@ -276,6 +293,7 @@ def plan(
         num_nodes, num_edges: Number of nodes and of stored edges in the graph (after `to_undirected`, twice the
             undirected edges).
         feature_bytes: Size of the features on disk, in bytes or as text like '12GiB'.
+        placeable_bytes: Size of the dense ones among them, which a placement can put on devices; None: all are.
         edge_row_bytes: Size of the weight and features of one stored edge, bytes.
         num_devices: q, number of devices or processes, >= 1.
         device_memory_bytes: Memory of one device. "auto" finds it: the memory of the smallest GPU, or on CPUs a
@@ -291,7 +309,8 @@ def plan(
         partition_bytes: Maps the number of parts to the bytes that partitioning holds, or to None if unknown. None:
             unknown.
         training_options: Attributes of `BatchShape` (`batch_size`, `fanouts`, ...), further arguments of
-            `predict_training`.
+            `predict_training`; "auto" as placed_rows fills GPUs with rows, and on CPUs is
+            simulated_rows; pinned_rows are those of the host.
 
     Returns:
         The Plan; `explain()` prints every term.
@@ -317,6 +336,7 @@ def plan(
         int, (*counts.values(), num_devices, interpreter_bytes)
     )
     features = parse_bytes(feature_bytes, "feature_bytes")
+    placeable = features if placeable_bytes is None else parse_bytes(placeable_bytes, "placeable_bytes")
     edge_data = num_edges * edge_row_bytes
     total = csc_bytes(num_nodes, num_edges) + features + edge_data
     run = RunSize(num_nodes, num_edges, num_processes=num_devices, edge_row_bytes=edge_row_bytes)
@@ -325,6 +345,9 @@ def plan(
     found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
+    placed_rows, pinned_rows = _placed(options, on_gpu, placeable)
+    if placed_rows is not None:
+        options.setdefault("stored_row_bytes", placeable / max(1, num_nodes))
     # A placement's rows are on the GPUs if there are some.
     elsewhere = ("placed_rows", "cache_rows") if on_gpu else ()
     of_host = {name: value for name, value in options.items() if name not in elsewhere} | {"to_gpu": on_gpu}
@@ -362,6 +385,16 @@ def plan(
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
     training_on_host = training(parts)
     device_peak = training(parts, on_gpu)
+    tiers = None
+    if on_gpu and placed_rows is not None:
+        left = None if host is None else free * num_devices - num_devices * training_on_host
+        beside = None if gpu_memory is None else gpu_memory - device_peak
+        tiers = plan_tiers(
+            placed_rows, pinned_rows, num_nodes, placeable / max(1, num_nodes), beside, left, num_devices
+        )
+        if placed_rows == "auto":
+            options["placed_rows"] = tiers.buffer_rows
+            device_peak = training(parts, on_gpu)
     if found_device and compute_bytes is None and memory is not None:
         compute = training_on_host
     host_peaks = predict_host_peak(
@@ -372,6 +405,8 @@ def plan(
         start_method=start_method,
         partition_bytes=None if partition_bytes is None else partition_bytes(parts),
     )
+    if tiers is not None:
+        host_peaks["train"] += tiers.pinned
     return Plan(
         num_parts=parts,
         num_devices=num_devices,
@@ -391,7 +426,19 @@ def plan(
         host_memory_found=found_host,
         on_gpu=on_gpu,
         gpu_memory_bytes=gpu_memory if on_gpu else None,
+        tier_bytes={} if tiers is None else tiers.by_tier(),
     )
+
+
+def _placed(options: dict, on_gpu: bool, placeable: int) -> tuple[int | float | str | None, int | None]:
+    """Take what the planner settles itself out of the options; return the rows on a device and those pinned."""
+    pinned, simulated = options.pop("pinned_rows", None), options.pop("simulated_rows", None)
+    if options.get("placed_rows") == "auto":
+        if on_gpu and placeable:
+            del options["placed_rows"]
+            return "auto", pinned
+        options["placed_rows"] = simulated
+    return options.get("placed_rows"), pinned
 
 
 def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None, held: int):

@@ -261,7 +261,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **{("reads", tier): _COUNT for tier in ("local", "peer", "host", "cache", "disk", "device")},
     **dict.fromkeys(("memory_bytes", "disk_bytes"), (_or_null(is_count), _COUNT[1])),
     **dict.fromkeys(("stage", "note", "command", "method", "lane"), (_or_null(_is_text), "text")),
-    **dict.fromkeys(("counts", "training", "beside", "predicted"), _SHARES),
+    **dict.fromkeys(("counts", "training", "beside", "predicted", "tier_bytes", "free_bytes"), _SHARES),
     **dict.fromkeys(("hop_nodes", "hop_edges", "hop_rows"), _LIST),
     "bin_s": (lambda value: _is_seconds(value) and value > 0, "a number above 0"),
     "by_time": (_is_lanes, "lists of numbers by name, all of one length"),

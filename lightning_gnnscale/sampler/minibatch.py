@@ -93,7 +93,8 @@ def rows_by_node_type(rows) -> RowsByNodeType:
         else sparse_rows_to_torch(table)
         for table in rows.tables
     ]
-    return RowsByNodeType(torch.from_numpy(rows.node_type), tables)
+    types = rows.node_type
+    return RowsByNodeType(types if isinstance(types, Tensor) else torch.from_numpy(types), tables)
 
 
 # Of fields with a value for each of a batch's nodes, edges or seeds, in their order; see `columns_of`.

@@ -17,7 +17,7 @@ from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.environment import written
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.ranks import accelerator, trains_on
+from lightning_gnnscale.cli.ranks import accelerator, set_matmul_precision, trains_on
 from lightning_gnnscale.cli.recipes import available_recipes, recipes_folder, take_recipe
 from tests.says import said
 from tests.tiers import first
@@ -161,7 +161,7 @@ FULL_GRAPH = ["datamodule=full_graph", "strategy/weights=gradient_averaging"]
         ([MODELS, "+callbacks.checkpoint.every_n_train_steps=5"],
          ["ModelCheckpoint(every_n_train_steps=5) saves inside"]),
         ([*FULL_GRAPH, "+trainer.accumulate_grad_batches=2"], ["Trainer(accumulate_grad_batches=2)", "leave it at 1"]),
-        ([*FULL_GRAPH, "strategy/exchange=halo", "+trainer.precision=bf16-true"],
+        ([*FULL_GRAPH, "strategy/exchange=halo", "trainer.precision=bf16-true"],
          ["HaloExchange sends rows of float32", "bf16-mixed"]),
         ([MODELS, "datamodule.scope=graph"], ['scope="graph" gives ModelAveraging batches that belong to no part']),
         (["strategy/weights=gradient_averaging", "datamodule.scope=part", "sampler=saint"],
@@ -220,7 +220,13 @@ def test_a_run_takes_the_gpus_that_are_there(monkeypatch, capsys, recipe):
     [
         (0, "cpu", 2, "trains on the CPU in 2 processes: torch sees no GPU"),
         (1, "cpu", 1, "trains on the CPU in 1 process: its GPUs are not used: see trainer.accelerator"),
-        (2, "cuda", 2, "trains on 2 GPUs (H200)"),
+        (
+            2,
+            "cuda",
+            2,
+            "trains on 2 GPUs (H200), precision bf16-mixed; products of float32 in TF32 "
+            "(trainer.precision=32-true matmul_precision=highest: all of float32)",
+        ),
     ],
 )
 def test_the_first_line_says_what_a_run_takes(monkeypatch, gpus, device, count, told):
@@ -228,8 +234,44 @@ def test_the_first_line_says_what_a_run_takes(monkeypatch, gpus, device, count, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H200")
     root = SimpleNamespace(root_device=torch.device(device))
-    trainer = SimpleNamespace(num_devices=count, num_nodes=1, device_ids=[*range(count)], strategy=root)
-    assert trains_on(trainer) == told
+    precision = "bf16-mixed" if device == "cuda" else "32-true"
+    trainer = SimpleNamespace(
+        num_devices=count, num_nodes=1, device_ids=[*range(count)], strategy=root, precision=precision
+    )
+    assert trains_on(trainer, "high") == told
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capability", "words", "precision"),
+    [
+        (0, (9, 0), [], "32-true"),
+        (2, (8, 0), [], "bf16-mixed"),
+        (2, (7, 5), [], "32-true"),
+        (2, (9, 0), ["trainer.accelerator=cpu"], "32-true"),
+        (2, (9, 0), ["trainer.devices=3"], "32-true"),
+        (2, (9, 0), ["trainer.devices=3", "trainer.accelerator=gpu"], "bf16-mixed"),
+        (2, (9, 0), ["trainer.precision=32-true"], "32-true"),
+    ],
+)
+def test_a_run_computes_in_what_its_gpus_have(monkeypatch, gpus, capability, words, precision):
+    """A CPU computes as ever."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    config = compose_config("train", words)
+    assert config.trainer.precision == precision
+    for recipe in ("sdt_gnn", "sancus", "graphsaint"):
+        assert compose_config(recipe, [], str(recipes_folder())).trainer.precision == "32-true", "as in the paper"
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", ["high"]), ("cpu", [])])
+def test_products_of_a_cpu_stay_as_they_are(monkeypatch, device, expected):
+    told = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
+    set_matmul_precision(
+        "high", SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device))), None, "fit"
+    )
+    assert told == expected
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda"])

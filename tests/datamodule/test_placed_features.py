@@ -9,9 +9,10 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.datamodule import placed_training
 from lightning_gnnscale.datamodule.placed_training import RankReads, rank_alphas, read_probability
 from lightning_gnnscale.errors import PlacementError, StrategyError
-from lightning_gnnscale.placement import PlacementSettings
+from lightning_gnnscale.placement import PlacementSettings, link_cost
 from tests.says import said
 from tests.tiers import first
 
@@ -135,8 +136,12 @@ def test_ranks_are_told_what_each_two_cost(monkeypatch, kind, reach):
     devices = [torch.device(kind, number) for number in range(4)]
     told = {}
     for machine in (0, 1):
+        use_uuids(
+            monkeypatch, [f"{machine} {number}" for number in range(4)], [f"{m} {n}" for m in (0, 1) for n in range(4)]
+        )
         strategy = SimpleNamespace(
             parallel_devices=devices,
+            root_device=devices[0],
             broadcast=lambda value, src: told.get(src) if value is None else told.setdefault(src, value),
         )
         place = SimpleNamespace(num_nodes=2, global_rank=4 * machine, strategy=strategy)
@@ -144,6 +149,33 @@ def test_ranks_are_told_what_each_two_cost(monkeypatch, kind, reach):
     assert np.array_equal(alphas[:4, :4], linked(reach, 0.3)) and np.array_equal(alphas[4:, 4:], linked(reach, 0.3))
     assert (alphas[:4, 4:] == 1).all() and (alphas[4:, :4] == 1).all()
     assert rank_alphas(PlacementSettings(), None, 1).tolist() == [[0]]
+
+
+def use_uuids(monkeypatch, seen: list[str], ranks: list[str]) -> None:
+    """Let this process see GPUs of some ids, in their order, and the ranks be on GPUs of some."""
+    for module in (placed_training, link_cost):
+        monkeypatch.setattr(module, "gpu_uuid", lambda device: seen[device.index])
+    monkeypatch.setattr(placed_training, "gather_objects", lambda own: ranks)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ranks", "near"),
+    [
+        (["c", "a", "b"], ["a", "b", "a"], {(0, 1): 0.3, (1, 2): 0.3, (0, 2): 0}),  # in another order, and one shared
+        (["a"], ["a", "b", "c"], {(0, 1): 1, (1, 2): 1, (0, 2): 1}),  # as Slurm's --gpus-per-task leaves it
+    ],
+)
+def test_gpus_are_told_by_their_own_ids(monkeypatch, seen, ranks, near):
+    use_uuids(monkeypatch, seen, ranks)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    gpu = torch.device("cuda", 0)
+    strategy = SimpleNamespace(parallel_devices=[gpu] * 3, root_device=gpu, broadcast=lambda value, src: value)
+    alphas = rank_alphas(
+        PlacementSettings(alpha=0.3), SimpleNamespace(num_nodes=1, global_rank=0, strategy=strategy), 3
+    )
+    for (one, other), cost in near.items():
+        assert alphas[one, other] == alphas[other, one] == cost
 
 
 def on_gpu(dm: gs.PartitionDataModule) -> gs.PartitionDataModule:
@@ -160,10 +192,11 @@ def test_a_cache_that_nothing_foretells_is_refused(store_root):
     strategy = SimpleNamespace(weights=gs.GradientAveraging(), root_device=torch.device("cuda", 0))
     placement = PlacementSettings(cache_rows=10, cache_policy="belady")
     trainer = SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
-    with pytest.raises(StrategyError, match=said("'belady' 'sieve' 'lru'")):
-        make(store_root, rows=placement).check_trainer(SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy))
-    strategy.root_device = torch.device("cpu")
+    with pytest.raises(StrategyError, match=said("'belady' device_batches 0 'sieve' 'lru'")):
+        make(store_root, rows=placement, device_batches=0).check_trainer(trainer)
     make(store_root, rows=placement).check_trainer(trainer)
+    strategy.root_device = torch.device("cpu")
+    make(store_root, rows=placement, device_batches=0).check_trainer(trainer)
 
 
 def test_a_placement_made_before_is_taken(store_root):

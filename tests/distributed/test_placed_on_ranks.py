@@ -14,8 +14,9 @@ from processes import launch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.datamodule import partition, placed_training, tiers
 from lightning_gnnscale.errors import PlacementError
-from lightning_gnnscale.placement import PlacementSettings, link_cost
+from lightning_gnnscale.placement import PlacementSettings, cuda_tiers, link_cost
 from tests.says import said
 
 
@@ -162,3 +163,42 @@ def test_two_processes_read_each_others_rows_of_every_node_type(tmp_path):
 def test_a_placement_for_another_number_of_devices_is_refused_on_every_rank(tmp_path):
     write_store(tmp_path / "store")
     launch(2, place_for_one, tmp_path / "run", tmp_path / "store", limit_s=90)
+
+
+def settle_on_ranks(folder, root):
+    """Train with rows that place themselves, on GPUs that the CPU stands for, and with rows of the store."""
+    for module in (partition, placed_training, tiers):
+        module.device_name = lambda trainer: f"cuda:{trainer.global_rank}"
+    for module in (placed_training, tiers):
+        module.gpu_uuid = str
+    placed_training.gpus_seen = lambda uuids: [None] * len(uuids)  # no peers
+    placed_training.gpu_name = str
+    partition.predict_evaluation = lambda *_: 0
+    cuda_tiers.device_of = lambda on, device: torch.device("cpu")
+    results = {}
+    for rows in ("auto", "mapped"):
+        dm = gs.PartitionDataModule(store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, rows=rows)
+        features, num_nodes = dm.store.features, dm.store.num_nodes
+        row = features.dim * features.dtype.itemsize
+        # The other rank has space for 10 rows more, and this one's host for half of what the other's has.
+        space = 8 * num_nodes + (12 + 10 * dist.get_rank()) * row
+        cuda_tiers.free_device_memory = lambda gpu, space=space: (int(space / 0.9) + 1, 0)
+        tiers.free_memory_bytes = lambda row=row: (20 + 20 * dist.get_rank()) * row
+        torch.manual_seed(0)
+        model = gs.NodeClassifier(gs.model.GraphSAGE(features.dim, 8, dm.num_classes), lr=0.02).double()
+        trainer = L.Trainer(
+            accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False,
+            default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+            strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()),
+        )  # fmt: skip
+        trainer.fit(model, dm)
+        results[rows] = model.state_dict()
+    placed = [event for event in events.recent() if event["event"] == "placement"]
+    return results, [(one["buffer_rows"], one["tier_bytes"]["pinned"] // row) for one in placed]
+
+
+def test_ranks_settle_together_by_the_least_that_is_free(tmp_path):
+    write_store(tmp_path / "store")
+    for results, placed in launch(2, settle_on_ranks, tmp_path / "run", tmp_path / "store", limit_s=120):
+        assert placed == [(12, 10)]
+        assert all(torch.equal(value, results["auto"][name]) for name, value in results["mapped"].items())

@@ -194,3 +194,17 @@ def test_a_lone_process_joins_itself():
     laid = cuda_tiers.lay_jointly(layout, 0, [0], lambda own: [own], None, DEVICE)
     tiers = CUDATiers(row_places(placement, 0, laid.host_ids), laid.tables, features, None, torch.device(DEVICE))
     assert same_bytes(tiers.gather(np.arange(30), None), features, np.arange(30))
+
+
+def test_rows_of_a_peer_are_on_its_gpu_as_this_process_numbers_it(monkeypatch):
+    """The peer's GPU is its number 0, and number 2 here; or not seen at all."""
+    made = []
+    monkeypatch.setattr(cuda_tiers, "rebuild_cuda_tensor", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(cuda_tiers, "gpus_seen", lambda uuids: [torch.device("cuda", 2)] if uuids == ["b"] else [None])
+    arguments = tuple(range(15))
+    cuda_tiers.taken_over("b", cuda_tiers.rebuild_cuda_tensor, arguments)
+    assert made == [(*arguments[:6], 2, *arguments[7:])]
+    with pytest.raises(PlacementError, match=said("GPU c CUDA_VISIBLE_DEVICES groups")):
+        cuda_tiers.taken_over("c", cuda_tiers.rebuild_cuda_tensor, arguments)
+    rows = torch.arange(6, dtype=torch.uint8).view(2, 3)
+    assert torch.equal(cuda_tiers.taken_over(*cuda_tiers.handed_over(rows)), rows)

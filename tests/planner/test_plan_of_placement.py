@@ -65,8 +65,60 @@ def test_the_plan_of_a_datamodule_counts_its_placement(tmp_path):
     assert planned(tmp_path, made).device_peak_bytes == placed.device_peak_bytes
 
 
-def test_on_gpus_the_rows_are_theirs(tmp_path):
+def test_on_gpus_the_rows_are_theirs_and_the_host_pins_the_others(tmp_path):
     rule = gs.PlacementSettings(buffer_share=0.3, alpha=0.2)
-    without, placed = (planned(tmp_path, placement, accelerator="gpu") for placement in (None, rule))
-    assert placed.host_peak_bytes["train"] == without.host_peak_bytes["train"]
-    assert placed.device_peak_bytes != without.device_peak_bytes
+    without, placed = (planned(tmp_path, placement, accelerator="gpu") for placement in ("mapped", rule))
+    row = 4 * DIM
+    assert placed.host_peak_bytes["train"] - without.host_peak_bytes["train"] == pytest.approx(400 * row, abs=row)
+    assert placed.device_peak_bytes - without.device_peak_bytes == pytest.approx(300 * row + 8 * NODES, abs=row)
+    assert placed.tier_bytes == pytest.approx({"device": 300 * row, "peer": 300 * row, "pinned": 400 * row, "host": 0,
+                                              "disk": 0}, abs=row)  # fmt: skip
+    assert planned(tmp_path, None, accelerator="gpu").tier_bytes["device"] == NODES * row, "rows=auto"
+    few = planned(tmp_path, gs.PlacementSettings(buffer_share=0.3, host_rows=100, alpha=0.2), accelerator="gpu")
+    assert few.tier_bytes["pinned"] == pytest.approx(100 * row, abs=row) and few.tier_bytes["host"] > 0
+
+
+def of_gpu(gpu: int, host: int | None = None, **given):
+    sizes = {"num_nodes": NODES, "num_edges": 8000, "feature_bytes": NODES * 400, "feature_dim": 100, "num_parts": 2}
+    sizes |= {"device_memory_bytes": gpu, "host_memory_bytes": host, "accelerator": "gpu", "placed_rows": "auto"}
+    return gs.plan(**sizes | given)
+
+
+def test_rows_fill_what_training_leaves_of_a_gpu():
+    """Of a GPU that the batches leave 400 kB, nine tenths are rows and their places; the rest are pinned."""
+    peak = of_gpu(1 << 40).device_peak_bytes - NODES * 408
+    made = of_gpu(peak + 300_000, 8 << 30)
+    assert made.tier_bytes["device"] == pytest.approx(0.9 * 300_000 - 8 * NODES, abs=2)
+    assert made.tier_bytes["pinned"] == NODES * 400 - made.tier_bytes["device"] and made.fits
+    terms = dict(made.terms())
+    assert terms["feature rows, on a GPU"] and terms["feature rows, pinned on the host"]
+    assert made.device_peak_bytes <= peak + 300_000
+    assert sum(of_gpu(1, 1 << 20).tier_bytes.values()) == NODES * 400, "no space: all stay in the files"
+    assert of_gpu(1 << 40, placeable_bytes=0).tier_bytes == {}, "sparse rows are not placed"
+
+
+def test_without_gpus_nothing_is_placed_by_itself():
+    sizes = {"num_nodes": NODES, "num_edges": 8000, "feature_bytes": NODES * 400, "feature_dim": 100, "num_parts": 2}
+    on_cpu = {**sizes, "device_memory_bytes": None, "host_memory_bytes": None, "accelerator": "cpu"}
+    plain = gs.plan(**on_cpu)
+    assert gs.plan(**on_cpu, placed_rows="auto") == plain and plain.tier_bytes == {}
+    simulated = gs.plan(**on_cpu, placed_rows="auto", simulated_rows=0.1)
+    assert simulated.device_peak_bytes - plain.device_peak_bytes == pytest.approx(100 * 400 + 8 * NODES, abs=1)
+
+
+@pytest.mark.parametrize("storage", [None, "float16", "int8", "int4"])
+def test_what_is_planned_is_what_a_buffer_takes(tmp_path, storage):
+    ring = np.stack([np.arange(NODES), (np.arange(NODES) + 1) % NODES])
+    features = np.random.default_rng(0).standard_normal((NODES, DIM), np.float32)
+    columns = {"labels": np.zeros(NODES, np.int64), "masks": {"train": np.ones(NODES, bool)}}
+    dataset = GraphDataset("ring", gs.open_edge_stream(ring, num_nodes=NODES), features, **columns)
+    dataset.feature_storage = storage
+    rows = gs.PlacementSettings(buffer_rows=700, alpha=0.2, cache_rows=200)
+    made = {"root": tmp_path / "store", "dataset": dataset, "partitioner": "random", "num_parts": 2}
+    data, without = (gs.PartitionDataModule(**made, rows=one) for one in (rows, "mapped"))
+    told = data.make_plan(1).device_peak_bytes - without.make_plan(1).device_peak_bytes
+    data.prepare_data()
+    data.setup("fit")
+    taken = data.buffer.nbytes
+    data.teardown("fit")
+    assert told == pytest.approx(taken, rel=0.15)
