@@ -92,7 +92,7 @@ class FakeGPU(TorchDispatchMode):
         here = [leaf for leaf in leaves if isinstance(leaf, DeviceTensor)]
         wanted = kwargs.get("device")
         wanted = None if wanted is None else torch.device(wanted)
-        to_device = wanted is not None and wanted.type == "cuda"
+        to_device = wanted is not None and wanted.type in ("cuda", "meta")  # torch's own code asks for meta
         if func.namespace == "c10d":
             return self._collective(func, name, args, kwargs, leaves)
         self._check(func, name, args, kwargs, leaves, here, wanted)
@@ -113,7 +113,7 @@ class FakeGPU(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return out
         given = {id(one.held): one for one in here}
-        return tree_map_only(torch.Tensor, lambda one: given.get(id(one)) or DeviceTensor(one), out)
+        return tree_map_only(torch.Tensor, lambda one: given[id(one)] if id(one) in given else DeviceTensor(one), out)
 
     def _check(self, func, name, args, kwargs, leaves, here, wanted):
         if name == "_local_scalar_dense" and here:
@@ -138,7 +138,9 @@ class FakeGPU(TorchDispatchMode):
 
     def _collective(self, func, name, args, kwargs, leaves):
         on_host = [one for one in leaves if isinstance(one, torch.Tensor) and not isinstance(one, DeviceTensor)]
-        if on_host:
+        if name == "barrier":
+            self.note(name)
+        elif on_host:
             raise RuntimeError(f"{name}: No backend type associated with device type cpu")
         self.collectives.append(name)
         plain_args, plain = tree_map_only(DeviceTensor, lambda one: one.held, (args, kwargs))
@@ -190,6 +192,7 @@ def fake_gpu(monkeypatch, world_size=1):
     monkeypatch.setattr(device, "_triton_kernels", lambda: None)  # sums by torch: there is nothing to launch
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: FakeGPU.current.note("synchronize"))
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -202,9 +205,11 @@ def fake_gpu(monkeypatch, world_size=1):
     monkeypatch.setattr(dist, "broadcast_object_list", lambda objects, *_, **__: FakeGPU.current.note("an object"))
     if world_size > 1:
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) copies under the mode
     try:
         with FakeGPU() as gpu:
             yield gpu
     finally:
+        torch._C._set_only_lift_cpu_tensors(False)
         if world_size > 1:
             dist.destroy_process_group()
