@@ -133,7 +133,8 @@ class FakeGPU(TorchDispatchMode):
             elif not here and wanted.type == "cuda" and not kwargs.get("non_blocking"):
                 self.note("copy from memory that is not pinned")
         elif name == "copy_" and isinstance(args[0], DeviceTensor) != isinstance(args[1], DeviceTensor):
-            if args[1].numel() and not (len(args) > 2 and args[2]) and not kwargs.get("non_blocking"):
+            blocking = not (len(args) > 2 and args[2]) and not kwargs.get("non_blocking")
+            if args[1].numel() and blocking:
                 self.note("copy to the host" if here and here[0] is args[1] else "copy from memory that is not pinned")
 
     def _collective(self, func, name, args, kwargs, leaves):
