@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _InfiniteBarrier
 from lightning.pytorch.accelerators import Accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -197,6 +198,10 @@ def fake_gpu(monkeypatch, world_size=1):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: FakeGPU.current.note("synchronize"))
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+    # Lightning's barrier around prepare_data makes a group of its own
+    monkeypatch.setattr(_InfiniteBarrier, "__enter__", lambda self: lambda: None)
+    monkeypatch.setattr(_InfiniteBarrier, "__exit__", lambda self, *_: None)
 
     def gather_objects(found, own, *_, **__):
         FakeGPU.current.note("an object of each rank")

@@ -5,10 +5,19 @@ No GPU is needed: see `tests/fake_gpu.py`. The last tests run the same on a card
 
 import pytest
 import torch
+from full_graph_runs import fit, make_model, write_store
 from lightning.pytorch.callbacks import Callback
 from partition_stand_ins import Classifier, PartsData, train
 
-from lightning_gnnscale.strategy import GNNScaleStrategy, GradientAveraging, ModelAveraging
+from lightning_gnnscale.strategy import (
+    BroadcastExchange,
+    EpochFixed,
+    GNNScaleStrategy,
+    GradientAveraging,
+    HaloExchange,
+    ModelAveraging,
+    SkipBroadcast,
+)
 from tests.fake_gpu import CUDA, FakeAccelerator, fake_gpu
 
 
@@ -82,3 +91,50 @@ def test_what_the_host_waits_for_is_found(tmp_path, monkeypatch):
     assert {wait.split(":")[0] for wait in waits} == {"item"}
     waits = fit_on_fake(tmp_path, monkeypatch, GradientAveraging(), Unused())
     assert set(waits) == {"tolist: lightning_gnnscale/strategy/weights/gradient_averaging.py, reduce_gradients"}
+
+
+EXCHANGES = {
+    "halo, pushed": lambda: HaloExchange(backward="push"),
+    "halo, pulled": lambda: HaloExchange(backward="pull"),
+    "broadcast": lambda: BroadcastExchange(),
+    "every second epoch": lambda: SkipBroadcast(EpochFixed(1)),
+}
+
+
+_OF = "lightning_gnnscale/strategy/exchange"
+# Rows of zeros are left out of what is pulled: how many there are must be known before they are sent.
+FULL_GRAPH_WAITS = {
+    "halo, pulled": {
+        f"a mask as an index: {_OF}/layer_exchange.py, sample_rows",
+        f"a mask as an index: {_OF}/layer_exchange.py, _sampled_gradients",
+        f"a mask as an index: {_OF}/message.py, pack_chosen",
+        f"copy from memory that is not pinned: {_OF}/transport.py, _agree_and_begin",
+        f"tolist: {_OF}/transport.py, _agree_and_begin",
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store") / "store")
+
+
+@pytest.mark.parametrize("backbone", ["gcn", "graphsage"])
+@pytest.mark.parametrize("name", list(EXCHANGES))
+def test_the_host_waits_for_nothing_in_a_step_on_the_full_graph(tmp_path, monkeypatch, root, name, backbone):
+    take = GNNScaleStrategy.optimizer_step
+    with fake_gpu(monkeypatch, world_size=2) as gpu:
+
+        def step(self, *given, **named):
+            gpu.steady = self.lightning_module.trainer.current_epoch >= 2
+            out = take(self, *given, **named)
+            gpu.steady = False
+            return out
+
+        monkeypatch.setattr(GNNScaleStrategy, "optimizer_step", step)
+        fit(
+            tmp_path, root, make_model(backbone, dropout=0.3, dtype=torch.float32), EXCHANGES[name](), max_epochs=5,
+            accelerator=FakeAccelerator(), devices=1, num_nodes=2,
+        )  # fmt: skip
+        assert {"alltoall_base_", "broadcast_"} & {*gpu.collectives}
+        assert {*gpu.waits} == FULL_GRAPH_WAITS.get(name, set())
