@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_integer
-from .block import Block, make_block, target_counts
+from .block import Block, edge_counts, make_block, target_counts
 from .dropout import dropout
 from .row_dropout import RowDropout
 from .row_layers import RowEdges, edges_from
@@ -140,6 +140,7 @@ class Backbone(nn.Module):
         num_sampled_nodes: Sequence[int] | None = None,
         edge_attr: Tensor | None = None,
         self_weight: Tensor | None = None,
+        num_sampled_edges: Sequence[int] | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
@@ -152,6 +153,7 @@ class Backbone(nn.Module):
             num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
             edge_attr: (num_edges, edge_dim) features of the edges, of any number type; None where edge_dim is.
             self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: from the edges given.
+            num_sampled_edges: edges per hop, those into the seeds first; without them a GPU is waited for each layer.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -162,6 +164,7 @@ class Backbone(nn.Module):
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         x = as_input(x, self.reference)
         block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr, self_weight=self_weight)
+        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
 
     def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:

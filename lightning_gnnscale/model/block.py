@@ -1,7 +1,9 @@
 """The edges that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +73,8 @@ class Block:
         by_edge_type: (num_edges,) int64, the edges by edge type, then target; None: sorted where they are needed.
         self_weight: (num_sources,) floating, the weight of the self-loop that GCN adds to each node: 1, or where a node
             has self-loops the weight of its last one, less the weights of all of them. None: from the edges given.
+        edges_of: Maps numbers of first targets to the numbers of edges into them, as far as the host knows them: a GPU
+            would have to be asked.
     """
 
     indptr: Tensor
@@ -84,6 +88,7 @@ class Block:
     node_type: Tensor | None = None
     by_edge_type: Tensor | None = None
     self_weight: Tensor | None = None
+    edges_of: Mapping[int, int] | None = None
 
     @property
     def num_targets(self) -> int:
@@ -97,7 +102,8 @@ class Block:
         if missing > 0:
             return replace(self, indptr=torch.cat([self.indptr, self.indptr[-1:].expand(missing)]))
         indptr = self.indptr[: num_targets + 1]
-        num_edges = int(indptr[-1])
+        known = None if indptr.device.type == "cpu" or self.edges_of is None else self.edges_of.get(num_targets)
+        num_edges = int(indptr[-1]) if known is None else known
         weight = None if self.edge_weight is None else self.edge_weight[:num_edges]
         row = None if self.row is None else self.row[:num_edges]
         attr = None if self.edge_attr is None else self.edge_attr[:num_edges]
@@ -242,6 +248,18 @@ def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_node
     return [sum(hops[: num_layers - index]) for index in range(num_layers)]
 
 
+def edge_counts(num_sampled_nodes: Sequence[int] | None, num_sampled_edges: Sequence[int] | None) -> dict | None:
+    """Return `Block.edges_of` of a batch: the edges into the nodes of its first hops.
+
+    Args:
+        num_sampled_nodes: nodes per hop, seeds first; None where hops are not counted.
+        num_sampled_edges: edges per hop, those into the seeds first; None likewise.
+    """
+    if num_sampled_nodes is None or num_sampled_edges is None:
+        return None
+    return dict(zip(accumulate(num_sampled_nodes), accumulate(num_sampled_edges), strict=False))
+
+
 def normalized(block: Block, dtype: torch.dtype) -> Block:
     """Weigh edges symmetrically and let each target have one self-loop, as PyG's GCNConv does.
 
@@ -281,6 +299,15 @@ def inverse_root(degree: Tensor) -> Tensor:
 def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return `Block.self_weight` from the edges given."""
     own = block.indptr.new_ones(block.num_sources, dtype=dtype)
+    if not len(row):
+        return own
+    if row.device.type != "cpu":  # all edges, as the number of loops would have to be waited for
+        loops = block.indices == row
+        values = torch.ones_like(row, dtype=dtype) if weight is None else weight
+        places = torch.arange(len(row), device=row.device).masked_fill(~loops, -1)
+        last = row.new_full((block.num_sources,), -1).scatter_reduce_(0, row, places, "amax")
+        own = torch.where(last >= 0, values[last.clamp(min=0)], own)
+        return own.index_add(0, row, values.masked_fill(~loops, 0), alpha=-1)
     loops = torch.nonzero(block.indices == row).flatten()
     if not len(loops):
         return own
@@ -297,11 +324,19 @@ def _self_weight(block: Block, row: Tensor, weight: Tensor | None, dtype: torch.
 def with_self_loops(block: Block) -> Block:
     """Replace the self-loops of each target by exactly one, as PyG's GATConv does.
 
-    An added loop has weight 1, and the mean of the features of the edges into its target, which are floating.
+    An added loop has weight 1, and the mean of the features of the edges into its target, which are floating. On a GPU
+    the others stay with weight 0, whose attention is 0: their number would have to be waited for.
     """
     row = block.target_of_edges()
     kept = block.indices != row
-    if not bool(kept.all()):
+    counts = None
+    if row.device.type != "cpu":
+        dtype = torch.float32 if block.edge_attr is None else block.edge_attr.dtype
+        weight = torch.ones_like(row, dtype=dtype) if block.edge_weight is None else block.edge_weight
+        counts = torch.zeros_like(block.indptr[1:]).index_add_(0, row, kept.long())
+        attr = None if block.edge_attr is None else block.edge_attr.masked_fill(~kept.unsqueeze(1), 0)
+        block = replace(block, edge_weight=weight.masked_fill(~kept, 0), edge_attr=attr)
+    elif not bool(kept.all()):
         passed = torch.cat([block.indptr.new_zeros(1), kept.cumsum(0)])
         weight = None if block.edge_weight is None else block.edge_weight[kept]
         attr = None if block.edge_attr is None else block.edge_attr[kept]
@@ -314,7 +349,8 @@ def with_self_loops(block: Block) -> Block:
     if attr is None:
         return _insert_loops(block, row, weight, loops)
     means = attr.new_zeros(block.num_targets, attr.shape[1]).index_add_(0, row, attr)
-    means /= block.indptr.diff().clamp(min=1).unsqueeze(1)
+    counts = block.indptr.diff() if counts is None else counts
+    means /= counts.clamp(min=1).unsqueeze(1)
     looped = _insert_loops(block, row, weight, loops)
     return replace(looped, edge_attr=_insert_loops(block, row, attr, means).edge_weight)
 
@@ -327,6 +363,8 @@ def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight:
         row: (num_edges,) the row of each edge.
         weight, loop_weight: (num_edges, ...) and (num_targets, ...), what becomes `edge_weight`; or None.
     """
+    known = None if block.edges_of is None else {count: edges + count for count, edges in block.edges_of.items()}
+    block = replace(block, edges_of=known)
     target = torch.arange(block.num_targets, device=row.device)
     place = torch.arange(1, len(row) + 1, device=row.device) + row
     loop_place = block.indptr[:-1] + target

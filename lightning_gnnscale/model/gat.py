@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv
 from ..errors import check_count, check_integer
 from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
 from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
-from .block import Block, make_block, with_self_loops
+from .block import Block, edge_counts, make_block, with_self_loops
 from .dropout import dropout
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
@@ -141,20 +141,24 @@ class GAT(Backbone):
         edge_time: Tensor | None = None,
         seed_time: Tensor | None = None,
         seed_of: Tensor | None = None,
+        num_sampled_edges: Sequence[int] | None = None,
     ) -> Tensor:
         """Run all layers over a batch, see `Backbone.forward`.
 
         Args:
-            x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr: as there.
+            x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr, num_sampled_edges: as there.
             edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
                 has them; read with time_channels.
         """
         if self.time is None:
-            return super().forward(x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr)
+            return super().forward(
+                x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr, None, num_sampled_edges
+            )
         check_edge_attr("GAT", self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         x = as_input(x, self.reference)
         block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
+        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
 
     def reset_parameters(self) -> None:

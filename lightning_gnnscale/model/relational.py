@@ -11,7 +11,7 @@ from torch_geometric.nn.inits import glorot, zeros
 from ..errors import check_integer
 from ..graph import GraphSchema
 from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_attr
-from .block import Block, make_block
+from .block import Block, edge_counts, make_block
 from .dropout import dropout
 from .row_layers import RowEdges
 from .sparse_linear import as_input, drop, is_by_node_type, is_sparse, linear
@@ -171,13 +171,14 @@ class RelationalBackbone(Backbone):
         edge_time: Tensor | None = None,
         seed_time: Tensor | None = None,
         seed_of: Tensor | None = None,
+        num_sampled_edges: Sequence[int] | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
         Args:
             x: `RowsByNodeType`; or (num_nodes, in_channels), or sparse rows, where all node types have the same
                 columns; None where no node type has features.
-            edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr: see `Backbone.forward`.
+            edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr, num_sampled_edges: see `Backbone.forward`.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
             edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
@@ -194,6 +195,7 @@ class RelationalBackbone(Backbone):
         node_type = x.node_type if is_by_node_type(x) else node_type
         mapped = self.map_features(x, node_type)
         block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
+        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:

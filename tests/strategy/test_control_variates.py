@@ -74,7 +74,7 @@ def test_gradients_that_a_scaler_has_multiplied_are_noted_and_corrected_as_such(
 
 
 def test_steps_without_finite_gradients_are_not_counted():
-    assert noted(float("inf")) == (float("inf"), 0, None)
+    assert noted(float("inf")) == (float("inf"), 0, 0.0)
     assert noted(None) == (None, 0, None)  # a training step that returned no loss
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...rng import combine_array, fold
+from ...model.row_dropout import mix64, signed
+from ...rng import GOLDEN, combine_array, fold
 from . import transport
 from .bounds import Bound
 from .message import RAW, Arrived, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
@@ -55,8 +56,16 @@ def inclusion_probability(size: Tensor, threshold: float) -> Tensor:
 
 def uniform(key: int, ids: Tensor) -> Tensor:
     """Return (num,) float64 in [0, 1), each a hash of (key, id), on the device of ids."""
-    bits = combine_array(np.uint64(key), ids.cpu().numpy()) >> np.uint64(11)
-    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53).to(ids.device)
+    if ids.device.type != "cpu":
+        return hashed(key, ids)
+    bits = combine_array(np.uint64(key), ids.numpy()) >> np.uint64(11)
+    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
+
+
+def hashed(key: int, ids: Tensor) -> Tensor:
+    """Return the values of `uniform` by torch's arithmetic, where the ids are."""
+    mixed = mix64(mix64(ids + signed(int(GOLDEN))) ^ signed(int(key)))
+    return ((mixed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
 class ExchangeClock:
@@ -232,15 +241,17 @@ class LayerExchange:
         with self.ledger.timed():
             chosen, active = self._due(boundary)
             ids = route.boundary_ids
+            count = len(boundary) if chosen is None else self._count(chosen)
             if chosen is None:
                 packed = pack_all(self._encode(codec, boundary, ids, None), route.readers, route.whole)
-            elif chosen.any():
+            elif count:
                 places = chosen.nonzero().squeeze(1)
                 codes = self._encode(codec, boundary.index_select(0, places), ids[places], places)
                 packed = pack_chosen(codes, chosen, route.readers)
             else:
                 packed = pack_nothing(boundary, len(route.readers))
-        self._count_skipped(chosen, len(boundary))
+        if chosen is not None:
+            self._count_skipped(len(boundary) - count, len(boundary))
         partial = self.plan.by_row and not self.clock.exact
         return self._start(rows, boundary.dtype, packed, codec, partial, active=active)
 
@@ -300,14 +311,20 @@ class LayerExchange:
             self.versions[self.route.rank] = epoch
         return None if bool(now) else nothing
 
-    def _count_skipped(self, chosen: Tensor | None, num_rows: int) -> None:
-        if chosen is not None:
-            ledger, skipped = self.ledger, num_rows - int(chosen.sum())
-            ledger.sent_rows[self.layer] -= skipped
-            ledger.skipped_rows[self.layer] += skipped
-            if skipped == num_rows:
-                ledger.broadcasts[self.layer] -= 1
-                ledger.skipped_broadcasts[self.layer] += 1
+    def _count(self, chosen: Tensor) -> int:
+        """Return how many rows are due; a GPU is asked only where the host cannot know."""
+        bound = self.plan.bound
+        if bound.needs_change:
+            return int(chosen.sum())
+        return int(self._due_now.sum()) if self.plan.by_row else 0
+
+    def _count_skipped(self, skipped: int, num_rows: int) -> None:
+        ledger = self.ledger
+        ledger.sent_rows[self.layer] -= skipped
+        ledger.skipped_rows[self.layer] += skipped
+        if skipped == num_rows:
+            ledger.broadcasts[self.layer] -= 1
+            ledger.skipped_broadcasts[self.layer] += 1
 
     def _start(
         self,

@@ -132,8 +132,7 @@ def unpack_all(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row
 
 def unpack_chosen(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row_bytes: int) -> Arrived:
     """Read messages of `pack_chosen`; arguments as in `unpack_all`."""
-    rows, places, first = [payload.new_empty((0, row_bytes))], [torch.empty(0, dtype=torch.int64)], 0
-    places[0] = places[0].to(payload.device)
+    rows, places, first = [payload.new_empty((0, row_bytes))], [payload.new_empty(0, dtype=torch.int64)], 0
     for chunk, count in zip(payload.split(list(sizes)), counts, strict=True):
         if len(chunk):
             head = bitmap_bytes(count)

@@ -19,12 +19,12 @@ class PartVariate:
     Attributes:
         correction: Tensor added to every gradient; a name that is missing has no correction.
         sums: Sums of the uncorrected gradients, in float32 or wider.
-        steps: Number of optimizer steps in `sums`.
+        steps: Number of optimizer steps in `sums`; on the device while it counts.
     """
 
     correction: averaging.State = field(default_factory=dict)
     sums: averaging.State = field(default_factory=dict)
-    steps: int = 0
+    steps: int | Tensor = 0
 
 
 class ControlVariates:
@@ -34,7 +34,7 @@ class ControlVariates:
     none. Let g_k be the mean gradient of part k over the steps of the last round, and g = sum(n_k g_k) / sum(n_k). Then
     g - g_k is added to every gradient of part k in this round: a step follows the whole graph's gradient.
 
-    A step whose gradients are not finite is neither recorded nor corrected. A part that made no step in a round does
+    A step whose gradients are not finite is not recorded. A part that made no step in a round does
     not count in its mean, and begins the next round uncorrected.
 
     Args:
@@ -68,13 +68,14 @@ class ControlVariates:
             StrategyError: a gradient is sparse.
         """
         parameters = self._parameters()
-        if not self._finite(parameters):
+        finite = self._finite(parameters)
+        if finite is None:
             return
         scale = self._gradient_scale()
         if part not in self._parts:
             self._parts[part] = PartVariate()
         variate = self._parts[part]
-        variate.steps += 1
+        variate.steps = variate.steps + finite  # where it is: a GPU is not waited for
         for name, parameter in parameters.items():
             if parameter.grad is None:
                 if name not in variate.correction:
@@ -82,7 +83,8 @@ class ControlVariates:
                 parameter.grad = torch.zeros_like(parameter)
             if name not in variate.sums:
                 variate.sums[name] = _zeros(parameter)
-            variate.sums[name].add_(parameter.grad, alpha=1 / scale)
+            own = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
+            variate.sums[name].add_(own, alpha=1 / scale)
             if name in variate.correction:
                 parameter.grad.add_(variate.correction[name], alpha=scale)
 
@@ -99,6 +101,8 @@ class ControlVariates:
         Raises:
             StrategyError: another process was lost.
         """
+        for variate in self._parts.values():
+            variate.steps = int(variate.steps)
         self._parts = {part: variate for part, variate in sorted(self._parts.items()) if variate.steps}
         nothing = {name: _zeros(parameter) for name, parameter in self._parameters().items()}
         means = []
@@ -123,7 +127,7 @@ class ControlVariates:
             part: {
                 "correction": averaging.on_cpu(variate.correction),
                 "sums": averaging.on_cpu(variate.sums),
-                "steps": variate.steps,
+                "steps": int(variate.steps),
             }
             for part, variate in self._parts.items()
         }
@@ -139,14 +143,15 @@ class ControlVariates:
         """Leave the device, where a run is over."""
         for variate in self._parts.values():
             variate.correction, variate.sums = averaging.on_cpu(variate.correction), averaging.on_cpu(variate.sums)
+            variate.steps = int(variate.steps)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         """Return those that train now, by name: a callback may have thawed more."""
         held = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         return {self._names[value]: value for value in held if value.requires_grad and value in self._names}
 
-    def _finite(self, parameters: dict[str, nn.Parameter]) -> bool:
-        """Whether there are gradients, and all of them are finite; one look at the device."""
+    def _finite(self, parameters: dict[str, nn.Parameter]) -> Tensor | None:
+        """Return whether all gradients are finite, one bool where they are; None: there are none."""
         gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
         for name, gradient in gradients.items():
             if gradient.layout != torch.strided:
@@ -155,7 +160,7 @@ class ControlVariates:
                     "its layer, or say control_variates=False"
                 )
         finite = [torch.isfinite(gradient).all() for gradient in gradients.values()]
-        return bool(finite) and bool(torch.stack(finite).all())
+        return torch.stack(finite).all() if finite else None
 
     def _gradient_scale(self) -> float:
         """Return what gradients are multiplied by now: under a scaler, fused optimizers unscale them after this."""

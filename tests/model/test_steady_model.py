@@ -1,0 +1,86 @@
+"""What the models of the package let the host wait for in a step on a GPU; see `tests/fake_gpu.py`."""
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from benchmarks.gpu_graph import NUM_EDGE_TYPES, generate
+from benchmarks.gpu_training import Training
+from benchmarks.graphs import NUM_CLASSES
+from lightning_gnnscale.graph import numbered_schema
+from tests.fake_gpu import CUDA, fake_gpu
+
+CPU = torch.device("cpu")
+SIZES = (8, 8, NUM_CLASSES, 2)
+SCHEMA = numbered_schema(NUM_EDGE_TYPES, "test")
+MODELS = {
+    "GraphSAGE": lambda: gs.model.GraphSAGE(*SIZES),
+    "GraphSAGE, batch norm": lambda: gs.model.GraphSAGE(*SIZES, norm="batch"),
+    "GCN": lambda: gs.model.GCN(*SIZES),
+    "SGC": lambda: gs.model.SGC(8, out_channels=NUM_CLASSES, num_layers=2),
+    "GAT": lambda: gs.model.GAT(*SIZES),
+    "RGCN": lambda: gs.model.RGCN(*SIZES, schema=SCHEMA),
+    "RGAT": lambda: gs.model.RGAT(*SIZES, schema=SCHEMA),
+    "HGT": lambda: gs.model.HGT(*SIZES, schema=SCHEMA),
+}
+# Rows are mapped by the matrix of their edge type, and how many there are of each must be known on the host.
+RELATIONAL = {
+    "item: lightning_gnnscale/model/relational.py, prepare",
+    "a mask as an index: lightning_gnnscale/model/block.py, head",
+    "nonzero: lightning_gnnscale/model/block.py, target_pairs",
+    "bincount: lightning_gnnscale/model/block.py, target_pairs",
+    "bincount: lightning_gnnscale/model/relational.py, map_groups",
+    "tolist: lightning_gnnscale/model/relational.py, map_groups",
+}
+WAITS = {"RGCN": RELATIONAL, "HGT": RELATIONAL}
+WAITS["RGAT"] = {*RELATIONAL, "_unique2: lightning_gnnscale/model/block.py, source_pairs"}
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    return Training(generate(300, 3000, 8, 64, 0, CPU, tmp_path_factory.mktemp("graph")), CPU, (3, 2), 16, 8, 0, 9.0)
+
+
+def batches_of(training, name):
+    batches = list(training.loader(name in WAITS))
+    for batch in batches:
+        batch.x = torch.from_numpy(training.graph.features[batch.n_id.numpy()])
+        batch.train_mask = torch.ones(len(batch.n_id), dtype=torch.bool)
+    return batches
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_step_waits_for_nothing_but_what_is_listed(training, monkeypatch, name):
+    batches = batches_of(training, name)
+    with fake_gpu(monkeypatch) as gpu:
+        module = gs.NodeClassifier(MODELS[name]()).to(CUDA)
+        optimizer = torch.optim.Adam(module.parameters())
+        batches = [batch.to(CUDA) for batch in batches]
+        for number, batch in enumerate(batches):
+            gpu.steady = number > 0
+            optimizer.zero_grad()
+            module.training_step(batch).backward()
+            optimizer.step()
+        assert {*gpu.waits} == WAITS.get(name, set())
+        assert all(np.isfinite(one.held.numpy()).all() for one in module.parameters())
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_outputs_and_gradients_are_those_of_the_cpu(training, monkeypatch, name):
+    """Self-loops stay as edges without attention, and the edges of a layer are counted on the host."""
+    batch = batches_of(training, name)[0]
+    loops = torch.cat([torch.arange(3), torch.tensor([0])])  # one node has two
+    batch.edge_index[0, batch.indptr[loops]] = loops
+    module = gs.NodeClassifier(MODELS[name]()).eval()
+    expected = module(batch)
+    expected[: batch.batch_size].square().sum().backward()
+    gradients = [one.grad.clone() for one in module.parameters()]
+    with fake_gpu(monkeypatch):
+        module.zero_grad()
+        module.to(CUDA)
+        found = module(batch.to(CUDA))
+        found[: batch.batch_size].square().sum().backward()
+        torch.testing.assert_close(found.held, expected.detach(), rtol=1e-5, atol=1e-5)
+        for one, gradient in zip(module.parameters(), gradients, strict=True):
+            torch.testing.assert_close(one.grad.held, gradient, rtol=1e-4, atol=1e-4)
