@@ -24,10 +24,12 @@ from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
-from .part_walk import Interleave, InterleavedWalk, PartWalk, Position
+from .part_walk import Interleave, InterleavedWalk, PartWalk, Position, in_order, visits_together
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
+from .row_sweep import fill_swept
 from .source_settings import SourceFactory
 from .staged_part import PartStager
+from .waiting_batch import WaitingBatch
 
 _OF_NODES = columns_of("nodes")
 
@@ -233,7 +235,7 @@ class PartLoader:
         """
         self._source.close()
         self.reads = reads
-        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here)
+        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here, order=self._order())
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
             self._maker.pool.max_bytes = reads.pool_bytes
@@ -337,10 +339,15 @@ class PartLoader:
 
     def sampled_chunks(self) -> Iterator[MiniBatch]:
         """Yield the chunks of the epoch's batches, one at a time, instead of the batches."""
-        return self._ahead(0)
+        return self._ahead(self.walk.positions(self.epoch))
 
     def _new_source(self) -> BatchSource:
         return self._make_source(self._stager, self._maker)
+
+    @property
+    def _parts_open(self) -> int:
+        """Number of parts that batches are requested from at a time."""
+        return min(2, self.walk.parts_open) if self.reads.by_part else self.walk.parts_open
 
     def _order(self) -> BatchOrder:
         return BatchOrder(
@@ -348,7 +355,7 @@ class PartLoader:
             self.options.shuffle,
             self.options.drop_last,
             num_ranks=self.interleave and self.interleave.world_size,
-            parts_open=self.walk.parts_open,
+            parts_open=self._parts_open,
             passes=self.options.passes,
         )
 
@@ -359,7 +366,7 @@ class PartLoader:
 
     def _keep(self) -> None:
         """Read the rows that stay in memory, before the first iteration that needs them."""
-        if not self.reads.kept_halos or self._kept is not None:
+        if not self.reads.kept_halos or self.reads.is_swept or self._kept is not None:
             return
         self._kept = keep_rows(self._maker.features, self.reads)
         if self.reads.how == "resident":
@@ -374,7 +381,8 @@ class PartLoader:
     def _made(self, start: int) -> Iterator[MiniBatch]:
         """Yield the batches from a place on, where they are made."""
         self._keep()
-        chunks = self._filled(self._ahead(start * self.chunks))
+        positions = self.walk.positions(self.epoch, start * self.chunks)
+        chunks = self._swept(positions) if self.reads.is_swept else self._filled(self._ahead(positions))
         mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
         return self._with_columns(mixed) if self._columns else mixed
 
@@ -402,14 +410,34 @@ class PartLoader:
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open + further
+        return len({position.part for position in (*pending, coming)}) <= self._parts_open + further
 
-    def _ahead(self, start: int) -> Iterator[MiniBatch]:
+    def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
+        """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
+        reads = self.reads
+        return fill_swept(in_order(self._waiting(positions)), self._maker, reads.window_bytes, reads.waiting_bytes)
+
+    def _waiting(self, positions: Iterator[Position]) -> Iterator[tuple[int, WaitingBatch]]:
+        """Yield (place, chunk) in the order in which chunks are sampled."""
+        placed = visits_together(self.walk, positions) if self.reads.by_part else enumerate(positions)
+        places: deque[int] = deque()
+
+        def coming() -> Iterator[Position]:
+            for place, position in placed:
+                places.append(place)
+                yield position
+
+        with closing(self._ahead(coming())) as chunks:
+            for chunk in chunks:
+                waiting = WaitingBatch.of(chunk)
+                del chunk
+                yield places.popleft(), waiting
+
+    def _ahead(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield chunks in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
         pending: deque[Position] = deque()
-        positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)
         try:
             while coming or pending:

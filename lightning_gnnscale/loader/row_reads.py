@@ -36,7 +36,7 @@ class RowReads:
         how: "mapped": from the table as it is, for tables that memory holds (or a `FeatureBuffer`). "resident": all
             rows of a part are read in order while the part before it trains. "planned": batches are sampled ahead, and
             the rows of a run of them are read together, each once, in order.
-        window_bytes: rows that are read together, bytes; of "planned".
+        window_bytes: rows that are read together, bytes; of "planned". Swept: rows that are held.
         windows_held: such windows in memory, 1 or 2: with 2 the next one is read while batches of the first train.
         kept_halos: rows of nodes in at least so many parts' halos are read once and stay in memory, if the table has
             these counts; 0: none do.
@@ -45,6 +45,10 @@ class RowReads:
         lookahead_batches: batches sampled ahead, whose reads are announced to the table's `expect`; of "mapped".
         batches_ahead: batches that are prepared ahead; None: as many as the loader was given.
         pool_bytes: most memory that the loader's pool of buffers keeps; None: the pool's own.
+        is_swept: Rows are read range after range of their table for all batches that wait, see `RowSweep`; of
+            "planned", from a dense table.
+        waiting_bytes: Most bytes of batches that wait so, without features; None: no limit.
+        by_part: Batches that wait are sampled part after part, also where they mix several: two parts are in memory.
         why: the reason, one line.
 
     Raises:
@@ -59,6 +63,9 @@ class RowReads:
     lookahead_batches: int = 0
     batches_ahead: int | None = None
     pool_bytes: int | None = None
+    is_swept: bool = False
+    waiting_bytes: int | None = None
+    by_part: bool = False
     why: str = ""
 
     def __post_init__(self):
@@ -68,6 +75,8 @@ class RowReads:
             raise ValueError(f"windows_held must be 1 or 2, got {self.windows_held}")
         if not 0 <= self.kept_halos <= MOST_HALOS:
             raise ValueError(f"kept_halos must be in [0, {MOST_HALOS}], got {self.kept_halos}")
+        if (self.is_swept or self.by_part) and self.how != "planned" or self.by_part and not self.is_swept:
+            raise ValueError(f"is_swept and by_part are of planned reads, got {self.how!r}")
         if self.lookahead_batches < 0:
             raise ValueError(f"lookahead_batches must be >= 0, got {self.lookahead_batches}")
         if self.batches_ahead is not None and self.batches_ahead < 1:

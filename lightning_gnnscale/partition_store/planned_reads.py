@@ -93,6 +93,16 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
     return out
 
 
+def planned_bytes(rows: np.ndarray, row_bytes: int) -> int:
+    """Return the bytes that `read_rows` has the disk read for (num,) ascending rows: gaps and whole pages too."""
+    if not len(rows):
+        return 0
+    begin = np.asarray(rows, np.int64) * row_bytes
+    gaps = np.flatnonzero(begin[1:] - begin[:-1] > GAP_BYTES + row_bytes)
+    first, last = begin[np.concatenate([[0], gaps + 1])], begin[np.concatenate([gaps, [len(rows) - 1]])] + row_bytes
+    return int((-(-last // _PAGE_BYTES) - first // _PAGE_BYTES).sum()) * _PAGE_BYTES
+
+
 def read_slice(array: np.ndarray) -> np.ndarray:
     """Return a copy of a contiguous array; of a mapped one exactly its bytes are read, through the page cache.
 
