@@ -32,6 +32,7 @@ from .staged_part import PartStager
 from .waiting_batch import WaitingBatch
 
 _OF_NODES = columns_of("nodes")
+_OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
 
 @dataclass(frozen=True)
@@ -240,22 +241,41 @@ class PartLoader:
         if reads.pool_bytes is not None:
             self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
-        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
+        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None, held={})
+        if reads.is_swept:  # memory is short, and what is not kept is read again for each part
+            self._stager = self._stager.with_held_columns()
         self._source = self._new_source()
 
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
         self._device = device
 
-    def first_footprint(self) -> Footprint | None:
-        """Load the first part, sample its first chunk, and return their sizes; None without batches."""
-        position = next(self.walk.positions(self.epoch), None)
-        if position is None:
+    def first_footprint(self, num_parts: int = 1) -> Footprint | None:
+        """Load the first part, sample its first chunk, and return their sizes; None without batches.
+
+        Args:
+            num_parts: Parts whose first chunks are averaged, evenly chosen; sizes of parts are those of the first.
+        """
+        first = next(self.walk.positions(self.epoch), None)
+        if first is None:
             return None
+        others = [part for part in self.walk.parts if self.walk.num_batches[part] and part != first.part]
+        others = others[:: max(1, len(others) // max(1, num_parts - 1))][: num_parts - 1]
+        chosen = [first, *(first._replace(part=part) for part in others)]
+        found = [self._footprint(position) for position in chosen]
+        if len(found) < 2:
+            return found[0]
+        means = {name: sum(getattr(one, name) for one in found) // len(found) for name in _OF_BATCHES}
+        return found[0]._replace(**means)
+
+    def _footprint(self, position: Position) -> Footprint:
         key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
-        batch = self._maker.make(key, lambda: staged, fill=False)
-        return Footprint(staged.nbytes, self.chunks * len(batch.n_id), self.chunks * sampled_bytes(batch))
+        batch, graph = self._maker.make(key, lambda: staged, fill=False), staged.graph
+        nodes = batch.n_id.numpy() - graph.core_start
+        own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
+        sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own
+        return Footprint(staged.nbytes, *(self.chunks * size for size in sizes), len(graph.csc.indices), graph.num_local)
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""

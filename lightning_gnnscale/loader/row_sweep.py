@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..events import clock
+from ..events import clock, record
 from ..jit import kernel
 from ..partition_store.features import Column, DenseFeatures, memory_of
 from ..partition_store.planned_reads import planned_bytes, read_rows
@@ -28,10 +28,10 @@ from .waiting_batch import WaitingBatch
 
 RANGES = 16  # at most; a power of two of nodes each
 _STEPS_AHEAD = 2  # that are under way at a time
-_READ_BYTES = 64 << 20  # of rows that are read before they are put into their slots
+_READ_BYTES = 16 << 20  # of rows that are read before they are put into their slots
 _MARKS = 256  # the newest group of each node takes a byte; 0: none
 _LEAST_POWER = 0.3  # of the growth of distinct rows
-_LAG = 1  # groups that train, their ranges all there, while the next step is read
+LAG = 1  # groups that train, their ranges all there, while the next step is read
 
 
 @dataclass(eq=False)
@@ -149,7 +149,7 @@ class RowSweep:
         self._waiting = self._largest = 0
         self._frees: list[np.ndarray] = []
         self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-        self.steps = self.read_bytes = self.rows_read = 0
+        self.steps = self.read_bytes = self.rows_read = self.most_held = self.most_waiting = self.groups = 0
 
     @property
     def takes_more(self) -> bool:
@@ -201,7 +201,7 @@ class RowSweep:
         if batches > self._forming.num_batches:
             power = math.log(rows / first) / math.log(batches / self._forming.num_batches)
         power, steps = min(max(power, _LEAST_POWER), 1.0), self.num_ranges
-        share = float(np.diff((np.arange(steps + 1) / steps) ** power) @ (steps - np.arange(steps) + _LAG)) / steps
+        share = float(np.diff((np.arange(steps + 1) / steps) ** power) @ (steps - np.arange(steps) + LAG)) / steps
         one = first / self._forming.num_batches**power
         return (len(self._slots) / (one * share)) ** (1 / power) / steps
 
@@ -216,7 +216,7 @@ class RowSweep:
         forming = [] if self._forming is None else [self._forming]
         marks = np.array([group.mark for group in (*self._flight, *forming)], np.int64)
         leaves = np.array([*(group.entry for group in self._flight), *[self.steps] * len(forming)])
-        leaves += self.num_ranges + _LAG
+        leaves += self.num_ranges + LAG
         held, lacking = self._holds[marks], self._lacking[:, marks]
         for step in range(self.steps, self.steps + self.num_ranges):
             held = np.where(leaves <= step, 0, held + lacking[step % self.num_ranges])
@@ -240,6 +240,7 @@ class RowSweep:
             for group in forming:
                 group.entry = self.steps
                 self._flight.append(group)
+                self.groups += 1
             self._forming, self._is_closed = None, False
             self._begin(number, needed)
 
@@ -253,6 +254,8 @@ class RowSweep:
         lives[[group.mark for group in self._flight]] = True
         _list_needed(newest, first, self._lacks[number], lives, words, before, nodes, marks)
         self._num_free -= num_rows
+        self.most_held = max(self.most_held, len(self._slots) - self._num_free)
+        self.most_waiting = max(self.most_waiting, self._waiting)
         read = _RangeRead(words, before, self._free[self._num_free : self._num_free + num_rows].copy())
         order, ends = np.argsort(marks, kind="stable"), np.cumsum(np.bincount(marks, minlength=_MARKS))
         for group in self._flight:
@@ -374,6 +377,8 @@ def fill_swept(
     finally:
         sampled.close()
         sweep.close()
+        record("sweep", passes=round(sweep.steps / sweep.num_ranges, 2), read_bytes=sweep.read_bytes,
+               rows_read=sweep.rows_read, most_held=sweep.most_held, slots=len(sweep._slots), most_waiting=sweep.most_waiting, groups=sweep.groups)
 
 
 @kernel
