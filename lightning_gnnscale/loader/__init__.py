@@ -18,8 +18,8 @@ from .part_walk import (
 )
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
-from .sweep_plan import EpochUse, choose_swept
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
+from .sweep_plan import EpochUse, choose_swept
 from .task_graph import Operators
 from .task_source import TaskSource
 

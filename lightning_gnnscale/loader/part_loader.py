@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
-from ..events import clock
+from ..events import clock, record
 from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.protocol import BatchSampler, as_batch_sampler
@@ -22,11 +22,12 @@ from .batch_maker import BatchMaker, BatchOrder
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
+from .epoch_reads import EpochReads
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
 from .part_walk import Interleave, InterleavedWalk, PartWalk, Position, in_order, visits_together
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
-from .row_sweep import fill_swept
+from .row_sweep import RowSweep, fill_swept, swept_table
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 from .waiting_batch import WaitingBatch
@@ -183,6 +184,7 @@ class PartLoader:
         self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
+        self._sweep: RowSweep | None = None
         if self.reads.how == "resident":
             self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
@@ -275,7 +277,9 @@ class PartLoader:
         nodes = batch.n_id.numpy() - graph.core_start
         own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
         sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own
-        return Footprint(staged.nbytes, *(self.chunks * size for size in sizes), len(graph.csc.indices), graph.num_local)
+        return Footprint(
+            staged.nbytes, *(self.chunks * size for size in sizes), len(graph.csc.indices), graph.num_local
+        )
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
@@ -335,6 +339,7 @@ class PartLoader:
             self._open.close()  # of an abandoned iteration: the source serves one
         batches = self._open = self._batches(start)
         begun, self._waited_s = time.perf_counter(), 0.0
+        reads = None if self.reads.how == "mapped" else EpochReads.begin(self._maker.features)
         try:
             while True:
                 if self._open is not batches:
@@ -347,10 +352,15 @@ class PartLoader:
                 if batch is None:
                     break
                 self._delivered += 1
+                if reads is not None:
+                    reads.add(batch)
                 yield batch
                 del batch
         finally:
             batches.close()
+            if reads is not None:
+                record("rows_read", epoch=self.epoch, **reads.end(self.reads, self._sweep and self._sweep.passes))
+            self._sweep = None
             if self._open is batches:
                 self._open = None
         while self._delivered < self.length:
@@ -434,8 +444,9 @@ class PartLoader:
 
     def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
-        reads = self.reads
-        return fill_swept(in_order(self._waiting(positions)), self._maker, reads.window_bytes, reads.waiting_bytes)
+        reads, table = self.reads, swept_table(self._maker.features)
+        self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
+        return fill_swept(in_order(self._waiting(positions)), self._maker, self._sweep)
 
     def _waiting(self, positions: Iterator[Position]) -> Iterator[tuple[int, WaitingBatch]]:
         """Yield (place, chunk) in the order in which chunks are sampled."""

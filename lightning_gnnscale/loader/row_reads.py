@@ -79,8 +79,8 @@ class RowReads:
             raise ValueError(f"windows_held must be 1 or 2, got {self.windows_held}")
         if not 0 <= self.kept_halos <= MOST_HALOS:
             raise ValueError(f"kept_halos must be in [0, {MOST_HALOS}], got {self.kept_halos}")
-        if (self.is_swept or self.by_part) and self.how != "planned" or self.by_part and not self.is_swept:
-            raise ValueError(f"is_swept and by_part are of planned reads, got {self.how!r}")
+        if (self.is_swept and self.how != "planned") or (self.by_part and not self.is_swept):
+            raise ValueError(f"is_swept needs planned reads and by_part needs is_swept, got how={self.how!r}")
         if self.lookahead_batches < 0:
             raise ValueError(f"lookahead_batches must be >= 0, got {self.lookahead_batches}")
         if self.batches_ahead is not None and self.batches_ahead < 1:

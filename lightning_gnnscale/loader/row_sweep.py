@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..events import clock, record
+from ..events import clock
 from ..jit import kernel
 from ..partition_store.features import Column, DenseFeatures, memory_of
-from ..partition_store.planned_reads import planned_bytes, read_rows
+from ..partition_store.planned_reads import read_rows
 from ..sampler.minibatch import MiniBatch
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import popcount
@@ -123,8 +123,6 @@ class RowSweep:
 
     Attributes:
         steps: Ranges that were read.
-        read_bytes: Bytes that these reads took from the disk.
-        rows_read: Rows that they gave.
     """
 
     def __init__(self, features: DenseFeatures, held_bytes: int, waiting_bytes: int | None = None):
@@ -149,7 +147,12 @@ class RowSweep:
         self._waiting = self._largest = 0
         self._frees: list[np.ndarray] = []
         self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-        self.steps = self.read_bytes = self.rows_read = self.most_held = self.most_waiting = self.groups = 0
+        self.steps = 0
+
+    @property
+    def passes(self) -> float:
+        """How often the table was gone through."""
+        return self.steps / self.num_ranges
 
     @property
     def takes_more(self) -> bool:
@@ -240,7 +243,6 @@ class RowSweep:
             for group in forming:
                 group.entry = self.steps
                 self._flight.append(group)
-                self.groups += 1
             self._forming, self._is_closed = None, False
             self._begin(number, needed)
 
@@ -254,8 +256,6 @@ class RowSweep:
         lives[[group.mark for group in self._flight]] = True
         _list_needed(newest, first, self._lacks[number], lives, words, before, nodes, marks)
         self._num_free -= num_rows
-        self.most_held = max(self.most_held, len(self._slots) - self._num_free)
-        self.most_waiting = max(self.most_waiting, self._waiting)
         read = _RangeRead(words, before, self._free[self._num_free : self._num_free + num_rows].copy())
         order, ends = np.argsort(marks, kind="stable"), np.cumsum(np.bincount(marks, minlength=_MARKS))
         for group in self._flight:
@@ -276,8 +276,6 @@ class RowSweep:
             with clock.doing("read"):
                 rows = read_rows(array, block)
                 _put_rows(_as_items(rows), slots[first : first + step], _as_items(self._slots))
-            self.read_bytes += planned_bytes(block, self._slots[:1].nbytes)
-        self.rows_read += len(nodes)
 
     def _grow(self, num_slots: int) -> None:
         """Take more slots: a batch needs more than there are. No read is under way."""
@@ -313,9 +311,7 @@ class RowSweep:
         group = self._flight[0]
         batch = group.batches.popleft()
         self._waiting -= batch.nbytes
-        rows = _GroupRows(
-            replace(self.features, array=self._slots), group.ranges, self.shift, self.features.num_rows
-        )
+        rows = _GroupRows(replace(self.features, array=self._slots), group.ranges, self.shift, self.features.num_rows)
         if not group.batches:
             self._flight.popleft()
             self._holds[group.mark] = 0
@@ -336,22 +332,19 @@ class RowSweep:
 
 
 def swept_table(features: Column) -> DenseFeatures | None:
-    """Return the table of a column's rows that can be swept, the owners' where halos are packed; None: there is none."""
+    """Return the table of a column's rows that can be swept, the owners' where halos are packed; None: it has none."""
     table = features.owned if features.is_packed and not features.by_node_type else features
     return table if type(table) is DenseFeatures else None
 
 
-def fill_swept(
-    sampled: Iterator[WaitingBatch], maker: BatchMaker, held_bytes: int, waiting_bytes: int | None = None
-) -> Iterator[MiniBatch]:
+def fill_swept(sampled: Iterator[WaitingBatch], maker: BatchMaker, sweep: RowSweep) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, with their features, which are read range by range for all that wait.
 
     Args:
         sampled: Batches in the order in which they are wanted; closed with this iterator.
         maker: Fills the batches.
-        held_bytes, waiting_bytes: As of `RowSweep`.
+        sweep: Of the maker's features; closed with this iterator.
     """
-    sweep = RowSweep(swept_table(maker.features), held_bytes, waiting_bytes)
     try:
         while True:
             added = 0
@@ -377,8 +370,6 @@ def fill_swept(
     finally:
         sampled.close()
         sweep.close()
-        record("sweep", passes=round(sweep.steps / sweep.num_ranges, 2), read_bytes=sweep.read_bytes,
-               rows_read=sweep.rows_read, most_held=sweep.most_held, slots=len(sweep._slots), most_waiting=sweep.most_waiting, groups=sweep.groups)
 
 
 @kernel

@@ -57,7 +57,9 @@ class WaitingBatch:
         Args:
             take: Allocates (shape, dtype), as `BufferPool.take` does.
         """
-        found = {name: _unpacked(value, take) if isinstance(value, _Packed) else value for name, value in self.rest.items()}
+        found = {
+            name: _unpacked(value, take) if isinstance(value, _Packed) else value for name, value in self.rest.items()
+        }
         if found["edge_index"].ndim == 1:
             source, indptr = found["edge_index"].numpy(), found["indptr"].numpy()
             edge_index = take((2, len(source)), source.dtype)
