@@ -13,6 +13,7 @@ from ..errors import StrategyError
 from ..events import record
 from ..loader import (
     HOWS,
+    EpochUse,
     Interleave,
     LoaderOptions,
     PartData,
@@ -25,17 +26,19 @@ from ..loader import (
     Threads,
     assign_targets,
     choose_row_reads,
+    choose_swept,
     core_targets,
     fits_in_memory,
     longest_rank,
     parts_of_rank,
     rank_of_parts,
 )
+from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
 from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
-from ..partition_store.planned_reads import read_ranges
+from ..partition_store.planned_reads import read_ranges, read_slice
 from ..placement import Placement, PlacementSettings
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("lightning.pytorch.rows")
 ROWS = ("auto", *HOWS, "tiered", "owners")
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
+_FOOTPRINTS = 3  # parts whose first batches tell what an epoch uses
+_DEGREE_SLICES, _DEGREES_EACH = 32, 8192  # nodes whose degrees tell how probable they are
 _TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
 
 
@@ -285,7 +290,7 @@ def settle_row_reads(
             loader.set_reads(loader.reads, mapped)
         _tell(place, "mapped", f"{format_bytes(store.features.nbytes)} of features fit the page cache", not_placed)
         return
-    first = loader.first_footprint()
+    first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
     if first is None:
         return
     parts = loader.walk.num_batches
@@ -293,6 +298,8 @@ def settle_row_reads(
     rows = np.full(len(parts), store.num_nodes) if whole else store.part_rows[list(parts)]
     parts_held = min(loader.walk.parts_open, len(parts)) + (not source.in_process)
     batches_ahead = loader.options.batches_ahead
+    part_bytes = part_sizes(store, first, list(parts), whole)
+    held_bytes = loader.walk.most_held(part_bytes, parts_held)
     reads = choose_row_reads(
         packed,
         first,
@@ -304,23 +311,66 @@ def settle_row_reads(
         visit_batches=max(len(loader) // max(len(parts), 1), 1),
         least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.chunks))),
         keeps=source.in_process and not whole,
+        part_bytes=held_bytes,
     )
     if how not in ("auto", reads.how):
         # What is kept was chosen for the other way; parts of other processes would each hold it.
         reads = replace(reads, how=how, kept_halos=0, why=f"rows={how}")
     elif capped and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
+    if how != "resident" and store.fetched is None:
+        reads = choose_swept(
+            reads,
+            packed,
+            first,
+            epoch_use(store, loader, first, rows, whole),
+            free_bytes=free,
+            part_bytes=held_bytes,
+            two_parts_bytes=loader.walk.most_held(part_bytes, 2 + (not source.in_process)),
+            open_share=loader.walk.parts_open / max(len(parts), 1) if loader.chunks > 1 else 0.0,
+        )
     if reads.how != "mapped":
         return_freed_memory()
-    _tell(place, reads.how, reads.why, not_placed)
+    predicted = {} if reads.predicted_bytes is None else {"predicted_bytes": reads.predicted_bytes}
+    _tell(place, reads.how, reads.why, not_placed, **predicted)
     # Packed rows are copies: they pay where memory does not hold all rows.
     loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
 
 
-def _tell(place: RankPlace, how: str, why: str, not_placed: str) -> None:
-    record("row_reads", rank=place.rank, how=how, why=why, not_placed=not_placed)
+def _tell(place: RankPlace, how: str, why: str, not_placed: str, **facts: Any) -> None:
+    record("row_reads", rank=place.rank, how=how, why=why, not_placed=not_placed, **facts)
     if place.rank == 0:
         _log.info("Feature rows are %s: %s%s", how, why, f" ({not_placed})" if not_placed else "")
+
+
+def part_sizes(store: PartitionStore, first: Footprint, parts: list[int], whole: bool) -> np.ndarray:
+    """Return (num_parts,) the bytes of parts in memory, without features, from those of one of them."""
+    if whole:
+        return np.full(len(parts), first.part_bytes)
+    edges = np.diff(store.csc.indptr[store.part_offsets])[parts]
+    items = edges + store.part_rows[parts]
+    return items * (first.part_bytes / max(first.part_edges + first.part_rows, 1))
+
+
+def epoch_use(store: PartitionStore, loader: PartLoader, first: Footprint, rows: np.ndarray, whole: bool) -> EpochUse:
+    """Return which rows the batches of an epoch use.
+
+    Args:
+        first: Of some of its batches.
+        rows: (num_parts,) rows of its parts with their halos.
+        whole: Whether batches cross parts.
+    """
+    starts = np.linspace(0, max(store.num_nodes - _DEGREES_EACH, 0), _DEGREE_SLICES).astype(np.int64)
+    degrees = [np.diff(read_slice(store.csc.indptr[at : at + _DEGREES_EACH + 1])) for at in np.unique(starts)]
+    return EpochUse(
+        store.num_nodes,
+        store.features.nbytes / max(store.num_nodes, 1),
+        rows=first.rows * len(loader),
+        own_share=0.0 if whole else first.own_rows / max(first.rows, 1),
+        waiting_bytes=first.waiting_bytes * len(loader),
+        part_rows=rows * loader.options.passes,
+        degrees=np.concatenate(degrees),
+    )
 
 
 def make_part_loader(

@@ -19,6 +19,7 @@ from .part_walk import (
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
+from .sweep_plan import EpochUse, choose_swept
 from .task_graph import Operators
 from .task_source import TaskSource
 
@@ -27,6 +28,7 @@ __all__ = [
     "BatchKey",
     "BatchSource",
     "BufferPool",
+    "EpochUse",
     "Interleave",
     "InterleavedWalk",
     "LinkNeighborLoader",
@@ -48,6 +50,7 @@ __all__ = [
     "Threads",
     "assign_targets",
     "choose_row_reads",
+    "choose_swept",
     "core_targets",
     "fits_in_memory",
     "longest_rank",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
-from ..events import clock
+from ..events import clock, record
 from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.protocol import BatchSampler, as_batch_sampler
@@ -22,14 +22,18 @@ from .batch_maker import BatchMaker, BatchOrder
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
+from .epoch_reads import EpochReads
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
-from .part_walk import Interleave, InterleavedWalk, PartWalk, Position
+from .part_walk import Interleave, InterleavedWalk, PartWalk, Position, in_order, visits_together
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
+from .row_sweep import RowSweep, fill_swept, swept_table
 from .source_settings import SourceFactory
 from .staged_part import PartStager
+from .waiting_batch import WaitingBatch
 
 _OF_NODES = columns_of("nodes")
+_OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ class PartLoader:
         self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
+        self._sweep: RowSweep | None = None
         if self.reads.how == "resident":
             self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
@@ -233,27 +238,48 @@ class PartLoader:
         """
         self._source.close()
         self.reads = reads
-        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here)
+        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here, order=self._order())
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
             self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
-        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
+        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None, held={})
+        if reads.is_swept:  # memory is short, and what is not kept is read again for each part
+            self._stager = self._stager.with_held_columns()
         self._source = self._new_source()
 
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
         self._device = device
 
-    def first_footprint(self) -> Footprint | None:
-        """Load the first part, sample its first chunk, and return their sizes; None without batches."""
-        position = next(self.walk.positions(self.epoch), None)
-        if position is None:
+    def first_footprint(self, num_parts: int = 1) -> Footprint | None:
+        """Load the first part, sample its first chunk, and return their sizes; None without batches.
+
+        Args:
+            num_parts: Parts whose first chunks are averaged, evenly chosen; sizes of parts are those of the first.
+        """
+        first = next(self.walk.positions(self.epoch), None)
+        if first is None:
             return None
+        others = [part for part in self.walk.parts if self.walk.num_batches[part] and part != first.part]
+        others = others[:: max(1, len(others) // max(1, num_parts - 1))][: num_parts - 1]
+        chosen = [first, *(first._replace(part=part) for part in others)]
+        found = [self._footprint(position) for position in chosen]
+        if len(found) < 2:
+            return found[0]
+        means = {name: sum(getattr(one, name) for one in found) // len(found) for name in _OF_BATCHES}
+        return found[0]._replace(**means)
+
+    def _footprint(self, position: Position) -> Footprint:
         key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
-        batch = self._maker.make(key, lambda: staged, fill=False)
-        return Footprint(staged.nbytes, self.chunks * len(batch.n_id), self.chunks * sampled_bytes(batch))
+        batch, graph = self._maker.make(key, lambda: staged, fill=False), staged.graph
+        nodes = batch.n_id.numpy() - graph.core_start
+        own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
+        sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own
+        return Footprint(
+            staged.nbytes, *(self.chunks * size for size in sizes), len(graph.csc.indices), graph.num_local
+        )
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
@@ -313,6 +339,7 @@ class PartLoader:
             self._open.close()  # of an abandoned iteration: the source serves one
         batches = self._open = self._batches(start)
         begun, self._waited_s = time.perf_counter(), 0.0
+        reads = None if self.reads.how == "mapped" else EpochReads.begin(self._maker.features)
         try:
             while True:
                 if self._open is not batches:
@@ -325,10 +352,15 @@ class PartLoader:
                 if batch is None:
                     break
                 self._delivered += 1
+                if reads is not None:
+                    reads.add(batch)
                 yield batch
                 del batch
         finally:
             batches.close()
+            if reads is not None:
+                record("rows_read", epoch=self.epoch, **reads.end(self.reads, self._sweep and self._sweep.passes))
+            self._sweep = None
             if self._open is batches:
                 self._open = None
         while self._delivered < self.length:
@@ -337,10 +369,15 @@ class PartLoader:
 
     def sampled_chunks(self) -> Iterator[MiniBatch]:
         """Yield the chunks of the epoch's batches, one at a time, instead of the batches."""
-        return self._ahead(0)
+        return self._ahead(self.walk.positions(self.epoch))
 
     def _new_source(self) -> BatchSource:
         return self._make_source(self._stager, self._maker)
+
+    @property
+    def _parts_open(self) -> int:
+        """Number of parts that batches are requested from at a time."""
+        return min(2, self.walk.parts_open) if self.reads.by_part else self.walk.parts_open
 
     def _order(self) -> BatchOrder:
         return BatchOrder(
@@ -348,7 +385,7 @@ class PartLoader:
             self.options.shuffle,
             self.options.drop_last,
             num_ranks=self.interleave and self.interleave.world_size,
-            parts_open=self.walk.parts_open,
+            parts_open=self._parts_open,
             passes=self.options.passes,
         )
 
@@ -359,7 +396,7 @@ class PartLoader:
 
     def _keep(self) -> None:
         """Read the rows that stay in memory, before the first iteration that needs them."""
-        if not self.reads.kept_halos or self._kept is not None:
+        if not self.reads.kept_halos or self.reads.is_swept or self._kept is not None:
             return
         self._kept = keep_rows(self._maker.features, self.reads)
         if self.reads.how == "resident":
@@ -374,7 +411,8 @@ class PartLoader:
     def _made(self, start: int) -> Iterator[MiniBatch]:
         """Yield the batches from a place on, where they are made."""
         self._keep()
-        chunks = self._filled(self._ahead(start * self.chunks))
+        positions = self.walk.positions(self.epoch, start * self.chunks)
+        chunks = self._swept(positions) if self.reads.is_swept else self._filled(self._ahead(positions))
         mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
         return self._with_columns(mixed) if self._columns else mixed
 
@@ -402,14 +440,35 @@ class PartLoader:
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open + further
+        return len({position.part for position in (*pending, coming)}) <= self._parts_open + further
 
-    def _ahead(self, start: int) -> Iterator[MiniBatch]:
+    def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
+        """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
+        reads, table = self.reads, swept_table(self._maker.features)
+        self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
+        return fill_swept(in_order(self._waiting(positions)), self._maker, self._sweep)
+
+    def _waiting(self, positions: Iterator[Position]) -> Iterator[tuple[int, WaitingBatch]]:
+        """Yield (place, chunk) in the order in which chunks are sampled."""
+        placed = visits_together(self.walk, positions) if self.reads.by_part else enumerate(positions)
+        places: deque[int] = deque()
+
+        def coming() -> Iterator[Position]:
+            for place, position in placed:
+                places.append(place)
+                yield position
+
+        with closing(self._ahead(coming())) as chunks:
+            for chunk in chunks:
+                waiting = WaitingBatch.of(chunk)
+                del chunk
+                yield places.popleft(), waiting
+
+    def _ahead(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield chunks in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
         pending: deque[Position] = deque()
-        positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)
         try:
             while coming or pending:

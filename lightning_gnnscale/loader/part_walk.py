@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -201,6 +202,7 @@ class PartWalk:
     num_batches: Mapping[int, int]
     passes: int = 1
     parts_open: ClassVar[int] = 2  # the one that trains and the next one
+    world_size: ClassVar[int] = 1  # ranks that share a visit
 
     def __len__(self) -> int:
         return self.passes * sum(self.num_batches[part] for part in self.parts)
@@ -347,6 +349,45 @@ class InterleavedWalk:
         if not self.shuffle:
             return list(self.parts)
         return (spread_parts if self.spread else shuffled_parts)(self.parts, self.seed, epoch)
+
+
+def visits_together(
+    walk: "PartWalk | InterleavedWalk", positions: Iterator[Position]
+) -> Iterator[tuple[int, Position]]:
+    """Yield (place, position) of the positions of a walk visit by visit, in the order in which visits begin.
+
+    `following` is the part of the next visit. Parts that take turns are so sampled one after the other, for batches
+    that wait: two are in memory, not all that are open.
+    """
+    visits: dict[tuple[int, int], list[tuple[int, Position]]] = {}
+    whole = set()
+    for place, position in enumerate(positions):
+        key = position.visit, position.part
+        visits.setdefault(key, []).append((place, position))
+        if position.batch // walk.world_size + 1 >= walk.num_batches[position.part]:
+            whole.add(key)
+        while len(visits) > 1 and next(iter(visits)) in whole:
+            yield from _first_visit(visits)
+    while visits:
+        yield from _first_visit(visits)
+
+
+def _first_visit(visits: dict[tuple[int, int], list[tuple[int, Position]]]) -> list[tuple[int, Position]]:
+    """Take the first visit out and return it."""
+    positions = visits.pop(next(iter(visits)))
+    following = next((part for _, part in visits), None)
+    return [(place, position._replace(following=following)) for place, position in positions]
+
+
+def in_order(items: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+    """Yield what comes as (place, item) by place: 0, 1, and so on, each once; the iterator is closed with this one."""
+    early, coming = {}, 0
+    with closing(items):
+        for place, item in items:
+            early[place] = item
+            while coming in early:
+                yield early.pop(coming)
+                coming += 1
 
 
 def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from .local_source import THREAD_NAME, stop
 HOWS = ("mapped", "resident", "planned")
 MOST_HALOS = 255  # the largest count of a node's halos in a store
 # Share of the free memory that rows and batches may take: the rest is for a model, its gradients, and other users.
-_SPACE_SHARE = 0.7
+SPACE_SHARE = 0.7
 # A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
 # sampled.
 _DENSE_VISIT = 3
@@ -36,7 +36,7 @@ class RowReads:
         how: "mapped": from the table as it is, for tables that memory holds (or a `FeatureBuffer`). "resident": all
             rows of a part are read in order while the part before it trains. "planned": batches are sampled ahead, and
             the rows of a run of them are read together, each once, in order.
-        window_bytes: rows that are read together, bytes; of "planned".
+        window_bytes: rows that are read together, bytes; of "planned". Swept: rows that are held.
         windows_held: such windows in memory, 1 or 2: with 2 the next one is read while batches of the first train.
         kept_halos: rows of nodes in at least so many parts' halos are read once and stay in memory, if the table has
             these counts; 0: none do.
@@ -45,6 +45,12 @@ class RowReads:
         lookahead_batches: batches sampled ahead, whose reads are announced to the table's `expect`; of "mapped".
         batches_ahead: batches that are prepared ahead; None: as many as the loader was given.
         pool_bytes: most memory that the loader's pool of buffers keeps; None: the pool's own.
+        is_swept: Rows are read range after range of their table for all batches that wait, see `RowSweep`; of
+            "planned", from a dense table.
+        waiting_bytes: Most bytes of batches that wait so, without features; None: no limit.
+        by_part: Batches that wait are sampled part after part, also where they mix several: two parts are in memory.
+        share_read: of "resident" and "planned", the share of rows of parts and halos that does not stay in memory.
+        predicted_bytes: bytes of rows that an epoch is predicted to read; None: unknown.
         why: the reason, one line.
 
     Raises:
@@ -59,6 +65,11 @@ class RowReads:
     lookahead_batches: int = 0
     batches_ahead: int | None = None
     pool_bytes: int | None = None
+    is_swept: bool = False
+    waiting_bytes: int | None = None
+    by_part: bool = False
+    share_read: float = 1.0
+    predicted_bytes: int | None = None
     why: str = ""
 
     def __post_init__(self):
@@ -68,6 +79,8 @@ class RowReads:
             raise ValueError(f"windows_held must be 1 or 2, got {self.windows_held}")
         if not 0 <= self.kept_halos <= MOST_HALOS:
             raise ValueError(f"kept_halos must be in [0, {MOST_HALOS}], got {self.kept_halos}")
+        if (self.is_swept and self.how != "planned") or (self.by_part and not self.is_swept):
+            raise ValueError(f"is_swept needs planned reads and by_part needs is_swept, got how={self.how!r}")
         if self.lookahead_batches < 0:
             raise ValueError(f"lookahead_batches must be >= 0, got {self.lookahead_batches}")
         if self.batches_ahead is not None and self.batches_ahead < 1:
@@ -80,17 +93,24 @@ class RowReads:
 
 
 class Footprint(NamedTuple):
-    """The sizes of a loader's first batch.
+    """The sizes of a loader's first batch, or of the mean of some.
 
     Attributes:
         part_bytes: its part in memory, without feature rows.
         rows: its rows.
         sampled_bytes: the batch, without features.
+        waiting_bytes: the same as it waits, see `WaitingBatch`.
+        own_rows: rows in the core of its part.
+        part_edges, part_rows: edges and nodes of its part, with the halo.
     """
 
     part_bytes: int
     rows: int
     sampled_bytes: int
+    waiting_bytes: int = 0
+    own_rows: int = 0
+    part_edges: int = 0
+    part_rows: int = 0
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:
@@ -110,6 +130,7 @@ def choose_row_reads(
     visit_batches: int,
     least_ahead: int | None = None,
     keeps: bool = True,
+    part_bytes: int | None = None,
 ) -> RowReads:
     """Decide how a loader's batches get their rows.
 
@@ -125,15 +146,17 @@ def choose_row_reads(
         least_ahead: Batches to prepare ahead where memory is short, so that every thread has one; None: `batches_held`
             - 2, that is, without the batch that trains and one more.
         keeps: Whether parts with a halo of one hop are loaded in this process, where they share rows that stay.
+        part_bytes: Bytes of all parts that are in memory at a time; None: `parts_held` times those of the first.
     """
     row_bytes = features.nbytes / max(features.num_rows, 1)
     gathered = features.batch_row_bytes if features.is_sparse else features.dim * features.dtype.itemsize
     batch_bytes = int(first.rows * gathered + first.sampled_bytes)
     # Beside the parts: the batch that trains is also there in the model's dtype.
-    other = parts_held * first.part_bytes + first.rows * (features.batch_row_bytes - gathered)
+    other = parts_held * first.part_bytes if part_bytes is None else part_bytes
+    other += first.rows * (features.batch_row_bytes - gathered)
 
     def space(batches: int) -> int:
-        return int(max(_SPACE_SHARE * free_bytes - other - batches * batch_bytes, 0))
+        return int(max(SPACE_SHARE * free_bytes - other - batches * batch_bytes, 0))
 
     if features.nbytes <= space(batches_held):
         return RowReads(why=f"{format_bytes(features.nbytes)} of features fit the {format_bytes(free_bytes)} free")
@@ -147,9 +170,8 @@ def choose_row_reads(
         if beside + resident <= space(least_ahead + 2):
             why = f"the rows of {parts_held} parts take {format_bytes(int(resident))} {at_hand}{kept.told(row_bytes)}"
             pool_bytes = (least_ahead + 2) * batch_bytes * 5 // 4
-            return RowReads(
-                "resident", kept_halos=kept.halos, batches_ahead=least_ahead, pool_bytes=pool_bytes, why=why
-            )
+            ahead = {"batches_ahead": least_ahead, "pool_bytes": pool_bytes}
+            return RowReads("resident", kept_halos=kept.halos, share_read=kept.share_read, why=why, **ahead)
     # Beside the batch that trains and the one that is filled: two windows of rows, and half of one to spare. Where they
     # do not hold a visit, whose rows are read again for each of its windows: one window of twice the rows.
     visit = held_rows * row_bytes * max(1, parts_held - 1) / parts_held
@@ -160,7 +182,8 @@ def choose_row_reads(
             break
     window = max(int(left * 4 / (5 * held)), int(first.rows * row_bytes * kept.share_read))
     why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}{kept.told(row_bytes)}"
-    return RowReads("planned", window, held, kept.halos, pool_bytes=2 * batch_bytes * 5 // 4, why=why)
+    pool_bytes = 2 * batch_bytes * 5 // 4
+    return RowReads("planned", window, held, kept.halos, pool_bytes=pool_bytes, share_read=kept.share_read, why=why)
 
 
 class _Kept(NamedTuple):

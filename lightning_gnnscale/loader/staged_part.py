@@ -15,9 +15,11 @@ from ..partition_store.array_file import file_place
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import local_rows
-from ..partition_store.planned_reads import RankedNodes
+from ..partition_store.planned_reads import RankedNodes, read_slice
 from ..sampler.protocol import BatchSampler, num_slices
 from .part_walk import even_slices, order_key
+
+_BLOCK = 1 << 20  # nodes
 
 
 @dataclass
@@ -104,6 +106,8 @@ class PartStager:
         features: A `Column` whose rows are read with each part; None: batches gather them from elsewhere.
         kept: Rows of that table that stay in memory and are not read with a part.
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
+        held: Columns of `nodes` that are in memory, in few bytes a node, see `with_held_columns`: halos reach all over
+            the graph, so that a part would read most pages of a column again. "masks" has a bit for each mask.
     """
 
     load_part: Callable[[int], Any]
@@ -115,6 +119,26 @@ class PartStager:
     features: Column | None = None
     kept: LoadedRows | None = None
     is_whole: bool = False
+    held: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def with_held_columns(self) -> "PartStager":
+        """Return a stager with columns of the nodes in memory: masks, and integers a node.
+
+        Cost: one read of these columns.
+        """
+        held = {}
+        for name in self._columns:
+            values = self.nodes[name]
+            if values.ndim == 1 and values.dtype.kind in "iu" and values.itemsize > 1:
+                held[name] = _in_few_bytes(values)
+        names = [name for name in MASK_NAMES if f"{name}_mask" in self.nodes]
+        if names:
+            held["masks"] = np.zeros(len(self.nodes[f"{names[0]}_mask"]), np.uint8)
+            for name in names:
+                mask, bit = self.nodes[f"{name}_mask"], MASK_NAMES.index(name)
+                for at in range(0, len(mask), _BLOCK):
+                    held["masks"][at : at + _BLOCK] |= read_slice(mask[at : at + _BLOCK]).astype(np.uint8) << bit
+        return replace(self, held=held)
 
     def __call__(self, part: int) -> StagedPart:
         """Return the part, ready.
@@ -133,7 +157,7 @@ class PartStager:
         graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()
-        nodes = {name: np.ascontiguousarray(local_rows(self.nodes[name], graph)) for name in self._columns}
+        nodes = {name: self._local_values(name, graph) for name in self._columns}
         masks = self._local_masks(graph), tuple(name for name in MASK_NAMES if f"{name}_mask" in self.nodes)
         return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph))
 
@@ -165,12 +189,32 @@ class PartStager:
             held.add(nodes, self.kept and self.kept.held)
         return LoadedRows.of(features_of_part(self.features, graph.part), held, self.kept)
 
+    def _local_values(self, name: str, graph) -> np.ndarray:
+        found = local_rows(self.held.get(name, self.nodes[name]), graph)
+        return np.ascontiguousarray(found, self.nodes[name].dtype)
+
     def _local_masks(self, graph) -> np.ndarray:
+        if "masks" in self.held:
+            return np.ascontiguousarray(local_rows(self.held["masks"], graph))
         packed = np.zeros(graph.num_local, np.uint8)
         for bit, name in enumerate(MASK_NAMES):
             if f"{name}_mask" in self.nodes:
                 packed |= local_rows(self.nodes[f"{name}_mask"], graph).astype(np.uint8) << bit
         return packed
+
+
+def _in_few_bytes(values: np.ndarray) -> np.ndarray:
+    """Return (num,) integers in the narrowest type that holds them; two reads of a mapped column."""
+    blocks = [slice(at, at + _BLOCK) for at in range(0, len(values), _BLOCK)]
+    ends = [(int(block.min()), int(block.max())) for block in (read_slice(values[at]) for at in blocks)]
+    low, high = min((one for one, _ in ends), default=0), max((one for _, one in ends), default=0)
+    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+    if dtype.kind not in "iu" or dtype.itemsize >= values.itemsize:
+        return np.asarray(values)
+    out = np.empty(len(values), dtype)
+    for at in blocks:
+        out[at] = read_slice(values[at])
+    return out
 
 
 def node_values(labels: np.ndarray | None, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

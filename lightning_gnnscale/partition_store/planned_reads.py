@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import mmap
 from queue import Empty, SimpleQueue
+from threading import Lock
 
 import numpy as np
 
@@ -26,6 +27,21 @@ _TASK_READS = 8
 _BUFFERS: SimpleQueue[np.ndarray] = SimpleQueue()  # to be used again: new memory is zeroed first
 _OTHER = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first row of the rows beside
 _PAGE_BYTES = 4096
+
+
+class BytesRead:
+    """Bytes that planned reads of this process took from files so far; threads may add."""
+
+    def __init__(self):
+        self.total, self._lock = 0, Lock()
+
+    def add(self, num_bytes: int) -> None:
+        """Add some."""
+        with self._lock:
+            self.total += num_bytes
+
+
+bytes_read = BytesRead()
 
 
 def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -71,6 +87,7 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
             _copy_ranges(np.ascontiguousarray(array).reshape(-1).view(np.uint8), begin, end, out)
         return out
     path, offset = place
+    bytes_read.add(planned_bytes(begin, end))
     longest = max(RUN_BYTES, int((end - begin).max()))
     # A thread of its own pays for several reads, for few separate ones as for many in a row.
     num_reads = 1 + int(np.count_nonzero(begin[1:] - end[:-1] > GAP_BYTES)) + int(end[-1] - begin[0]) // RUN_BYTES
@@ -91,6 +108,15 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
             " write the store again"
         )
     return out
+
+
+def planned_bytes(begin: np.ndarray, end: np.ndarray) -> int:
+    """Return the bytes that `read_ranges` has the disk read for ranges of a file: gaps and whole pages too."""
+    if not len(begin):
+        return 0
+    gaps = np.flatnonzero(begin[1:] - end[:-1] > GAP_BYTES)
+    first, last = begin[np.concatenate([[0], gaps + 1])], end[np.concatenate([gaps, [len(end) - 1]])]
+    return int((-(-last // _PAGE_BYTES) - first // _PAGE_BYTES).sum()) * _PAGE_BYTES
 
 
 def read_slice(array: np.ndarray) -> np.ndarray:

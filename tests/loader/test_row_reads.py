@@ -20,6 +20,11 @@ READS = {
     "a few batches a window": RowReads("planned", window_bytes=12_000),
     "one window at a time": RowReads("planned", window_bytes=12_000, windows_held=1),
     "one window": RowReads("planned", window_bytes=1 << 30),
+    "swept, a batch at a time": RowReads("planned", window_bytes=1, is_swept=True),
+    "swept": RowReads("planned", window_bytes=12_000, is_swept=True),
+    "swept, few wait": RowReads("planned", window_bytes=12_000, is_swept=True, waiting_bytes=4000),
+    "swept, part by part": RowReads("planned", window_bytes=12_000, is_swept=True, by_part=True),
+    "swept once": RowReads("planned", window_bytes=1 << 30, is_swept=True, by_part=True),
 }
 
 

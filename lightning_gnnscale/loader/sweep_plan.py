@@ -1,0 +1,226 @@
+"""How many bytes an epoch will read, swept or part by part, and what a sweep holds; predicted from a first batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..memory import format_bytes
+from ..partition_store.features import Column
+from ..partition_store.planned_reads import GAP_BYTES
+from .row_reads import SPACE_SHARE, Footprint, RowReads
+from .row_sweep import LAG, RANGES, swept_table
+
+_ROW_OVERHEAD = 16  # bytes of a row that is held: its slot, and the list of those that are read
+_NODE_BYTES = 3.75  # of each node of the graph: its newest group, which nodes are read, its label and masks
+_LEAST_SHARE = 1e-5  # of an epoch
+_TRIES = 40  # of a bisection
+_MARGIN = 1.05  # of rows held: groups are whole batches
+
+
+@dataclass(frozen=True)
+class EpochUse:
+    """Which rows of a table the batches of an epoch use.
+
+    A batch's rows are taken to lie in the core of its part, a share of `own_share`, or anywhere in the graph, each node
+    in proportion to its degree.
+
+    Attributes:
+        num_rows, row_bytes: The table.
+        rows: Rows of all batches, repeats counted.
+        own_share: Share of them in the core of the batch's part, in [0, 1].
+        waiting_bytes: Bytes of all batches while they wait, without features.
+        part_rows: (num_parts,) rows of each part with its halo.
+        degrees: (num,) degrees of some nodes, evenly chosen.
+        edge_bytes: Bytes of edges and other columns that an epoch reads.
+    """
+
+    num_rows: int
+    row_bytes: float
+    rows: float
+    own_share: float = 0.0
+    waiting_bytes: float = 0.0
+    part_rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    degrees: np.ndarray = field(default_factory=lambda: np.ones(1))
+    edge_bytes: float = 0.0
+
+    @property
+    def used_bytes(self) -> float:
+        """Bytes of the rows of all batches."""
+        return self.rows * self.row_bytes
+
+    @property
+    def table_bytes(self) -> float:
+        """Bytes of the table."""
+        return self.num_rows * self.row_bytes
+
+    def densities(self, share: float) -> tuple[float, float]:
+        """Return which share of the rows a share of an epoch uses: in the parts that it visits, and elsewhere."""
+        degrees, times = np.unique(np.asarray(self.degrees, np.float64), return_counts=True)
+        weights = times / times.sum()
+        mean = max(self.rows / self.num_rows, 0) * degrees / max(float(degrees @ weights), 1e-9)
+        own = -np.expm1(-mean * self.own_share)
+        others = -np.expm1(-mean * (1 - self.own_share) * share)
+        return float((own + others - own * others) @ weights), float(others @ weights)
+
+    def distinct(self, share: float) -> float:
+        """Return the distinct rows that a share of an epoch uses."""
+        visited, elsewhere = self.densities(share)
+        return self.num_rows * (share * visited + (1 - share) * elsewhere)
+
+    def pass_bytes(self, share: float) -> float:
+        """Return the bytes that a pass over the table reads for a share of an epoch."""
+        visited, elsewhere = (self._read_share(density) for density in self.densities(share))
+        return self.table_bytes * (share * visited + (1 - share) * elsewhere)
+
+    def _read_share(self, density: float) -> float:
+        """Return which share of a table is read for rows chosen at random: gaps of up to 16 KiB are read too."""
+        if density <= 0:
+            return 0.0
+        gap = GAP_BYTES / self.row_bytes
+        skipped = (1 - density) ** gap * (1 + gap * density)  # of the rows that lie in gaps longer than that
+        return 1 - (1 - density) * min(skipped, 1.0)
+
+    def part_bytes(self, share_read: float, is_packed: bool) -> float:
+        """Return the bytes that an epoch reads part by part, all rows of core and halo.
+
+        Args:
+            share_read: Share of these rows that does not stay in memory.
+            is_packed: Whether halos lie packed.
+        """
+        if is_packed:
+            return float(self.part_rows.sum()) * share_read * self.row_bytes
+        densities = self.part_rows * share_read / self.num_rows
+        return sum(self._read_share(float(density)) for density in densities) * self.table_bytes
+
+
+class SweepPlan(NamedTuple):
+    """What a sweep holds and reads.
+
+    Attributes:
+        held_bytes, waiting_bytes: Of rows, and of batches that wait.
+        passes: How often the table is gone through.
+        read_bytes: Bytes of rows that an epoch reads.
+    """
+
+    held_bytes: int
+    waiting_bytes: int
+    passes: float
+    read_bytes: float
+
+
+def plan_sweep(use: EpochUse, space_bytes: float, open_bytes: float = 0.0) -> SweepPlan:
+    """Choose how many batches wait in a sweep, as many as fit, and predict what it reads.
+
+    Args:
+        use: What the epoch uses.
+        space_bytes: Memory of rows and of batches that wait.
+        open_bytes: Of batches that wait for their turn among parts that take turns.
+    """
+    space = max(space_bytes - open_bytes - _NODE_BYTES * use.num_rows, 0)
+    per_row = _MARGIN * (use.row_bytes + _ROW_OVERHEAD) / use.row_bytes
+
+    def fits(share: float) -> bool:
+        return per_row * _held_bytes(use, share) + share * use.waiting_bytes <= space
+
+    share = 1.0 if fits(1.0) else _largest(fits)
+    held = min(_MARGIN * _held_bytes(use, share), space)
+    waiting = int(max(space - held * (use.row_bytes + _ROW_OVERHEAD) / use.row_bytes, 0))
+    if share == 1.0:
+        return SweepPlan(int(held), waiting, 1.0, use.pass_bytes(1.0))
+    return SweepPlan(int(held), waiting, 1 / share + 1, _sweep_bytes(use, share))
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """Return the largest share in (0, 1] that fits, where smaller ones fit too; the least one if none does."""
+    least, most = _LEAST_SHARE, 1.0
+    for _ in range(_TRIES):
+        share = (least * most) ** 0.5
+        least, most = (share, most) if fits(share) else (least, share)
+    return least
+
+
+def window_bytes(use: EpochUse, window: float, sampled_bytes: float) -> float:
+    """Predict the bytes that an epoch reads window by window, from rows that lie with their owners.
+
+    Args:
+        use: What the epoch uses.
+        window: Bytes of rows and of sampled batches.
+        sampled_bytes: Of all batches of the epoch, without features.
+    """
+    share = _largest(lambda share: use.distinct(share) * use.row_bytes + share * sampled_bytes <= window)
+    return use.pass_bytes(share) / share
+
+
+def _held_bytes(use: EpochUse, share: float) -> float:
+    """Return the bytes of rows that are held while a share of an epoch waits; the whole of it is held at once."""
+    if share >= 1:
+        return use.distinct(1.0) * use.row_bytes
+    distinct = np.array([use.distinct(share * part / RANGES) for part in range(RANGES + 1)])
+    # Rows that the newest groups alone need are held longest, those of the oldest leave first.
+    steps = (RANGES - np.arange(RANGES) + LAG) / RANGES
+    return float(np.diff(distinct) @ np.minimum(steps, 1)) * use.row_bytes
+
+
+def _sweep_bytes(use: EpochUse, share: float) -> float:
+    """Return the bytes that a sweep reads in an epoch: fewer batches wait in its first and in its last pass."""
+    ramp = sum(use.pass_bytes(share * part / RANGES) for part in range(1, RANGES)) / RANGES
+    return max(1 / share - 1, 0) * use.pass_bytes(share) + 2 * ramp
+
+
+def choose_swept(
+    reads: RowReads,
+    features: Column,
+    first: Footprint,
+    use: EpochUse,
+    *,
+    free_bytes: int,
+    part_bytes: int,
+    two_parts_bytes: int,
+    open_share: float,
+) -> RowReads:
+    """Return how a loader's batches get their rows: as chosen without a sweep, or swept where that reads fewer bytes.
+
+    Args:
+        reads: As `choose_row_reads` chose.
+        features, first, free_bytes: As of `choose_row_reads`.
+        use: What an epoch uses.
+        part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
+            after the other.
+        open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
+    """
+    if reads.how == "mapped":
+        return reads
+    told = replace(reads, predicted_bytes=int(_predicted(reads, features, first, use)))
+    if swept_table(features) is None:
+        return told
+    batch_bytes = first.rows * features.dim * features.dtype.itemsize + first.sampled_bytes
+    other = 2 * batch_bytes + first.rows * (features.batch_row_bytes - features.dim * features.dtype.itemsize)
+    # Part after part, whole visits wait; in turns, all parts are in memory.
+    waiting = open_share * use.waiting_bytes if open_share else 0.0
+    by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
+    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
+    plan = plan_sweep(use, space, waiting if by_part else 0.0)
+    if plan.read_bytes >= told.predicted_bytes:
+        return told
+    why = (
+        f"the rows that are read for batches in waiting, {format_bytes(plan.held_bytes)} at a time, take about "
+        f"{plan.passes:.1f} passes over {format_bytes(use.table_bytes)}: {format_bytes(plan.read_bytes)} an epoch, "
+        f"{reads.how} reads {format_bytes(told.predicted_bytes)}; {format_bytes(free_bytes)} free"
+    )
+    pool_bytes = int(2 * batch_bytes * 5 // 4)
+    held = {"window_bytes": plan.held_bytes, "waiting_bytes": plan.waiting_bytes, "pool_bytes": pool_bytes}
+    return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
+
+
+def _predicted(reads: RowReads, features: Column, first: Footprint, use: EpochUse) -> float:
+    """Predict the bytes that an epoch reads part by part, or window by window."""
+    by_part = use.part_bytes(reads.share_read, features.is_packed)
+    if reads.how == "resident":
+        return by_part
+    sampled = use.rows / max(first.rows, 1) * first.sampled_bytes
+    if not features.is_packed:
+        return window_bytes(use, reads.window_bytes, sampled)
+    visit = use.part_rows.mean() * use.row_bytes if len(use.part_rows) else 0.0
+    return by_part * max(1.0, visit * reads.share_read / reads.window_bytes)
