@@ -142,6 +142,10 @@ class RelationalBackbone(Backbone):
         """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
         return (self.edge_dim or 0) + (self.time_channels or 0)
 
+    @property
+    def num_edge_types(self) -> int:
+        return self.schema.num_edge_types
+
     def layer_channels(self, index: int) -> int:
         return max(1, *self.type_channels) if index == 0 else super().layer_channels(index)
 
