@@ -140,10 +140,11 @@ class Broadcast:
 
     def _add(self, block: RowBlock, first_slot: int) -> np.ndarray | None:
         """Put the edges of rows into bins and return the factors of the rows' sums; None: all are 1."""
-        dtype = np.dtype(str(self.reader.dtype).removeprefix("torch."))
+        dtype = torch.empty(0, dtype=self.reader.dtype).numpy().dtype
         self._weighted, weight = block.edge_weight is not None, None
         if self.streamed.by_type:
             weight = np.empty(len(block.indices), dtype)
+            self.reader.backbone.check_edge_types(block.edge_type)
             types = np.zeros(len(block.indices), np.uint8) if block.edge_type is None else block.edge_type
             given = np.empty(0, np.float32) if block.edge_weight is None else block.edge_weight
             edge_shares(block.indptr, types, given, self.sizes.num_types, weight)
@@ -196,7 +197,7 @@ class Broadcast:
             position[own_local] = 0
         local = number_sources(position)
         if self.streamed.by_type:
-            return self._load_by_type(local + first_node, edges, position, slots, own_local)
+            return self._load_by_type(first_node, local, edges, position, slots, own_local)
         values = torch.empty((len(local), self.streamed.channels), dtype=self.reader.dtype)
         own_width = self.streamed.width if self.streamed.keeps_own else self.streamed.channels
         own = torch.empty((len(own_local), own_width), dtype=self.reader.dtype) if self._takes_own else None
@@ -247,7 +248,8 @@ class Broadcast:
 
     def _load_by_type(
         self,
-        nodes: np.ndarray,
+        first_node: int,
+        local: np.ndarray,
         edges: list[BinnedEdges],
         position: np.ndarray,
         slots: slice | np.ndarray,
@@ -255,7 +257,7 @@ class Broadcast:
     ) -> _Loaded:
         """Read the sources of a chunk, and map those of each edge type by its map."""
         backbone, channels = self.reader.backbone, self.streamed.channels
-        x = torch.as_tensor(self.reader.read(nodes))
+        x = torch.as_tensor(self.reader.read(local + first_node))
         parts = []
         for kind, part in enumerate(edges):
             if not len(part.local):
@@ -267,12 +269,9 @@ class Broadcast:
             in_steps(lambda some, kind=kind: backbone.map_sources(self.index, some, kind), rows, values)
             parts.append((part, placed, values))
         own = torch.empty((len(own_local), channels), dtype=self.reader.dtype)
-        if len(own_local):
-            chosen, types = (
-                x[torch.from_numpy(position[own_local].astype(np.int64))],
-                self.reader.node_types(self._rows[slots]),
-            )
-            in_steps(lambda some, kinds: backbone.map_own(self.index, some, kinds), chosen, own, types)
+        chosen = x[torch.from_numpy(position[own_local].astype(np.int64))]
+        types = self.reader.node_types(own_local + first_node)
+        in_steps(lambda some, of=None: backbone.map_own(self.index, some, of), chosen, own, types)
         return _Loaded(parts, slots, own)
 
     def _finish(self, sums: Tensor, kept: Tensor | None) -> Iterator[tuple[np.ndarray, Tensor]]:

@@ -28,7 +28,7 @@ from .time_encoding import check_times
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
 TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("lightning.pytorch.evaluation")
 
 
 class LayerwiseOutput(NamedTuple):
@@ -210,12 +210,19 @@ class _Pass:
         way, size = self._way(index, projected, sparse, streamed, sizes)
         wanted = np.array([way.broadcasts or bool(self.broadcast)], np.uint8)
         self.source.union(wanted)  # a table more or less is every rank's
+        if not wanted[0]:
+            return None
         if rank() == 0:
-            _log.info("Exact evaluation, %s", way.line(index + 1, size, bool(wanted[0])))
-            record("evaluation_layer", layer=index, broadcast=bool(wanted[0]), num_rows=size.num_rows,
-                   num_edges=size.num_edges, num_buckets=way.buckets.num_buckets, num_groups=way.num_groups,
-                   predicted_bytes=int(way.broadcast_bytes if wanted[0] else way.group_bytes))  # fmt: skip
-        return Broadcast(self, index, streamed, sizes, way.buckets, self.memory_bytes) if wanted[0] else None
+            _log.info("Exact evaluation, %s", way.line(index + 1, size))
+            record(
+                "broadcast_layer",
+                layer=index,
+                num_rows=size.num_rows,
+                num_edges=size.num_edges,
+                num_buckets=way.buckets.num_buckets,
+                predicted_bytes=int(way.broadcast_bytes),
+            )
+        return Broadcast(self, index, streamed, sizes, way.buckets, self.memory_bytes)
 
     def _way(
         self, index: int, projected: bool, sparse: bool, streamed: StreamedLayer, sizes: BinSizes

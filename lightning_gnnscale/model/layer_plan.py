@@ -67,12 +67,14 @@ class LayerWay(NamedTuple):
     group_bytes: float
     broadcast_bytes: float
 
-    def line(self, layer: int, size: LayerSize, broadcasts: bool) -> str:
-        """Return one line that says how a layer is computed, and why."""
-        groups, times = f"{self.num_groups:,} group{'s' * (self.num_groups != 1)} of rows", self.buckets.num_buckets
-        ways = f"{self.broadcast_bytes / 1e9:.3g} GB by broadcasting, {self.group_bytes / 1e9:.3g} GB by {groups}"
-        how = f"broadcasting, its inputs read {times:,} time{'s' * (times != 1)}" if broadcasts else groups
-        return f"layer {layer}: {size.num_rows:,} nodes of {size.num_edges:,} edges by {how} (predicted: {ways})"
+    def line(self, layer: int, size: LayerSize) -> str:
+        """Return one line that says how often a layer's inputs are read by broadcasting, and why it is chosen."""
+        times, groups = self.buckets.num_buckets, self.num_groups
+        return (
+            f"layer {layer}: {size.num_rows:,} nodes of {size.num_edges:,} edges by broadcasting, its inputs read "
+            f"{times:,} time{'s' * (times != 1)} (about {self.broadcast_bytes / 1e9:.3g} GB; in {groups:,} "
+            f"group{'s' * (groups != 1)} of rows {self.group_bytes / 1e9:.3g} GB)"
+        )
 
 
 def row_bytes_of(streamed: StreamedLayer, itemsize: int) -> int:
