@@ -19,12 +19,13 @@ from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
+from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
 
 GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes about as long
 READ_BYTES = 4 << 20  # of one read
 _READS_AHEAD = 32  # reads announced to the disk before they are made
-_NODES_AT_ONCE = 1 << 20  # nodes whose offsets are read at once
+_NODES_AT_ONCE = 1 << 18  # nodes whose offsets are read at once
 _BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
 _ROUND_BYTES = 32 << 20  # of rows that all ranks together send at once
 
@@ -58,6 +59,7 @@ class StoreLayerSource:
         self._features = store.features if stored_features else None
         self._edge_features = store.edge_features if edge_features else None
         self._edge_type = store.edge_type
+        self.has_weights = store.edge_weight is not None
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and rows that others lack
 
@@ -105,9 +107,29 @@ class StoreLayerSource:
                 )
                 first = chosen.stop
 
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of the stored features of a node, the mean where rows differ; 0 without features."""
+        return 0.0 if self._features is None else self._features.nbytes / max(1, self.num_nodes)
+
+    def counts(self, needed: NodeSet | None = None) -> tuple[int, int]:
+        """Return how many of this rank's rows are needed, and how many edges they have; None: all of them."""
+        if needed is None:
+            offsets, indptr = self.store.part_offsets, self.store.csc.indptr
+            ends = [(int(offsets[part]), int(offsets[part + 1])) for part in self.parts]
+            return sum(end - start for start, end in ends), sum(int(indptr[end] - indptr[start]) for start, end in ends)
+        found = [(len(nodes), int(edges[-1])) for nodes, edges, _, _ in self._needed_rows(needed)]
+        return sum(rows for rows, _ in found), sum(edges for _, edges in found)
+
+    def spool(self) -> EdgeSpool:
+        """Return a file of this rank in the scratch folder."""
+        self.scratch.firsts()
+        self.scratch.path("").parent.mkdir(parents=True, exist_ok=True)
+        return EdgeSpool(self.scratch.folder / f"edges-{rank()}")
+
     def num_edges(self, needed: NodeSet) -> int:
         """Return how many edges some of this rank's rows have."""
-        return sum(int(edges[-1]) for _, edges, _, _ in self._needed_rows(needed))
+        return self.counts(needed)[1]
 
     def _needed_rows(self, needed: NodeSet) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield (nodes, running number of edges, first edge of each, end of each) of this rank's rows, in chunks."""

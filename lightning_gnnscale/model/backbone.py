@@ -16,7 +16,7 @@ from ..errors import check_integer
 from .block import Block, edge_counts, make_block, target_counts
 from .dropout import dropout
 from .row_dropout import RowDropout
-from .row_layers import RowEdges, edges_from
+from .row_layers import RowEdges, StreamedLayer, edges_from
 from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
@@ -320,6 +320,37 @@ class Backbone(nn.Module):
         summed, own = as_input(summed, self.reference), as_input(own, self.reference)
         return self.finish_layer(index, self.convs[index].from_sum(summed, own, projected))
 
+    def streamed_layer(self, index: int, projected: bool, sparse: bool) -> StreamedLayer | None:
+        """Return how layer `index` is made from sources that stream past; None: its edges need more than a sum.
+
+        Classes declare it by `streams = True` in their own body: a derived one may compute something else. Which form a
+        layer has depends on the model alone, so that results do not depend on memory.
+
+        Args:
+            projected: the layer reads `project(index, x)`.
+            sparse: its rows are sparse.
+        """
+        layer = self.convs[index]
+        if any("streams" not in vars(type(module)) for module in (self, layer)):
+            return None
+        width, channels, adds_own = self.layer_channels(index), layer.out_channels, layer.adds_own
+        if projected:
+            return StreamedLayer(channels, layer.projected_channels, "projected", adds_own)
+        maps = sparse or channels <= width * (1 + adds_own)
+        return StreamedLayer(channels if maps else width, width, "map" if maps else "rows", adds_own)
+
+    def map_sources(self, index: int, x: Any, edge_type: int | None = None) -> Tensor:
+        """Return the (num, channels) values that sources give along their edges, or along those of an edge type."""
+        return self.convs[index].map_sources(as_input(x, self.reference))
+
+    def map_own(self, index: int, x: Any, node_type: Tensor | None = None) -> Tensor:
+        """Return (num, channels), what rows add to their sums, where `StreamedLayer.adds_own` says so."""
+        return self.convs[index].map_own(as_input(x, self.reference))
+
+    def layer_from_total(self, index: int, total: Tensor) -> Tensor:
+        """Return what `layer` gives for rows from the (num_rows, channels) sums of what was mapped."""
+        return self.finish_layer(index, self.convs[index].from_total(as_input(total, self.reference)))
+
     def values_of_edge(self, width: int) -> int:
         """Return how many values an edge holds while a layer that is not one sum is computed; for memory limits.
 
@@ -327,6 +358,11 @@ class Backbone(nn.Module):
             width: columns of what the layer reads of a node.
         """
         return width if self.edge_dim is None else 3 * width + self.edge_dim  # messages are held
+
+    @property
+    def num_edge_types(self) -> int:
+        """Edge types that layers tell apart."""
+        return 1
 
     @property
     def reference(self) -> Tensor:

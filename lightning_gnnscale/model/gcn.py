@@ -7,14 +7,14 @@ from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates, maps_first
 from .block import Block, inverse_root, normalized
 from .row_dropout import RowDropout
-from .row_layers import Propagation, RowEdges, SummingLayer, sum_rows
+from .row_layers import Propagation, RowEdges, StreamedLayer, SummingLayer, sum_rows
 from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 
 class GCNLayer(GCNConv, SummingLayer):
     """PyG's `GCNConv` (same parameters and names) over a block whose `edge_weight` is the normalisation."""
 
-    sums_once = True
+    sums_once = streams = True
 
     @property
     def projected_channels(self) -> int:
@@ -38,6 +38,9 @@ class GCNLayer(GCNConv, SummingLayer):
     def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
         return mapped + self.bias
 
+    def from_total(self, total: Tensor) -> Tensor:
+        return total + self.bias
+
 
 class GCN(Backbone):
     """Graph convolutional network: symmetric normalisation with self-loops, by the full graph's in-degrees.
@@ -54,7 +57,7 @@ class GCN(Backbone):
 
     needs_degree = True
     takes_negative_weights = False
-    sums_once = symmetric_sums = True
+    sums_once = symmetric_sums = streams = True
 
     def make_layer(self, index: int) -> GCNLayer:
         return GCNLayer(self.layer_channels(index), self.layer_channels(index + 1))
@@ -94,7 +97,7 @@ class SGC(Backbone):
 
     needs_degree = True
     takes_negative_weights = False
-    sums_once = symmetric_sums = True
+    sums_once = symmetric_sums = streams = True
 
     def __init__(
         self,
@@ -154,6 +157,20 @@ class SGC(Backbone):
         if index == 0 and self.maps_first and not projected:
             summed = linear(summed, self.conv.lin.weight)
         return self._finish(index, summed)
+
+    def streamed_layer(self, index: int, projected: bool, sparse: bool) -> StreamedLayer | None:
+        maps = index == 0 and self.maps_first
+        if "streams" not in vars(type(self)) or (sparse and not maps):
+            return None
+        form = "projected" if projected else "map" if maps else "rows"
+        channels = self.out_channels if projected or maps else self.layer_channels(index)
+        return StreamedLayer(channels, channels if projected else self.layer_channels(index), form, False)
+
+    def map_sources(self, index: int, x: Tensor | SparseInput, edge_type: int | None = None) -> Tensor:
+        return linear(as_input(x, self.reference), self.conv.lin.weight)
+
+    def layer_from_total(self, index: int, total: Tensor) -> Tensor:
+        return self._finish(index, as_input(total, self.reference))
 
     def forward_rows(self, x, edges: RowEdges) -> Tensor:
         """Run over the rows of one process; dense features without dropout are propagated once and kept."""

@@ -16,7 +16,7 @@ from .sparse_linear import SparseInput, head_rows, linear
 class SAGELayer(SAGEConv, SummingLayer):
     """PyG's `SAGEConv` (same parameters and names): mean over in-edges; a weighted sum where edges have weights."""
 
-    sums_once = True
+    sums_once = streams = adds_own = True
 
     @property
     def projected_channels(self) -> int:
@@ -47,6 +47,12 @@ class SAGELayer(SAGEConv, SummingLayer):
             return summed + self.lin_l.bias + own[:, self.out_channels :]
         return super().from_sum(summed, own, projected)
 
+    def map_own(self, own: Tensor | SparseInput) -> Tensor:
+        return linear(own, self.lin_r.weight)
+
+    def from_total(self, total: Tensor) -> Tensor:
+        return total + self.lin_l.bias
+
     @staticmethod
     def _sum(x: Tensor, block: Block) -> Tensor:
         reduce = "mean" if block.edge_weight is None else "sum"
@@ -63,7 +69,7 @@ class GraphSAGE(Backbone):
     Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs, NeurIPS 2017.
     """
 
-    averages = sums_once = True
+    averages = sums_once = streams = True
 
     def make_layer(self, index: int) -> SAGELayer:
         return SAGELayer(self.layer_channels(index), self.layer_channels(index + 1))

@@ -1,5 +1,6 @@
 """Exact layer-wise inference: a layer for all nodes that the next one needs, then the next, in bounded memory."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -8,19 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..across_ranks import rank
 from ..errors import StrategyError
+from ..events import record
 from ..jit import kernel
-from ..memory import free_memory_bytes, parse_bytes
+from ..memory import free_memory_bytes, parse_bytes, return_freed_memory
 from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
+from .broadcast import Broadcast, bin_sizes
+from .edge_bins import MOST_BINS, BinSizes
+from .layer_plan import GroupSize, LayerSize, LayerWay, choose_way, row_bytes_of
 from .layer_source import LayerSource, NodeSet, RowBlock, split_block
+from .row_layers import StreamedLayer
 from .sparse_linear import is_sparse
 from .time_encoding import check_times
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
 TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
+_log = logging.getLogger("lightning.pytorch.evaluation")
 
 
 class LayerwiseOutput(NamedTuple):
@@ -63,6 +71,7 @@ def layerwise_inference(
     table_dtype: str = "float32",
     memory_bytes: int | str | None = None,
     num_local: int = 1,
+    broadcast: bool | None = None,
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
@@ -71,7 +80,9 @@ def layerwise_inference(
 
     A layer that is one sum over edges (GCN, GraphSAGE, NGNN, SGC) is computed by streaming its sources: memory holds
     the sums of as many rows as fit, and every source that one of them reads is read once, in the order of the
-    file. A thread reads ahead. Of other layers (GAT) a block gathers the rows that it reads.
+    file. A thread reads ahead. Where the edges of all rows do not fit beside the sums, they are grouped by source
+    first, in a file, and sources are mapped as they are read (`Broadcast`; R-GCN too): more rows have their sums in
+    memory, so that the sources are read fewer times. Of other layers (GAT) a block gathers the rows that it reads.
 
     Args:
         backbone: its layers; put into eval mode meanwhile.
@@ -84,6 +95,8 @@ def layerwise_inference(
             512 MiB; where memory does not hold the inputs of all nodes, and each group of sums reads them from the
             disk, without the upper limit.
         num_local: processes of this host that share what is free.
+        broadcast: whether edges are grouped by source; None: where fewer bytes are read so. A layer whose rows and
+            edges fit memory at once is computed without, unless this is True; so are all layers with block_edges.
 
     Returns:
         This rank's rows, and the table of outputs.
@@ -93,8 +106,8 @@ def layerwise_inference(
         StrategyError: edge types that the backbone does not read.
 
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
-    each as wide as a layer or as the linear map in it. Time: each edge is read once a layer, and the layer's input once
-    for each memory_bytes / 2 of sums.
+    each as wide as a layer or as the linear map in it, and with `broadcast` 6 bytes an edge of a bucket. Time: each
+    edge is read once a layer, and the layer's input once for each memory_bytes / 2 of sums.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; streamed sources: ATLAS (arXiv
     2605.09402). Differs: sums of a bounded number of rows replace messages on disk.
     """
@@ -113,7 +126,8 @@ def layerwise_inference(
     backbone.eval().to(target)
     try:
         needed = [None] * (backbone.num_layers + 1) if needed is None else needed
-        return _Pass(backbone, source, block_edges, target, needed, TABLE_DTYPES[table_dtype], memory_bytes).run()
+        options = (needed, TABLE_DTYPES[table_dtype], memory_bytes, broadcast)
+        return _Pass(backbone, source, block_edges, target, *options).run()
     finally:
         backbone.train(was_training).to(reference.device)
 
@@ -121,9 +135,10 @@ def layerwise_inference(
 class _Pass:
     """One pass over the layers; holds the scratch array that numbers the sources of some rows."""
 
-    def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes):
+    def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes, broadcast):
         self.backbone, self.source, self.block_edges, self.device = backbone, source, block_edges, device
         self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
+        self.broadcast, self.spool = broadcast, None
         self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
         self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
         # Reused buffers: allocating them for each chunk would leave holes in the heap.
@@ -133,21 +148,30 @@ class _Pass:
         self.tables_made = 0
 
     def run(self) -> LayerwiseOutput:
+        try:
+            return self._run()
+        finally:
+            if self.spool is not None:
+                self.spool.close()
+
+    def _run(self) -> LayerwiseOutput:
         backbone, source, rows = self.backbone, self.source, []
         sparse = is_sparse(source.gather(np.zeros(min(1, source.num_nodes), np.int64)))
-        projected = self._project_features(sparse)
+        streamed = self._streamed(0, False, sparse) if backbone.num_layers else None  # features as they are
+        projected = streamed is None and self._project_features(sparse)
         for index in range(backbone.num_layers):
+            streamed = streamed or self._streamed(index, projected, sparse and index == 0)
             targets, last = self.needed[index + 1], index == backbone.num_layers - 1
             # Each row that the next layer maps is mapped while it is here.
             following = None if last else backbone.projected_channels(index + 1, False)
             width = following or backbone.layer_channels(index + 1)
             table = self._new_table(width, targets, np.float32 if last else self.table_dtype)
-            for nodes, values in self._layer(index, projected, targets, sparse and index == 0):
+            for nodes, values in self._layer(index, projected, targets, sparse and index == 0, streamed):
                 self._write(table, targets, nodes, backbone.project(index + 1, values) if following else values)
                 if last:
                     rows.append(nodes)
             source.barrier()
-            self.table, self.held, projected = table, targets, bool(following)
+            self.table, self.held, projected, streamed = table, targets, bool(following), None
         return LayerwiseOutput(np.concatenate([np.zeros(0, np.int64), *rows]), self.table, self.held, source)
 
     def _project_features(self, sparse: bool) -> bool:
@@ -164,9 +188,9 @@ class _Pass:
             rows = rows if inputs is None else rows[inputs.contains(rows)]
             for start in range(0, len(rows), limit):
                 nodes = rows[start : start + limit]
-                x = self._read(nodes)
+                x = self.read(nodes)
                 if backbone.reads_edge_types:  # features are mapped by node type
-                    values = backbone.project(0, x, self._node_types(nodes))
+                    values = backbone.project(0, x, self.node_types(nodes))
                 else:
                     values = backbone.project(0, x)
                 self._write(table, inputs, nodes, values)
@@ -174,10 +198,69 @@ class _Pass:
         self.table, self.held = table, inputs
         return True
 
+    def _streamed(self, index: int, projected: bool, sparse: bool) -> Broadcast | None:
+        """Return the pass that computes a layer by broadcasting, the same on every rank; None: not so."""
+        backbone = self.backbone
+        streamed = backbone.streamed_layer(index, projected, sparse)
+        if streamed is None or self.broadcast is False or (self.block_edges and not self.broadcast):
+            return None
+        sizes = bin_sizes(streamed, self.source.num_nodes, backbone.num_edge_types)
+        if sizes.num_bins > MOST_BINS:
+            return None
+        way, size = self._way(index, projected, sparse, streamed, sizes)
+        wanted = np.array([way.broadcasts or bool(self.broadcast)], np.uint8)
+        self.source.union(wanted)  # a table more or less is every rank's
+        if not wanted[0]:
+            return None
+        if rank() == 0:
+            _log.info("Exact evaluation, %s", way.line(index + 1, size))
+            record(
+                "broadcast_layer",
+                layer=index,
+                num_rows=size.num_rows,
+                num_edges=size.num_edges,
+                num_buckets=way.buckets.num_buckets,
+                predicted_bytes=int(way.broadcast_bytes),
+            )
+        return Broadcast(self, index, streamed, sizes, way.buckets, self.memory_bytes)
+
+    def _way(
+        self, index: int, projected: bool, sparse: bool, streamed: StreamedLayer, sizes: BinSizes
+    ) -> tuple[LayerWay, LayerSize]:
+        """Return the way that reads fewer bytes, and the layer's size on this rank."""
+        backbone, source = self.backbone, self.source
+        num_rows, num_edges = source.counts(self.needed[index + 1])
+        inputs = source.num_nodes if self.needed[index] is None else len(self.needed[index])
+        stored = source.row_bytes if self.table is None else self.table.itemsize * self.table.shape[1]
+        mapped = None if projected else backbone.projected_channels(index, sparse)
+        table_bytes = stored if mapped is None else np.dtype(self.table_dtype).itemsize * mapped
+        channels = backbone.sum_channels(index, projected or mapped is not None)
+        num_groups = self._num_groups(channels, backbone.layer_channels(index), num_rows, num_edges)
+        edge_bytes = (6 if sizes.shift <= 16 else 8) + self.dtype.itemsize * (source.has_weights or streamed.by_type)
+        size = LayerSize(num_rows, num_edges, inputs, stored)
+        groups = GroupSize(num_groups, table_bytes, 0 if mapped is None else inputs * (stored + table_bytes))
+        row_bytes = row_bytes_of(streamed, self.dtype.itemsize)
+        return choose_way(size, groups, row_bytes, edge_bytes, self.memory_bytes), size
+
+    def _num_groups(self, channels: int | None, width: int, num_rows: int, num_edges: int) -> int:
+        """Return how many groups of rows read their sources one after the other, without broadcasting."""
+        if channels is None:
+            return max(1, -(-num_edges // self._block_edges(width)))
+        most_rows, most_edges = self._group_limits(channels)
+        return max(1, -(-num_rows // most_rows), -(-num_edges // most_edges))
+
     def _layer(
-        self, index: int, projected: bool, targets: NodeSet | None, sparse: bool
+        self, index: int, projected: bool, targets: NodeSet | None, sparse: bool, broadcast: Broadcast | None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of a layer for this rank's targets."""
+        if broadcast is not None:
+            everything = NodeSet.of_mask(np.ones(self.source.num_nodes, bool)) if targets is None else targets
+            return_freed_memory()  # of chunks, in each thread's own heap
+            self.spool = self.spool or self.source.spool()  # tables have been made in its folder
+            yield from broadcast.run(
+                self._blocks(everything), self.spool
+            )  # rows that are asked for are read, not mapped
+            return
         channels = None if sparse and not projected else self.backbone.sum_channels(index, projected)
         width = self.backbone.projected_channels(index, sparse) if projected else self.backbone.layer_channels(index)
         if channels is None:
@@ -213,9 +296,9 @@ class _Pass:
             x = buffers[start // step % 2][: len(nodes)]
             for first in range(0, len(nodes), few):
                 chunk = nodes[first : first + few]
-                x[first : first + few] = torch.as_tensor(self._read(chunk))
+                x[first : first + few] = torch.as_tensor(self.read(chunk))
                 if backbone.symmetric_sums:
-                    x[first : first + few] *= self._scale(chunk, None, weight is not None)
+                    x[first : first + few] *= self.scale(chunk, None, weight is not None)
             return x
 
         coming = reader.submit(load, 0) if starts else None
@@ -226,35 +309,33 @@ class _Pass:
             add_edges(summed, x, start, indptr, indices, cursor, weight)
         for start in range(0, len(rows), few):
             chunk = slice(start, min(start + few, len(rows)))
-            own, total = torch.as_tensor(self._read(rows[chunk])).to(self.dtype), summed[chunk]
+            own, total = torch.as_tensor(self.read(rows[chunk])).to(self.dtype), summed[chunk]
             counts = np.diff(group.indptr[chunk.start : chunk.stop + 1])
-            scale = self._scale(rows[chunk], counts, weight is not None)
+            scale = self.scale(rows[chunk], counts, weight is not None)
             if backbone.symmetric_sums:
-                added = self._self_weight(rows[chunk])
+                added = self.self_weight(rows[chunk])
                 total = total.addcmul_(own[:, :channels], scale if added is None else scale * added.unsqueeze(1))
             total = total if scale is None else total.mul_(scale)
             yield rows[chunk], backbone.layer_from_sum(index, total, own, projected)
 
-    def _scale(self, nodes: np.ndarray, counts: np.ndarray | None, weighted: bool) -> Tensor | None:
+    def scale(self, nodes: np.ndarray, counts: np.ndarray | None, weighted: bool) -> Tensor | None:
         """Return the (num, 1) factors of some nodes' sums; counts: how many edges each has."""
         degree = self.source.degree(nodes) if self.backbone.needs_degree else counts
         degree = torch.as_tensor(np.asarray(degree)).to(self.dtype)
         if self.backbone.symmetric_sums:
-            added = self._self_weight(nodes)
+            added = self.self_weight(nodes)
             degree = degree + (1 if added is None else added)
         scale = self.backbone.row_scale(degree, weighted)
         return None if scale is None else scale.unsqueeze(1)
 
-    def _self_weight(self, nodes: np.ndarray) -> Tensor | None:
+    def self_weight(self, nodes: np.ndarray) -> Tensor | None:
         """Return the (num,) weights of the self-loops that are added to some nodes; None: 1 for all."""
         weight = self.source.self_weight(nodes) if self.backbone.needs_degree else None
         return None if weight is None else torch.as_tensor(weight).to(self.dtype)
 
     def _groups(self, targets: NodeSet | None, channels: int) -> Iterator[RowBlock]:
         """Yield this rank's targets, as many at once as memory has space for their sums and their edges."""
-        sum_bytes = self.memory_bytes * 5 // 8
-        most_rows = max(1, sum_bytes // (channels * self.dtype.itemsize))
-        most_edges = self.block_edges or max(1, self.memory_bytes // 64)
+        most_rows, most_edges = self._group_limits(channels)
         if len(self.sums) < most_rows * channels:
             self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # unused pages take no memory
         chunks: list[RowBlock] = []
@@ -270,17 +351,25 @@ class _Pass:
         if chunks:
             yield _joined(chunks)
 
+    def _group_limits(self, channels: int) -> tuple[int, int]:
+        """Return how many rows and edges a group of sums has at most."""
+        most_rows = max(1, self.memory_bytes * 5 // 8 // (channels * self.dtype.itemsize))
+        return most_rows, self.block_edges or max(1, self.memory_bytes // 64)
+
+    def _block_edges(self, width: int) -> int:
+        """Return how many edges a block has at most, whose sources are gathered."""
+        return self.block_edges or max(1, self.memory_bytes // (8 * max(1, self.backbone.values_of_edge(width))))
+
     def _by_blocks(
         self, index: int, projected: bool, targets: NodeSet | None, width: int
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of a layer, one block of targets with all their sources at a time."""
         compute = self.backbone.layer_projected if projected else self.backbone.layer
-        edge_values = self.backbone.values_of_edge(width)
-        limit = self.block_edges or max(1, self.memory_bytes // (8 * max(1, edge_values)))
+        limit = self._block_edges(width)
         for block in self._blocks(targets):
             for chunk in split_block(block, limit):
                 nodes, local = self._localise(chunk)
-                yield np.asarray(chunk.rows, np.int64), compute(index, self._read(nodes), local)
+                yield np.asarray(chunk.rows, np.int64), compute(index, self.read(nodes), local)
 
     def _blocks(self, targets: NodeSet | None) -> Iterator[RowBlock]:
         """Yield this rank's rows; edge types that the backbone does not read are refused."""
@@ -292,7 +381,7 @@ class _Pass:
                 )
             yield block
 
-    def _node_types(self, nodes: np.ndarray) -> Tensor | None:
+    def node_types(self, nodes: np.ndarray) -> Tensor | None:
         """Return the (num,) int64 node types of some nodes, where the backbone reads them and there are several."""
         node_types = self.source.node_type(nodes) if self.backbone.reads_edge_types else None
         return None if node_types is None else self._tensor(np.asarray(node_types, np.int64))
@@ -310,7 +399,7 @@ class _Pass:
         relations = None
         if self.backbone.reads_edge_types and block.edge_type is not None:
             relations = self._tensor(np.asarray(block.edge_type).astype(np.int64))
-        indptr, node_types = self._tensor(block.indptr), self._node_types(nodes)
+        indptr, node_types = self._tensor(block.indptr), self.node_types(nodes)
         edges = self._tensor(indices)
         return nodes, Block(
             indptr, edges, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=node_types,
@@ -322,7 +411,7 @@ class _Pass:
         self.tables_made += 1
         return self.source.table(f"layerwise{self.tables_made % 2}", width, None if held is None else len(held), dtype)
 
-    def _read(self, nodes: np.ndarray) -> Any:
+    def read(self, nodes: np.ndarray) -> Any:
         """Return what the layer reads of some nodes."""
         if self.table is None:
             return self.source.gather(nodes)

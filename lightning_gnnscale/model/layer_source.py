@@ -79,10 +79,34 @@ class RowBlock(NamedTuple):
     edge_type: np.ndarray | None = None
 
 
+class Spool(Protocol):
+    """A file of one process for a time."""
+
+    def append(self, values: np.ndarray) -> int:
+        """Write an array behind what is there, and return the byte where it begins."""
+
+    def read(self, position: int, out: np.ndarray) -> None:
+        """Fill a (num,) array from a byte on."""
+
+    def clear(self) -> None:
+        """Forget what was written: the next array lies at the beginning again."""
+
+    def close(self) -> None:
+        """Remove the file."""
+
+
 class LayerSource(Protocol):
-    """The graph as one rank sees it: its own rows, and any node's features, degree and current representation."""
+    """The graph as one rank sees it: its own rows, and any node's features, degree and current representation.
+
+    Attributes:
+        num_nodes: nodes of the graph.
+        row_bytes: bytes of a node's features where they lie; 0 without.
+        has_weights: whether edges have weights.
+    """
 
     num_nodes: int
+    row_bytes: float
+    has_weights: bool
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
         """Yield this rank's rows, or those of them that are needed; over all ranks each node appears once.
@@ -90,6 +114,12 @@ class LayerSource(Protocol):
         Called several times, same order each time. Edges of all rows may be mapped files: they are read where they are
         used, and passes over the rows alone read none.
         """
+
+    def counts(self, needed: NodeSet | None = None) -> tuple[int, int]:
+        """Return how many of this rank's rows are needed, and how many edges they have; no edge is read."""
+
+    def spool(self) -> Spool | None:
+        """Return a file of this rank that it writes edges to for a time; None: there is no disk for it."""
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
         """Return the features of (num,) int64 nodes: (num, dim) tensor or array, sparse rows, or `RowsByNodeType`.

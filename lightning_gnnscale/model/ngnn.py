@@ -14,7 +14,7 @@ POSITIONS = ("input", "hidden", "all")
 class NGNNLayer(SAGELayer):
     """A `SAGELayer` followed, inside the layer, by feed-forward layers: ReLU, then a linear map, each time."""
 
-    sums_once = True
+    sums_once = streams = True
 
     def __init__(self, in_channels: int, out_channels: int, feed_forward_layers: int):
         super().__init__(in_channels, out_channels)
@@ -38,6 +38,9 @@ class NGNNLayer(SAGELayer):
         out = super().from_sum(summed, own, projected)
         return self._feed(out) if projected else out
 
+    def from_total(self, total: Tensor) -> Tensor:
+        return self._feed(super().from_total(total))
+
     def _feed(self, x: Tensor) -> Tensor:
         for linear in self.feed_forward:
             x = linear(F.relu(x))
@@ -60,7 +63,7 @@ class NGNN(GraphSAGE):
     Source: Song et al., Network In Graph Neural Network, 2021 (arXiv 2111.11638).
     """
 
-    sums_once = True
+    sums_once = streams = True
 
     def __init__(
         self,

@@ -240,6 +240,11 @@ class InputSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a node's stored features and its row."""
+        return self._source.row_bytes + 4 * self._inputs.dim
+
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
         """Return (num, dim) of the stored features and the rows, or rows of a table of hidden layers."""
         if table is not None:

@@ -142,6 +142,10 @@ class RelationalBackbone(Backbone):
         """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
         return (self.edge_dim or 0) + (self.time_channels or 0)
 
+    @property
+    def num_edge_types(self) -> int:
+        return self.schema.num_edge_types
+
     def layer_channels(self, index: int) -> int:
         return max(1, *self.type_channels) if index == 0 else super().layer_channels(index)
 
@@ -265,23 +269,27 @@ class RelationalBackbone(Backbone):
             ValueError: edge types or node types are missing where there are several, or an edge type is out of range.
         """
         relations, node_types = block.edge_type, self.schema.num_node_types
+        self.check_edge_types(relations)
         if relations is None:
-            if self.schema.num_edge_types > 1:
-                raise ValueError(
-                    f"{type(self).__name__} needs edge_type, the edge type of each edge: the schema has "
-                    f"{self.schema.num_edge_types} edge types"
-                )
             relations = torch.zeros(len(block.indices), dtype=torch.int64, device=block.indices.device)
         if node_types > 1 and block.node_type is None:
             raise ValueError(
                 f"{type(self).__name__} needs node_type, the node type of each node: the schema has {node_types}"
             )
-        if len(relations) and int(relations.max()) >= self.schema.num_edge_types:
-            raise ValueError(f"edge_type must be below {self.schema.num_edge_types}, got {int(relations.max())}")
         weight = None if block.edge_weight is None else block.edge_weight.to(self.dtype)
         attr = None if block.edge_attr is None else block.edge_attr.to(self.dtype)
         block = replace(block, edge_type=relations, edge_weight=weight, edge_attr=attr)
         return replace(block, by_edge_type=block.edges_by_type())
+
+    def check_edge_types(self, edge_type: Any) -> None:
+        """Refuse edge types, (num_edges,) or None, that the schema does not have, or none where it has several."""
+        if edge_type is None and self.schema.num_edge_types > 1:
+            raise ValueError(
+                f"{type(self).__name__} needs edge_type, the edge type of each edge: the schema has "
+                f"{self.schema.num_edge_types} edge types"
+            )
+        if edge_type is not None and len(edge_type) and int(edge_type.max()) >= self.schema.num_edge_types:
+            raise ValueError(f"edge_type must be below {self.schema.num_edge_types}, got {int(edge_type.max())}")
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
         return self.hidden_channels if index == 0 else None

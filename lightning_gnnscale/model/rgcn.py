@@ -12,7 +12,8 @@ from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate
 from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs
 from .relational import RelationalBackbone, TypedLinear, map_groups
-from .row_layers import RowLayer
+from .row_layers import RowLayer, StreamedLayer
+from .sparse_linear import as_input
 
 
 class RGCNLayer(nn.Module, RowLayer):
@@ -23,6 +24,8 @@ class RGCNLayer(nn.Module, RowLayer):
         num_relations, num_node_types: how many there are.
         num_bases: matrices that the maps of edge types are made of; None: each has its own.
     """
+
+    streams = True
 
     def __init__(
         self, in_channels: int, out_channels: int, num_relations: int, num_node_types: int, num_bases: int | None
@@ -113,7 +116,7 @@ class RGCN(RelationalBackbone):
         and (3). Differs: features are mapped by node type first, and the map of the node itself is one a node type.
     """
 
-    averages = True
+    averages = streams = True
 
     def __init__(
         self,
@@ -139,3 +142,20 @@ class RGCN(RelationalBackbone):
         schema = self.schema
         width = self.layer_channels(index + 1)
         return RGCNLayer(self.hidden_channels, width, schema.num_edge_types, schema.num_node_types, self.num_bases)
+
+    def streamed_layer(self, index: int, projected: bool, sparse: bool) -> StreamedLayer | None:
+        layer = self.convs[index]
+        if (index == 0 and not projected) or any("streams" not in vars(type(module)) for module in (self, layer)):
+            return None  # features are mapped by node type first
+        return StreamedLayer(layer.out_channels, layer.in_channels, "map", adds_own=True, by_type=True)
+
+    def map_sources(self, index: int, x: Any, edge_type: int | None = None) -> Tensor:
+        weight, comp = self.convs[index].weight, self.convs[index].comp
+        weight = weight[edge_type] if comp is None else torch.einsum("b,bio->io", comp[edge_type], weight)
+        return as_input(x, self.reference) @ weight
+
+    def map_own(self, index: int, x: Any, node_type: Tensor | None = None) -> Tensor:
+        return self.convs[index].root(as_input(x, self.reference), node_type)
+
+    def layer_from_total(self, index: int, total: Tensor) -> Tensor:
+        return self.finish_layer(index, as_input(total, self.reference))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,35 @@ def edges_from(block: Block, first: int, count: int) -> Block:
     return Block(passed[block.indptr], block.indices[chosen] - first, count, weight, degree)
 
 
+class StreamedLayer(NamedTuple):
+    """How a layer is made from sources that stream past, chunk by chunk, while sums of its rows lie in memory.
+
+    Attributes:
+        channels: columns of a sum.
+        width: columns of what is read of a source.
+        form: "map": sources are mapped as they are read, by `Backbone.map_sources`; "projected": what is read has been
+            mapped, by `Backbone.project`; "rows": the sums are mapped, once they are complete.
+        adds_own: whether the outputs depend on the rows themselves, beside their sums.
+        by_type: whether each edge type has a map of its own; the sum is then one of means, a mean an edge type.
+    """
+
+    channels: int
+    width: int
+    form: str
+    adds_own: bool
+    by_type: bool = False
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether the rows themselves are kept beside their sums; else what they add is added to the sums."""
+        return self.form == "rows" and self.adds_own
+
+    @property
+    def row_channels(self) -> int:
+        """Values that a row takes while sources stream past."""
+        return self.channels + self.width * self.keeps_own
+
+
 class RowLayer:
     """Base of the layers that the strategy hands an exchange to.
 
@@ -179,6 +208,7 @@ class SummingLayer(RowLayer):
     """
 
     can_pull = True
+    adds_own = False  # whether a row adds more to its sum than a self-loop
 
     @property
     def neighbor_weight(self) -> Tensor:
@@ -192,6 +222,18 @@ class SummingLayer(RowLayer):
     def from_sum(self, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
         """Return (num_rows, out_channels) from the sums, see `Backbone.layer_from_sum`."""
         return self.add_own(summed if projected else linear(summed, self.neighbor_weight), own)
+
+    def map_sources(self, x: Tensor | SparseInput) -> Tensor:
+        """Return (num, out_channels), what sources give along their edges once they are mapped."""
+        return linear(x, self.neighbor_weight)
+
+    def map_own(self, own: Tensor | SparseInput) -> Tensor:
+        """Return (num_rows, out_channels), what rows add to their sums of mapped sources; with `adds_own`."""
+        raise NotImplementedError
+
+    def from_total(self, total: Tensor) -> Tensor:
+        """Return (num_rows, out_channels) from the sums of what was mapped, with what the rows add."""
+        raise NotImplementedError
 
     def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
         block = edges.block

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from lightning_gnnscale.datamodule.edge_spool import EdgeSpool
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.model import RowBlock
 from lightning_gnnscale.model.layer_source import select_rows
@@ -96,7 +97,15 @@ class MemorySource:
         self.features = to_sparse(graph.x) if sparse else graph.x
         self.edge_weight = edge_weight
         self.num_nodes = graph.num_nodes
+        self.row_bytes, self.has_weights = 4.0 * graph.x.shape[-1], edge_weight is not None
         self.gathered = []
+
+    def counts(self, needed=None):
+        blocks = list(self.blocks(needed))
+        return sum(len(block.rows) for block in blocks), sum(len(block.indices) for block in blocks)
+
+    def spool(self):
+        return None if self.shared.folder is None else EdgeSpool(self.shared.folder / f"edges-{self.rank}")
 
     def blocks(self, needed=None):
         for block in self.all_blocks():

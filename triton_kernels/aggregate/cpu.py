@@ -35,14 +35,14 @@ def run_rows(function, indptr: np.ndarray, width: int, *args) -> None:
         return
     cuts = np.searchsorted(indptr, np.arange(1, num_threads) * (int(indptr[-1]) / num_threads))
     bounds = [0, *cuts.tolist(), num_rows]
-    pool = _pool(num_threads - 1)
+    pool = threads(num_threads - 1)
     waiting = [pool.submit(function, *args, bounds[i], bounds[i + 1]) for i in range(1, num_threads)]
     function(*args, bounds[0], bounds[1])
     for future in waiting:
         future.result()
 
 
-def _pool(num_workers: int) -> ThreadPoolExecutor:
+def threads(num_workers: int) -> ThreadPoolExecutor:
     """Return this process's pool; a forked child has its parent's pools but not their threads, hence the pid."""
     key = (os.getpid(), num_workers)
     if key not in _pools:

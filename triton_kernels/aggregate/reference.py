@@ -81,3 +81,20 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
     """Return the (num_edges, heads) products of each row's (heads, channels) value with its sources' values."""
     rows = dst_value.index_select(0, row_of_edge(indptr, len(indices)))
     return (rows * src_value.index_select(0, indices)).sum(dim=-1)
+
+
+def add_placed_edges(
+    out: Tensor, x: Tensor, rows: Tensor, sources: Tensor, factor: Tensor | None = None, weight: Tensor | None = None
+) -> Tensor:
+    """Return out with factor[row] * weight * x[source] added to its rows, edge after edge.
+
+    Args:
+        out: (num_dst, channels).
+        x: (num, channels).
+        rows, sources: (num_edges,) int64, a row of out and one of x.
+        factor: (num_dst,) or None.
+        weight: (num_edges,) or None.
+    """
+    shares = out.new_ones(len(rows)) if factor is None else factor[rows]
+    shares = shares if weight is None else shares * weight
+    return out.index_add(0, rows, shares.unsqueeze(1) * x[sources])

@@ -1,0 +1,343 @@
+"""A layer by broadcasting: its sources stream past once in the order of the file, and add to sums in memory."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..triton_kernels.aggregate import add_placed_edges
+from .edge_bins import BinnedEdges, BinSizes, EdgeBins, edge_shares, mark_sources, number_sources
+from .layer_plan import BucketPlan
+from .layer_source import RowBlock, Spool, split_block
+from .row_layers import StreamedLayer
+from .sparse_linear import is_sparse
+
+CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
+READ_BYTES = 4 << 20  # of values that are read and mapped at once
+AHEAD = 2  # chunks that are read while one is added
+# BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
+STEP_ROWS = 64
+
+
+def bin_sizes(streamed: StreamedLayer, num_nodes: int, num_types: int) -> BinSizes:
+    """Return the chunks of a layer's sources: a function of the model and the graph alone."""
+    columns = max(streamed.channels, streamed.width if streamed.by_type else 1)
+    shift = int(np.clip(int(CHUNK_BYTES // (4 * columns) or 1).bit_length() - 1, 0, 16))
+    return BinSizes(shift, -(-num_nodes // (1 << shift)), num_types if streamed.by_type else 1)
+
+
+class _Loaded(NamedTuple):
+    """The sources of a chunk as they are added: for each part the edges, the positions of sources, and their values.
+
+    Attributes:
+        parts: edges, (chunk_nodes,) int32 positions, (num, channels) values.
+        slots: the rows that lie in the chunk themselves, a slice or (num_own,) numbers.
+        own: (num_own, ...) what is added to their sums, or kept beside them; None: nothing.
+    """
+
+    parts: list[tuple[BinnedEdges, np.ndarray, Tensor]]
+    slots: slice | np.ndarray
+    own: Tensor | None
+
+
+@dataclass
+class Broadcast:
+    """One layer's pass over its sources, for each bucket of rows.
+
+    Args:
+        reader: the pass over all layers, which reads tables and features, and knows rows' scales.
+        index: the layer.
+        streamed: how it is made.
+        sizes: chunks of its sources.
+        plan: buckets of rows.
+        memory_bytes: of everything.
+
+    Cost: each source that a bucket needs is read once a bucket; each edge is read once, and those beyond memory are
+        written and read once more. Sums are added in the order of the file, chunk after chunk, whatever memory is.
+    Source: ATLAS (arXiv 2605.09402). Differs: a bounded number of rows have their sums in memory and the sources are
+        read once more for each such bucket, where ATLAS writes messages; edges are grouped by source beforehand.
+    """
+
+    reader: Any
+    index: int
+    streamed: StreamedLayer
+    sizes: BinSizes
+    plan: BucketPlan
+    memory_bytes: int
+    spool: Spool | None = None
+    _bins: EdgeBins | None = None
+    _rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    _order: np.ndarray | None = None
+    _factor: np.ndarray | None = None
+    _weighted: bool = False
+
+    def run(self, blocks: Iterator[RowBlock], spool: Spool | None) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of the rows of some blocks.
+
+        Args:
+            blocks: the rows.
+            spool: the file of a bucket's edges; None: they stay in memory.
+        """
+        self.spool = spool
+        shape = (self.plan.most_rows, self.streamed.channels)
+        sums = torch.empty(shape, dtype=self.reader.dtype)  # unused pages take no memory
+        kept = None
+        if self.streamed.keeps_own:
+            kept = torch.empty((self.plan.most_rows, self.streamed.width), dtype=self.reader.dtype)
+        with ThreadPoolExecutor(AHEAD, thread_name_prefix="gnnscale-layer") as pool:
+            for rows, factor in self._buckets(blocks, pool):
+                self._rows, self._factor = rows, factor
+                self._order = None if bool((rows[1:] > rows[:-1]).all()) else np.argsort(rows, kind="stable")
+                self._stream(sums[: len(rows)].zero_(), kept, pool)
+                self._bins.clear()
+                yield from self._finish(sums, kept)
+
+    def _buckets(
+        self, blocks: Iterator[RowBlock], pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Bring the edges of one bucket after the other into bins; yield (rows, factors of their sums)."""
+        rows: list[np.ndarray] = []
+        factors: list[np.ndarray | None] = []
+        count, most = 0, self.plan.most_rows
+        for block in self._joined_blocks(blocks, pool):
+            start = 0
+            while start < len(block.rows):
+                stop = min(len(block.rows), start + most - count)
+                chosen = _rows_between(block, start, stop)
+                rows.append(chosen.rows)
+                factors.append(self._add(chosen, count))
+                count, start = count + len(chosen.rows), stop
+                if count == most:
+                    yield np.concatenate(rows), _joined(factors)
+                    rows, factors, count = [], [], 0
+        if count:
+            yield np.concatenate(rows), _joined(factors)
+
+    def _joined_blocks(self, blocks: Iterator[RowBlock], pool: ThreadPoolExecutor) -> Iterator[RowBlock]:
+        """Yield blocks of about as many edges as may be sorted at once; the next is read meanwhile."""
+        limit = max(1, self.memory_bytes // 256)
+
+        def read() -> RowBlock | None:
+            found, count = [], 0
+            while count < limit:
+                block = next(chunks, None)
+                if block is None:
+                    break
+                found.append(block)
+                count += len(block.indices) + len(block.rows)
+            return _join(found) if found else None
+
+        chunks = (chunk for block in blocks for chunk in split_block(block, limit))
+        coming = pool.submit(read)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(read)
+            yield block
+
+    def _add(self, block: RowBlock, first_slot: int) -> np.ndarray | None:
+        """Put the edges of rows into bins and return the factors of the rows' sums; None: all are 1."""
+        dtype = torch.empty(0, dtype=self.reader.dtype).numpy().dtype
+        self._weighted, weight = block.edge_weight is not None, None
+        if self.streamed.by_type:
+            weight = np.empty(len(block.indices), dtype)
+            self.reader.backbone.check_edge_types(block.edge_type)
+            types = np.zeros(len(block.indices), np.uint8) if block.edge_type is None else block.edge_type
+            given = np.empty(0, np.float32) if block.edge_weight is None else block.edge_weight
+            edge_shares(block.indptr, types, given, self.sizes.num_types, weight)
+        if self._bins is None:
+            weight_dtype = dtype if self._weighted or weight is not None else None
+            window = max(1 << 20, self.memory_bytes // 32)
+            self._bins = EdgeBins(self.sizes, weight_dtype, self.plan.keep_bytes, window, self.spool)
+        self._bins.add(block, first_slot, weight)
+        if self.streamed.by_type:
+            return None
+        scale = self.reader.scale(block.rows, np.diff(block.indptr), self._weighted)
+        return None if scale is None else scale.reshape(-1).numpy().astype(dtype, copy=False)
+
+    def _stream(self, sums: Tensor, kept: Tensor | None, pool: ThreadPoolExecutor) -> None:
+        """Read the sources of a bucket's edges, a chunk at a time, and add them to the sums."""
+        order = self._order  # None: rows ascend
+        starts = np.arange(self.sizes.num_chunks + 1) << self.sizes.shift
+        places = np.searchsorted(self._rows, starts, sorter=order)
+        has_edges = self._bins.counts.reshape(self.sizes.num_chunks, -1).sum(axis=1) > 0
+        coming = deque()
+        for chunk in np.flatnonzero(has_edges | (np.diff(places) > 0)).tolist():
+            first = chunk * self.sizes.num_types
+            edges = [self._bins.read(first + kind) for kind in range(self.sizes.num_types)]
+            slots = slice(int(places[chunk]), int(places[chunk + 1]))
+            slots = slots if order is None else order[slots]
+            coming.append(pool.submit(self._load, int(starts[chunk]), edges, slots))
+            if len(coming) > AHEAD:
+                self._take(coming.popleft().result(), sums, kept)
+        while coming:
+            self._take(coming.popleft().result(), sums, kept)
+
+    def _take(self, loaded: _Loaded, sums: Tensor, kept: Tensor | None) -> None:
+        """Add a chunk to the sums: its edges, then what its rows add of themselves."""
+        for edges, position, values in loaded.parts:
+            add_placed_edges(sums, values, edges.slots, edges.local, position, self._factor, edges.weight)
+        if loaded.own is not None:
+            if kept is None:
+                sums[loaded.slots] += loaded.own
+            else:
+                kept[loaded.slots] = loaded.own
+
+    @torch.no_grad()
+    def _load(self, first_node: int, edges: list[BinnedEdges], slots: slice | np.ndarray) -> _Loaded:
+        """Read the sources of a chunk and map them; a thread of its own runs it."""
+        own_local = self._rows[slots] - first_node
+        position = np.full(1 << self.sizes.shift, -1, np.int32)
+        for part in edges:
+            mark_sources(part.local, position)
+        if self._takes_own:
+            position[own_local] = 0
+        local = number_sources(position)
+        if self.streamed.by_type:
+            return self._load_by_type(first_node, local, edges, position, slots, own_local)
+        values = torch.empty((len(local), self.streamed.channels), dtype=self.reader.dtype)
+        own_width = self.streamed.width if self.streamed.keeps_own else self.streamed.channels
+        own = torch.empty((len(own_local), own_width), dtype=self.reader.dtype) if self._takes_own else None
+        step = _rows_of_bytes(READ_BYTES, self.streamed.width)
+        for start in range(0, len(local), step):
+            some = local[start : start + step]
+            chosen = slice(*np.searchsorted(own_local, [some[0], some[-1] + 1])) if self._takes_own else slice(0, 0)
+            x = self.reader.read(some + first_node)
+            self._map(x, some + first_node, values[start : start + step])
+            if own is not None and chosen.start < chosen.stop:
+                places = torch.from_numpy(position[own_local[chosen]].astype(np.int64))
+                self._own_values(x, places - start, own_local[chosen] + first_node, own[chosen])
+        if self.reader.backbone.symmetric_sums:
+            own = self._symmetric_own(values[torch.from_numpy(position[own_local].astype(np.int64))], slots)
+        return _Loaded([(edges[0], position, values)], slots, own)
+
+    @property
+    def _takes_own(self) -> bool:
+        return self.streamed.adds_own or self.reader.backbone.symmetric_sums
+
+    def _map(self, x: Any, nodes: np.ndarray, out: Tensor) -> None:
+        """Fill (num, channels) with what sources give along their edges."""
+        backbone, channels = self.reader.backbone, self.streamed.channels
+        if self.streamed.form == "map":
+            in_steps(lambda rows: backbone.map_sources(self.index, rows), x, out)
+        else:
+            out.copy_(torch.as_tensor(x)[:, :channels])
+        if backbone.symmetric_sums:
+            out *= self.reader.scale(nodes, None, self._weighted)
+
+    def _own_values(self, x: Any, places: Tensor, nodes: np.ndarray, out: Tensor) -> None:
+        """Fill (num_own, ...) with what some rows add to their own sums, or what is kept of them."""
+        if self.reader.backbone.symmetric_sums:
+            return
+        if self.streamed.form == "map":
+            rows = self.reader.read(nodes) if is_sparse(x) else torch.as_tensor(x)[places]
+            in_steps(lambda some: self.reader.backbone.map_own(self.index, some), rows, out)
+        elif self.streamed.form == "projected":
+            out.copy_(torch.as_tensor(x)[places, self.streamed.channels :])
+        else:
+            out.copy_(torch.as_tensor(x)[places])
+
+    def _symmetric_own(self, values: Tensor, slots: slice | np.ndarray) -> Tensor:
+        """Return what rows' self-loops add to their sums: their scaled values, scaled as targets and weighted."""
+        added = self.reader.self_weight(self._rows[slots])
+        factor = torch.from_numpy(self._factor[slots]).unsqueeze(1)
+        return values.mul_(factor if added is None else factor * added.unsqueeze(1))
+
+    def _load_by_type(
+        self,
+        first_node: int,
+        local: np.ndarray,
+        edges: list[BinnedEdges],
+        position: np.ndarray,
+        slots: slice | np.ndarray,
+        own_local: np.ndarray,
+    ) -> _Loaded:
+        """Read the sources of a chunk, and map those of each edge type by its map."""
+        backbone, channels = self.reader.backbone, self.streamed.channels
+        x = torch.as_tensor(self.reader.read(local + first_node))
+        parts = []
+        for kind, part in enumerate(edges):
+            if not len(part.local):
+                continue
+            placed = np.full(len(position), -1, np.int32)
+            mark_sources(part.local, placed)
+            rows = x[torch.from_numpy(position[number_sources(placed)].astype(np.int64))]
+            values = torch.empty((len(rows), channels), dtype=self.reader.dtype)
+            in_steps(lambda some, kind=kind: backbone.map_sources(self.index, some, kind), rows, values)
+            parts.append((part, placed, values))
+        own = torch.empty((len(own_local), channels), dtype=self.reader.dtype)
+        chosen = x[torch.from_numpy(position[own_local].astype(np.int64))]
+        types = self.reader.node_types(own_local + first_node)
+        in_steps(lambda some, of=None: backbone.map_own(self.index, some, of), chosen, own, types)
+        return _Loaded(parts, slots, own)
+
+    def _finish(self, sums: Tensor, kept: Tensor | None) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of the bucket whose sums are complete."""
+        backbone, num_rows = self.reader.backbone, len(self._rows)
+        few = _rows_of_bytes(READ_BYTES, max(sums.shape[1], backbone.layer_channels(self.index + 1)))
+        for start in range(0, num_rows, few):
+            chunk = slice(start, min(start + few, num_rows))
+            total = _padded(sums[chunk])
+            if self.streamed.form == "rows":
+                own = total[:, :0] if kept is None else _padded(kept[chunk])
+                out = backbone.layer_from_sum(self.index, total, own, False)
+            else:
+                out = backbone.layer_from_total(self.index, total)
+            yield self._rows[chunk], out[: chunk.stop - chunk.start]
+
+
+def in_steps(function: Callable[..., Tensor], x: Any, out: Tensor, beside: Tensor | None = None) -> None:
+    """Fill `out` with a map of rows; rows beyond the last whole step are computed in a step of their own.
+
+    A row's result is then the same to the bit whatever rows come with it. (BLAS alone does not promise that.)
+
+    Args:
+        function: maps (num, width) rows, and with `beside` those entries of it too.
+        x: (num, width), or sparse rows, which are mapped one by one anyway.
+        out: (num, channels).
+        beside: (num,) what belongs to rows, or None.
+    """
+    if is_sparse(x):
+        out.copy_(function(x))
+        return
+    whole = len(x) // STEP_ROWS * STEP_ROWS
+    for first, last in ((0, whole), (whole, len(x))):
+        if first < last:
+            given = () if beside is None else (_padded(beside[first:last]),)
+            out[first:last] = function(_padded(torch.as_tensor(x[first:last])), *given)[: last - first]
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Return rows with rows of zeros behind them, up to a whole number of steps."""
+    missing = -len(rows) % STEP_ROWS
+    return rows if not missing else torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+
+
+def _rows_of_bytes(num_bytes: int, width: int) -> int:
+    """Return how many rows of float32 take so many bytes, in whole steps."""
+    return max(1, num_bytes // (4 * max(1, width)) // STEP_ROWS) * STEP_ROWS
+
+
+def _rows_between(block: RowBlock, start: int, stop: int) -> RowBlock:
+    """Return the rows [start, stop) of a block."""
+    first, last = int(block.indptr[start]), int(block.indptr[stop])
+    edges = [None if column is None else column[first:last] for column in block[2:]]
+    return RowBlock(block.rows[start:stop], block.indptr[start : stop + 1] - first, *edges)
+
+
+def _join(blocks: list[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks as one, without features of edges."""
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.indptr) for block in blocks)])
+    columns = {
+        name: None if getattr(blocks[0], name) is None else np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("indices", "edge_weight", "edge_type")
+    }
+    rows = np.concatenate([np.asarray(block.rows, np.int64) for block in blocks])
+    return RowBlock(rows, np.cumsum(counts), **columns)
+
+
+def _joined(factors: list[np.ndarray | None]) -> np.ndarray | None:
+    return None if factors[0] is None else np.concatenate(factors)

@@ -1,0 +1,223 @@
+"""Edges into some rows, grouped by where their sources lie in the file: in memory, and beyond a limit in a file."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..jit import kernel
+from .layer_source import RowBlock, Spool
+
+MOST_BINS = 1 << 18  # their starts are held for each sorted block
+
+
+class BinSizes(NamedTuple):
+    """How edges are assigned to bins: chunk of consecutive sources, then edge type.
+
+    Attributes:
+        shift: a chunk holds 2 ** shift nodes.
+        num_chunks: chunks of the graph.
+        num_types: edge types, 1 where they are not told apart.
+    """
+
+    shift: int
+    num_chunks: int
+    num_types: int = 1
+
+    @property
+    def num_bins(self) -> int:
+        return self.num_chunks * self.num_types
+
+
+class BinnedEdges(NamedTuple):
+    """The edges of a bin, by target, in the order of the graph.
+
+    Attributes:
+        slots: (num_edges,) int32, targets.
+        local: (num_edges,) uint16 or uint32, sources from the chunk's first on.
+        weight: (num_edges,) or None.
+    """
+
+    slots: np.ndarray
+    local: np.ndarray
+    weight: np.ndarray | None
+
+
+class EdgeBins:
+    """Edges by bin, kept as blocks that are sorted one by one; a bin is read as its share of each block.
+
+    Args:
+        sizes: the bins.
+        weight_dtype: dtype of the edges' weights; None: they have none.
+        keep_bytes: of edges in memory; blocks beyond them are written to the spool.
+        window_bytes: of edges that are read from the spool at once.
+        spool: None: all edges stay in memory.
+
+    Cost: an edge takes 6 bytes (8 with chunks of more than 65,536 nodes), and its weight; 8 bytes a bin a block.
+    """
+
+    def __init__(
+        self,
+        sizes: BinSizes,
+        weight_dtype: np.dtype | None,
+        keep_bytes: int,
+        window_bytes: int,
+        spool: Spool | None,
+    ):
+        self.sizes, self.weight_dtype, self.spool = sizes, weight_dtype, spool
+        self.keep_bytes, self.window_bytes = keep_bytes, window_bytes
+        self.dtypes = [np.dtype(np.int32), np.dtype(np.uint16 if sizes.shift <= 16 else np.uint32)]
+        self.dtypes += [] if weight_dtype is None else [np.dtype(weight_dtype)]
+        self.counts = np.zeros(sizes.num_bins, np.int64)
+        self._starts: list[np.ndarray] = []
+        self._blocks: list[list[np.ndarray | int]] = []  # columns in memory, or where they begin in the spool
+        self._kept_bytes = 0
+        self._window = (0, 0)
+        self._held: list[tuple[np.ndarray, list[np.ndarray]]] = []
+
+    @property
+    def edge_bytes(self) -> int:
+        """Bytes that an edge takes."""
+        return sum(dtype.itemsize for dtype in self.dtypes)
+
+    def add(self, block: RowBlock, first_slot: int, weight: np.ndarray | None = None) -> None:
+        """Add the edges of rows that follow those added before.
+
+        Args:
+            block: the rows; without an edge type where bins do not tell them apart.
+            first_slot: target number of its first row.
+            weight: (num_edges,) weights of the edges instead of the block's.
+        """
+        weight = block.edge_weight if weight is None else weight
+        starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, weight)
+        self.counts += np.diff(starts)
+        num_bytes = self.edge_bytes * len(columns[0])
+        if self.spool is not None and self._kept_bytes + num_bytes > self.keep_bytes:
+            columns = [self.spool.append(column) for column in columns]
+        else:
+            self._kept_bytes += num_bytes
+        self._starts.append(starts)
+        self._blocks.append(columns)
+
+    def read(self, number: int) -> BinnedEdges:
+        """Return the edges of a bin; bins are read in ascending order."""
+        first, last = self._window
+        if not first <= number < last:
+            self._load(number)
+            first = number
+        columns: list[list[np.ndarray]] = [[] for _ in self.dtypes]
+        for starts, held in self._held:
+            chosen = slice(starts[number - first], starts[number - first + 1])
+            for column, values in zip(columns, held, strict=True):
+                column.append(values[chosen])
+        joined = [
+            np.concatenate([np.empty(0, dtype), *column]) for dtype, column in zip(self.dtypes, columns, strict=True)
+        ]
+        return BinnedEdges(joined[0], joined[1], joined[2] if len(joined) > 2 else None)
+
+    def _load(self, first: int) -> None:
+        """Bring the bins from `first` on into memory, as many as a window holds."""
+        behind = np.cumsum(self.counts[first:]) * self.edge_bytes
+        last = first + max(1, int(np.searchsorted(behind, self.window_bytes, side="right")))
+        self._window, self._held = (first, last), []
+        for starts, columns in zip(self._starts, self._blocks, strict=True):
+            begin, end = int(starts[first]), int(starts[last])
+            held = []
+            for dtype, column in zip(self.dtypes, columns, strict=True):
+                if isinstance(column, np.ndarray):
+                    held.append(column[begin:end])
+                else:
+                    held.append(np.empty(end - begin, dtype))
+                    self.spool.read(column + begin * dtype.itemsize, held[-1])
+            self._held.append((starts[first : last + 1] - begin, held))
+
+    def clear(self) -> None:
+        """Forget all edges."""
+        self.counts[:] = 0
+        self._starts, self._blocks, self._held, self._window = [], [], [], (0, 0)
+        self._kept_bytes = 0
+        if self.spool is not None:
+            self.spool.clear()
+
+
+def _sorted_edges(
+    block: RowBlock, first_slot: int, sizes: BinSizes, dtypes: Sequence[np.dtype], weight: np.ndarray | None
+) -> list[np.ndarray]:
+    """Return (num_bins + 1,) int64 starts of the bins, then the columns of a block's edges by bin."""
+    indices = np.ascontiguousarray(block.indices)
+    types = np.empty(0, np.uint8) if sizes.num_types == 1 else np.ascontiguousarray(block.edge_type)
+    starts = _count_bins(indices, types, sizes.shift, sizes.num_types, sizes.num_bins)
+    columns = [np.empty(len(indices), dtype) for dtype in dtypes]
+    given = np.empty(0, np.float32) if weight is None else np.ascontiguousarray(weight, dtypes[2])
+    sorted_weight = columns[2] if weight is not None else given
+    indptr = np.ascontiguousarray(block.indptr, np.int64)
+    _place_edges(
+        indptr, indices, types, given, first_slot, sizes.shift, sizes.num_types, starts[:-1].copy(),
+        columns[0], columns[1], sorted_weight,
+    )  # fmt: skip
+    return [starts, *columns]
+
+
+@kernel
+def _count_bins(indices, types, shift, num_types, num_bins):
+    starts = np.zeros(num_bins + 1, np.int64)
+    for e in range(len(indices)):
+        bin_number = (indices[e] >> shift) * num_types
+        if num_types > 1:
+            bin_number += types[e]
+        starts[bin_number + 1] += 1
+    for b in range(num_bins):
+        starts[b + 1] += starts[b]
+    return starts
+
+
+@kernel
+def _place_edges(indptr, indices, types, weight, first_slot, shift, num_types, cursor, slots, local, sorted_weight):
+    mask = (1 << shift) - 1
+    for v in range(len(indptr) - 1):
+        for e in range(indptr[v], indptr[v + 1]):
+            bin_number = (indices[e] >> shift) * num_types
+            if num_types > 1:
+                bin_number += types[e]
+            place = cursor[bin_number]
+            cursor[bin_number] = place + 1
+            slots[place] = first_slot + v
+            local[place] = indices[e] & mask
+            if len(weight):
+                sorted_weight[place] = weight[e]
+
+
+@kernel
+def mark_sources(local, position):
+    """Set (chunk_nodes,) int32 positions to 0 where sources are; -1 elsewhere."""
+    for e in range(len(local)):
+        position[local[e]] = 0
+
+
+@kernel
+def number_sources(position):
+    """Number the marked nodes of a chunk in ascending order, in place, and return them, (num,) int64."""
+    count = 0
+    for i in range(len(position)):
+        if position[i] >= 0:
+            position[i] = count
+            count += 1
+    out = np.empty(count, np.int64)
+    for i in range(len(position)):
+        if position[i] >= 0:
+            out[position[i]] = i
+    return out
+
+
+@kernel
+def edge_shares(indptr, types, weight, num_types, out):
+    """Write each edge's share of the weights (or of the number) of its row's edges of its type."""
+    totals = np.zeros(num_types, np.float64)
+    for v in range(len(indptr) - 1):
+        for e in range(indptr[v], indptr[v + 1]):
+            totals[types[e]] += weight[e] if len(weight) else 1.0
+        for e in range(indptr[v], indptr[v + 1]):
+            total = totals[types[e]]
+            out[e] = (weight[e] if len(weight) else 1.0) / (total if total > 0 else 1.0)
+        for e in range(indptr[v], indptr[v + 1]):
+            totals[types[e]] = 0.0
