@@ -15,7 +15,7 @@ from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit
 from .multilevel.cycle import level_cap
 from .multilevel.edge_form import EdgeClusters
-from .multilevel.quotient import build_quotient, number_clusters, quotient_bytes
+from .multilevel.quotient import ENOUGH_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, refine
 from .multilevel.row_form import RowClusters
 from .multilevel.weighted_graph import (
@@ -43,6 +43,8 @@ class Tries(NamedTuple):
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
         runs, cycles: The same, of the graph of clusters, and of a whole graph that fits one block.
         patience, max_rounds: See `Effort`.
+        enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
+            of them will do.
     """
 
     passes: int
@@ -52,12 +54,13 @@ class Tries(NamedTuple):
     cycles: tuple[int, int]
     patience: int = Effort().patience
     max_rounds: int = Effort().max_rounds
+    enough_edges: float = ENOUGH_EDGES
 
 
 EFFORTS = {
-    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=1, max_rounds=3),
+    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=1, max_rounds=3, enough_edges=8),
     "default": Tries(3, 2, 2.0, (1, 2), (0, 1)),
-    "best": Tries(5, 6, 4.0, (2, 6), (2, 3)),
+    "best": Tries(5, 6, 4.0, (2, 6), (2, 3), enough_edges=64),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -117,8 +120,9 @@ def streaming_multilevel(
             reads the stream twice.
         refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
-            at least 2**20 edges are always allowed. Where there would be more, clusters grow coarser; clusters that no
-            longer grow node by node are joined in memory, up to one per part.
+            at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
+            leaves many of each cluster (by effort 8, 32, 64); else clusters grow coarser, and those that no longer
+            grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
             graph 1, 1, 2, of a whole graph that fits one block 1, 2, 6.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
@@ -178,7 +182,9 @@ def streaming_multilevel(
             source.keep_degree(_volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             streamed = source.streamed(node_weight)
-            clusters = partial(_clusters, graph, streamed, num_parts, int(passes), max_edges, threads)
+            clusters = partial(
+                _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
+            )
             part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
@@ -243,7 +249,12 @@ class StreamedParts:
 
 
 def _clusters(
-    given: GraphInput, graph: BlockGraph | EdgeGraph, num_parts: int, passes: int, max_edges: int, threads: RowThreads
+    given: GraphInput,
+    graph: BlockGraph | EdgeGraph,
+    num_parts: int,
+    passes: int,
+    edges: tuple[int, float],
+    threads: RowThreads,
 ) -> tuple[WeightedGraph, np.ndarray]:
     """Return the graph of clusters that label propagation finds, and (num_nodes,) int32, the cluster of every node.
 
@@ -251,7 +262,8 @@ def _clusters(
         given, graph, threads: see `StreamedParts`.
         num_parts: number of parts that will be made of them.
         passes: rounds of label propagation, >= 1.
-        max_edges: edges of the graph of clusters above which clusters grow coarser or are joined, up to one a part.
+        edges: of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser or are
+            joined, up to one a part; and how many a cluster are enough for a sample.
     """
     left = given.left_in(CLUSTERING)
     clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
@@ -274,7 +286,7 @@ def _clusters(
             last = per_part <= 1 or num_coarse > _SHRINKAGE * before
             largest = cluster_limit(graph, num_parts, 1.0) if last else None
             key = fold(given.seed, _SALT)
-            quotient = build_quotient(graph, coarse_of, num_coarse, max_edges, largest, key, threads)
+            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, edges[1])
         if quotient is not None:
             return quotient, coarse_of
         # Too many edges between clusters: they may grow to twice the weight in another round.

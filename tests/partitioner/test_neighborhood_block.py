@@ -11,7 +11,7 @@ from lightning_gnnscale.partitioner import evaluate_partitioning, partition
 from lightning_gnnscale.partitioner import neighborhood_block as module
 from lightning_gnnscale.partitioner.graph_input import Checkpoint, GraphInput
 from lightning_gnnscale.partitioner.multilevel import pair_table
-from lightning_gnnscale.partitioner.multilevel.pair_table import PairTable, edge_pairs, rows_of_pairs
+from lightning_gnnscale.partitioner.multilevel.pair_table import EdgeSample, PairTable, edge_pairs, rows_of_pairs
 from tests.oracles.neighborhood_block import grow
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
@@ -209,9 +209,12 @@ def test_the_quotient_is_summed_exactly_while_its_table_grows(monkeypatch):
     block = rng.integers(-1, 30, 200).astype(np.int32)
     src, dst = rng.integers(0, 200, (2, 5000)).astype(np.int32)
     monkeypatch.setattr(pair_table, "FIRST_BITS", 1)
-    table, keys = PairTable(5), np.empty(700, np.int64)
+    table, keys, bound = PairTable(5), np.empty(700, np.int64), EdgeSample(0).bound
     for start in range(0, 5000, 700):
-        table.add(keys, [(0, edge_pairs(src[start : start + 700], dst[start : start + 700], block, 5, keys))])
+        table.add(
+            keys,
+            [(0, edge_pairs(src[start : start + 700], dst[start : start + 700], block, 5, keys, bound))],
+        )
     num_pairs = table.size
     indptr, other, weight = rows_of_pairs([table], 30, np.int64)
     expected = np.zeros((30, 30), int)

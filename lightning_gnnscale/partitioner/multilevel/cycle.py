@@ -7,6 +7,7 @@ import numpy as np
 from ...jit import kernel
 from ...rng import below, combine, fold
 from .clustering import cluster_limit, cluster_nodes
+from .low_degrees import join_low_degrees, parts_along
 from .quotient import contract
 from .refinement import JetSpace, refine
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
@@ -93,7 +94,10 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
         part = group
     else:
         # At the bottom: the best of several greedy partitions.
-        tries = (_try(coarse, at_level, fold(seed, 1, i), share, effort, threads, space) for i in range(effort.tries))
+        starts = [grow_parts(coarse, share, fold(seed, 1, i)) for i in range(effort.tries)]
+        along = parts_along(coarse, share)
+        starts += [] if along is None else [along]
+        tries = (_try(coarse, one, at_level, fold(seed, 1, i), effort, threads, space) for i, one in enumerate(starts))
         part = min(tries, key=lambda found: found[0])[1]
     # Up: the parts are carried over to each finer graph and refined there.
     state = None
@@ -116,7 +120,9 @@ def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: Ro
     """Contract until `stop` nodes are left or nothing shrinks; return the levels, the smallest graph, its groups."""
     levels = []
     while graph.num_nodes > stop:
-        label = cluster_nodes(graph, limit, fold(seed, 0, len(levels)), threads, group, passes)
+        label = join_low_degrees(graph, limit, group)
+        if label is None:
+            label = cluster_nodes(graph, limit, fold(seed, 0, len(levels)), threads, group, passes)
         coarse, coarse_of = contract(graph, label)
         if coarse.num_nodes > MIN_SHRINKAGE * graph.num_nodes:
             break
@@ -128,8 +134,7 @@ def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: Ro
     return levels, graph, None if group is None else group.copy()
 
 
-def _try(graph, cap, seed: int, share, effort: Effort, threads: RowThreads, space: JetSpace):
-    part = grow_parts(graph, share, seed)
+def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace):
     state, load = _improve(graph, part, cap, seed, effort, threads, space, False)
     over = np.maximum(0.0, load / cap - 1)
     penalty = float((over + 20 * over**2).sum())

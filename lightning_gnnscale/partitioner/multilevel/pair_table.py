@@ -7,7 +7,8 @@ import numpy as np
 
 from ...graph import id_dtype
 from ...jit import kernel
-from ...triton_kernels.intrinsics import prefetch
+from ...rng import combine, mix64, mix64_array
+from ...triton_kernels.intrinsics import popcount, prefetch
 from .weighted_graph import WeightedGraph
 
 FIRST_BITS = 16  # slots of a new table, as a power of two
@@ -56,6 +57,38 @@ class PairTable:
                     _rehash(self.keys, self.weights, larger[0], larger[1])
                     self.keys, self.weights = larger[0], larger[1]
 
+    def thin(self, key: int) -> None:
+        """Keep each unit of weight with a probability of one half; pairs of which nothing is left go."""
+        self.size = int(_thin(self.keys, self.weights, np.uint64(key)))
+        smaller = np.zeros((2, table_bytes(self.size + 1) // 16), np.int64)
+        _rehash(self.keys, self.weights, smaller[0], smaller[1])
+        self.keys, self.weights = smaller[0], smaller[1]
+
+
+class EdgeSample:
+    """Which edges are counted: all of them, half of them by a hash of their ends, a quarter, and so on.
+
+    Args:
+        key: decides which.
+
+    Attributes:
+        bound: (2,) uint64, an edge counts where its hash is at most the first; the second is part of the hash.
+    """
+
+    def __init__(self, key: int):
+        self.bound = np.array([np.iinfo(np.uint64).max, key], np.uint64)
+
+    @property
+    def rate(self) -> float:
+        """The share of the edges that are counted."""
+        return (int(self.bound[0]) + 1) / 2**64
+
+    def halve(self, tables: list[PairTable]) -> None:
+        """Count half of the edges from now on, and half of what the tables hold."""
+        self.bound[0] >>= np.uint64(1)
+        for table in tables:
+            table.thin(int(mix64_array(self.bound[1] ^ self.bound[0])))
+
 
 def table_bytes(size: float) -> int:
     """Return the bytes of a table that holds so many keys."""
@@ -92,17 +125,28 @@ def rows_of_pairs(
 
 
 @kernel
-def edge_pairs(src, dst, coarse_of, shift, keys):
-    """Write the keys of edges between two clusters, those of cluster -1 left out; return how many there are."""
-    place = 0
+def edge_pairs(src, dst, coarse_of, shift, keys, bound):
+    """Write the keys of edges between two clusters, those of cluster -1 left out; return how many there are.
+
+    Args:
+        bound: which edges count; see `EdgeSample`.
+    """
+    place, counts_all = 0, bound[0] == ~np.uint64(0)
     for i in range(len(src)):
         if i + _ENTRIES_AHEAD < len(src):
             prefetch(coarse_of, np.int64(src[i + _ENTRIES_AHEAD]))
             prefetch(coarse_of, np.int64(dst[i + _ENTRIES_AHEAD]))
         mine, other = np.int64(coarse_of[src[i]]), np.int64(coarse_of[dst[i]])
         keys[place] = (min(mine, other) << shift) + max(mine, other)
-        place += (other != mine) & (min(mine, other) >= 0)
+        place += (other != mine) & (min(mine, other) >= 0) & (counts_all or is_sampled(src[i], dst[i], bound))
     return place
+
+
+@kernel(inline="always")
+def is_sampled(u, v, bound):
+    """Return whether the edge between two nodes counts; see `EdgeSample`."""
+    low, high = min(np.uint64(u), np.uint64(v)), max(np.uint64(u), np.uint64(v))
+    return mix64(bound[1] ^ mix64((low << np.uint64(32)) ^ high)) <= bound[0]
 
 
 @kernel(inline="always")
@@ -150,9 +194,26 @@ def _put(key, weight, table_keys, table_weights):
 
 
 @kernel
+def _thin(keys, weights, key):
+    """Keep each unit of weight or not, by a bit of a hash; return how many keys have any weight left."""
+    left = 0
+    for i in range(len(keys)):
+        if keys[i] != _EMPTY:
+            pair_key, units, kept = combine(key, keys[i]), weights[i], np.uint64(0)
+            for word in range((units + 63) >> 6):
+                bits = combine(pair_key, word)
+                spare = max(0, 64 * (word + 1) - units)
+                kept += popcount(bits >> np.uint64(spare))
+            weights[i] = kept
+            left += kept > 0
+    return left
+
+
+@kernel
 def _rehash(old_keys, old_weights, table_keys, table_weights):
+    """Put all keys that have a weight into an empty table."""
     for i in range(len(old_keys)):
-        if old_keys[i] != _EMPTY:
+        if old_keys[i] != _EMPTY and old_weights[i] > 0:
             _put(old_keys[i], old_weights[i], table_keys, table_weights)
 
 

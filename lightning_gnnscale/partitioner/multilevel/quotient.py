@@ -7,14 +7,16 @@ import numpy as np
 from ...jit import kernel
 from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
+from .. import phases
 from .clustering import cluster_nodes
-from .pair_table import PairTable, edge_pairs, rows_of_pairs, table_bytes
+from .pair_table import EdgeSample, PairTable, edge_pairs, is_sampled, rows_of_pairs, table_bytes
 from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
 STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
+ENOUGH_EDGES = 32  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
-_SALT = 0x53485249  # separates this use of the seed from all others
+_SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
 _ENTRIES_AHEAD = 32
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
@@ -136,11 +138,14 @@ def build_quotient(
     largest: np.ndarray | None,
     seed: int,
     threads: RowThreads,
+    enough: float = ENOUGH_EDGES,
 ) -> WeightedGraph | None:
     """Return the graph of clusters of a graph that is streamed.
 
-    Where there are more than max_edges edges it is given up; or, with `largest`, what was streamed so far is contracted
-    in memory, and the pass goes on with coarser clusters.
+    Where there are more than max_edges edges, half of all that is counted is dropped and only half of the further edges
+    are counted, again and again, where `enough` edges a cluster fit: weights then are those of a sample. Where they do
+    not, it is given up; or, with `largest`, what was streamed so far is contracted in memory, and the pass goes on
+    with coarser clusters.
 
     Args:
         graph: the graph; its edges weigh one each.
@@ -150,18 +155,24 @@ def build_quotient(
         largest: (D,) int64, weight up to which clusters are joined. None: they are not.
         seed: decides how clusters are joined.
         threads: their number does not change the result.
+        enough: edges a cluster, > 0, of which a sample is good enough.
 
     Returns:
         The quotient graph, or None where it has too many edges.
 
     Cost: one pass, O(num_nodes + num_entries) time; about 27 bytes an edge of the quotient graph while it fills, 43
         while its rows are made, 16 afterwards.
+    Source: edges are sampled as in Gottesbüren et al., linear-time multilevel partitioning via edge sparsification,
+        2025; while they stream by, which is ours.
     """
     shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
     tables = [PairTable(shift, shard) for shard in range(SHARDS)]
     pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
-    for keys, written in pairs(graph, coarse_of, shift, threads):
+    sample = EdgeSample(fold(seed, _SAMPLE_SALT))
+    for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
+        while enough * num_coarse <= max_edges < sum(table.size for table in tables):
+            sample.halve(tables)
         if sum(table.size for table in tables) > max_edges:
             if largest is None:
                 return None
@@ -172,6 +183,7 @@ def build_quotient(
             tables = [PairTable.of(partial, shift, shard) for shard in range(SHARDS)]
             max_edges = max(max_edges, len(partial.indices))  # where clusters can grow no further
             del partial
+    phases.note(quotient_sample=sample.rate)
     return _assemble(graph, tables, coarse_of, num_coarse)
 
 
@@ -180,7 +192,7 @@ def quotient_bytes(num_edges: float) -> int:
     return int(max(1.5 * SHARDS * table_bytes(num_edges / SHARDS), 43 * num_edges))
 
 
-def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, threads: RowThreads):
+def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
     """Yield keys of pairs of clusters, and the ranges that hold them, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
@@ -191,17 +203,17 @@ def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, threads: RowThreads
             if entries > len(keys):
                 keys = np.empty(entries, np.int64)
             rows = block.indptr[start : stop + 1]
-            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys)
+            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys, sample.bound)
 
 
-def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, threads: RowThreads):
+def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
     """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks."""
     keys, filled, seen = np.empty(STEP_ENTRIES, np.int64), 0, 0
     for src, dst in graph.edges("quotient"):
         start = 0
         while start < len(src):
             stop = min(len(src), start + STEP_ENTRIES - seen)
-            filled += edge_pairs(src[start:stop], dst[start:stop], coarse_of, shift, keys[filled:])
+            filled += edge_pairs(src[start:stop], dst[start:stop], coarse_of, shift, keys[filled:], sample.bound)
             seen += stop - start
             start = stop
             if seen == STEP_ENTRIES:
@@ -222,14 +234,18 @@ def _assemble(
 
 
 @kernel
-def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, shift, keys):
+def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, shift, keys, bound):
     """Write the pairs of clusters of the entries of rows [offset + start, offset + stop), each edge once.
+
+    Args:
+        bound: which edges count; see `EdgeSample`.
 
     Returns:
         Where they are in `keys`: first, and one after the last.
     """
     first = indptr[offset + start] - indptr[offset]
     place, last, ahead = np.uint64(first), np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
+    counts_all = bound[0] == ~np.uint64(0)
     for row in range(np.uint64(offset + start), np.uint64(offset + stop)):
         v = np.uint64(first_node) + row
         mine = np.int64(coarse_of[v])
@@ -237,7 +253,7 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
             u = np.uint64(indices[e])
             if e + ahead < last:
                 prefetch(coarse_of, np.int64(indices[e + ahead]))
-            if u > v:
+            if u > v and (counts_all or is_sampled(u, v, bound)):
                 other = np.int64(coarse_of[u])
                 keys[place] = (min(mine, other) << shift) + max(mine, other)
                 place += np.uint64(other != mine)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.multilevel import pair_table, quotient, weighted_graph
+from lightning_gnnscale.partitioner.multilevel.pair_table import PairTable
 from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient, contract, number_clusters
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, RowThreads, total_weight
 from tests.partitioner.graphs import simple_graphs, stream_of
@@ -81,7 +82,8 @@ def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
     assert len(set(zip(coarse_of.tolist(), joined_of.tolist(), strict=True))) == num_coarse  # none is taken apart
     before, after = coarse.node_weight, joined.node_weight
     assert (after <= np.maximum(largest, before.max(axis=0))).all()
-    if largest[0] == 100:  # of all nodes together: nothing keeps clusters apart
+    # Of all nodes together: nothing keeps clusters apart, but that none joins one that weighs nothing.
+    if largest[0] == 100 and before.any(axis=1).all():
         assert len(joined.indices) // 2 <= max_edges
 
 
@@ -102,3 +104,54 @@ def test_weights_of_many_equal_pairs_are_added_up(monkeypatch):
     threads.close()
     check(coarse, coarse_of, matrix, np.ones((300, 1), np.int64), label.tolist())
     assert len(coarse.indices) > 1_000
+
+
+def test_where_edges_are_many_a_sample_of_them_keeps_the_clusters_apart(monkeypatch):
+    monkeypatch.setattr(quotient, "STEP_ENTRIES", 500)
+    rng = np.random.default_rng(3)
+    edges = rng.integers(0, 2_000, (40_000, 2))
+    close = rng.random(len(edges)) < 0.5  # half of the edges lead to the next cluster of 100 nodes
+    edges[close, 1] = (edges[close, 0] + 100) % 2_000
+    pairs = np.unique(np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1), axis=0)
+    label = (np.arange(2_000) // 100).astype(np.int32)
+    label[::50] = np.arange(0, 2_000, 50)  # and 40 clusters of one node
+    coarse_of, num_coarse = number_clusters(label)
+    sampled = []
+    with open_external_csc(stream_of(pairs, 2_000, layout="once"), block_edges=10_000) as csc:
+        blocks = BlockGraph(csc, np.ones((1, 1), np.int32))
+        whole = build_quotient(blocks, coarse_of, num_coarse, len(pairs), None, 0, RowThreads(1))
+        max_edges = len(whole.indices) // 4
+        assert build_quotient(blocks, coarse_of, num_coarse, max_edges, None, 0, RowThreads(1), enough=1e9) is None
+        for num_threads in (1, 2):
+            threads = RowThreads(num_threads)
+            sampled.append(build_quotient(blocks, coarse_of, num_coarse, max_edges, None, 0, threads, enough=1))
+            threads.close()
+    assert all(np.array_equal(one, other) for one, other in zip(*sampled, strict=True))
+    few = sampled[0]
+    assert few.num_nodes == whole.num_nodes and len(few.indices) // 2 <= max_edges
+    assert np.array_equal(few.node_weight, whole.node_weight)
+    assert few.total_edge_weight < 0.6 * whole.total_edge_weight
+    heavy = dense(whole) > 200
+    share = dense(few)[heavy] / dense(whole)[heavy]
+    assert share.std() < 0.15 * share.mean()  # what is heavy stays so: 200 units of a sample spread by 7% to 10%
+
+
+def test_thinning_keeps_about_half_of_each_weight():
+    table = PairTable(10)
+    table.add(np.repeat(np.arange(1, 1_001), 65), [(0, 65_000)])
+    weights = []
+    for key in (1, 2):
+        thinned = PairTable(10, None, (table.keys.copy(), table.weights.copy()))
+        thinned.thin(key)
+        there = thinned.keys > 0
+        assert thinned.size == there.sum() == 1_000
+        weights.append(thinned.weights[there][np.argsort(thinned.keys[there])])
+        assert abs(weights[-1].mean() - 32.5) < 5 * np.sqrt(65 / 4 / 1_000)
+        assert abs(weights[-1].var() - 65 / 4) < 5 * (65 / 4) * np.sqrt(2 / 1_000)
+    assert abs(np.corrcoef(weights)[0, 1]) < 5 / np.sqrt(1_000)
+    lone = PairTable(10)
+    lone.add(np.arange(1, 1_001), [(0, 1_000)])
+    lone.thin(7)
+    assert abs(lone.size - 500) < 5 * np.sqrt(250)
+    lone.add(np.arange(1, 1_001), [(0, 1_000)])  # what is left is found again
+    assert lone.size == 1_000 and lone.weights.sum() == 1_000 + (lone.weights == 2).sum()
