@@ -14,7 +14,7 @@ from ..foreign import has_all, is_csr
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, of_tensor, same_clock
-from .columns import checked_name, masks_by_name, one_column, opened, read_rows, read_values
+from .columns import EDGE_COLUMNS, checked_name, masks_by_name, one_column, opened, read_rows, read_values
 from .feature_storage import (
     check_storage,
     dense_batch_row_bytes,
@@ -230,7 +230,7 @@ class GraphDataset:
         if isinstance(self.features, Mapping):
             given = {node_type: rows for node_type, rows in self.features.items() if rows is not None}
             self.features = {name: read_rows(f"nodes[{name!r}].features", rows) for name, rows in given.items()} or None
-        for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
+        for name in ("features", "labels", "node_time", *EDGE_COLUMNS):
             rows = getattr(self, name)
             if rows is None or isinstance(rows, Mapping):
                 continue
@@ -299,13 +299,12 @@ class GraphDataset:
     @property
     def edge_row_bytes(self) -> int:
         """Bytes that one edge of the store takes beside its source: its float32 weight, its features as given."""
-        weight = 0 if self.edge_weight is None else 4
-        weight += (0 if self.edge_time is None else 8) + (0 if self.edge_label is None else 4)
-        weight += self.stream.edge_type_dtype.itemsize if isinstance(self.stream, HeteroStream) else 0
-        if self.edge_features is None:
-            return weight
-        rows = np.asanyarray(opened(self.edge_features))
-        return weight + math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        total = self.stream.edge_type_dtype.itemsize if isinstance(self.stream, HeteroStream) else 0
+        for name, column in EDGE_COLUMNS.items():
+            if getattr(self, name) is not None:
+                rows = np.asanyarray(opened(getattr(self, name)))
+                total += math.prod(rows.shape[1:]) * np.dtype(column.dtype or rows.dtype).itemsize
+        return total
 
     @property
     def batch_row_bytes(self) -> float:

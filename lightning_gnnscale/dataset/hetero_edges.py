@@ -131,7 +131,8 @@ def opened_edges(
             f'edges["*"]: nodes[{named[0]!r}] lists ids, and edge types of several node types in one source name '
             f"rows by number: give those of each two node types a file of their own, {ends[0][0]},*,{ends[0][2]}"
         )
-    of_type, column, stream = given["reader"] or {}, given["column"], given["edges"]
+    of_type = {} if given["reader"] is None else given["reader"]
+    column, stream = given["column"], given["edges"]
     check_mapping("reader of edges", of_type, "{separator: ';'}")
     options = {**header_of(stream, column), **reader, **of_type}
     if not isinstance(stream, EdgeStream):

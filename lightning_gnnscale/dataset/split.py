@@ -14,7 +14,7 @@ from ..edge_stream.stream import FilteredStream
 from ..errors import check_flags, check_integer, short
 from ..jit import kernel
 from ..rng import combine, fold, permutation, unit
-from .columns import Columns, load_arrays
+from .columns import EDGE_COLUMNS, Columns, load_arrays
 from .graph_dataset import GraphDataset
 
 
@@ -57,7 +57,6 @@ def random_split(
 
 KEPT, VAL, TEST = 0, 1, 2
 SPLITS = {"val": VAL, "test": TEST}
-_OF_EDGES = ("edge_weight", "edge_features", "edge_time", "edge_label")
 
 
 class KeepTraining(NamedTuple):
@@ -222,7 +221,7 @@ def hold_out_edges(
     if not typed and (relations is not None or reverses is not None):
         name = "relations" if relations is not None else "reverses"
         raise ValueError(f"{name} needs a graph with several edge types, but this one has one: leave it out")
-    of_edges = {name: getattr(dataset, name) for name in _OF_EDGES}
+    of_edges = {name: getattr(dataset, name) for name in EDGE_COLUMNS}
     edges, carries = Columns(**of_edges), typed or any(rows is not None for rows in of_edges.values())
     key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
     sources = [one.stream for one in stream.sources] if typed else [stream]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset.columns import load_arrays, masks_by_name
+from ..dataset.columns import EDGE_COLUMNS, load_arrays, masks_by_name
 from ..dataset.value_checks import check_values
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, record, stage
@@ -176,8 +176,8 @@ def _input_files(dataset) -> dict:
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
     edges = dataset.edge_weight, dataset.edge_features
-    arrays = (dataset.features, dataset.labels, *edges, dataset.node_time, dataset.edge_time, dataset.edge_label)
-    if dataset.masks or any(array is not None for array in arrays):
+    columns = (getattr(dataset, name) for name in ("features", "labels", "node_time", *EDGE_COLUMNS))
+    if dataset.masks or dataset.node_columns or any(column is not None for column in columns):
         load_arrays(dataset.stream, dataset)
     check_values(dataset.features, None if dataset.regression else dataset.labels, *edges, finite=finite)
 

@@ -15,6 +15,7 @@ from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.partition_store import publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
+from lightning_gnnscale.partition_store.preparation import prepare_store
 from lightning_gnnscale.sampler.minibatch import MiniBatch
 from tests.says import said
 
@@ -40,8 +41,8 @@ def write(root, graph, **options) -> gs.PartitionStore:
 
 def test_a_column_of_edges_has_an_argument_and_a_place_in_batches():
     """Else it would be written and read by no one, or asked of every store and found in none."""
-    given, carried = ({field.name for field in fields(cls)} for cls in (Columns, MiniBatch))
-    assert given >= set(EDGE_COLUMNS) and carried >= {column.in_batch for column in EDGE_COLUMNS.values()}
+    given, described, carried = ({field.name for field in fields(cls)} for cls in (Columns, gs.GraphDataset, MiniBatch))
+    assert given & described >= set(EDGE_COLUMNS) and carried >= {column.in_batch for column in EDGE_COLUMNS.values()}
 
 
 def test_columns_are_read_by_store_id_as_they_were_given(tmp_path):
@@ -127,6 +128,16 @@ def test_what_is_no_column_is_refused_in_one_line(tmp_path, columns, message):
     with pytest.raises(ValueError, match=said(message)):
         write(tmp_path / "store", dataset(**columns))
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", ["node_columns", *sorted(EDGE_COLUMNS)])
+def test_a_column_that_does_not_fit_is_refused_before_the_graph_is_partitioned(tmp_path, name):
+    rows = np.ones((5, 2) if name == "edge_features" else 5, np.int64)
+    given = {"node_columns": {"image": IMAGE[:5]}} if name == "node_columns" else {name: rows}
+    graph = gs.GraphDataset("g", gs.open_edge_stream(EDGES, num_nodes=NODES), **given)
+    with pytest.raises(ValueError, match=said(f"{name} shape 5")):
+        prepare_store(tmp_path / "store", graph, lambda: pytest.fail("partitioned"), "0123456789abcdef")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiled_backbone_gets_the_column_that_it_names(tmp_path):
