@@ -106,6 +106,9 @@ __all__ = sorted(_HOME)
 register_with_lightning()
 
 
+_RENAMED = {"TypedGraph": "hetero_graph, which returns a GraphDataset", "KindBuffers": "TypedBuffers"}
+
+
 def __getattr__(name: str):
     if name in _HOME:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
@@ -113,6 +116,8 @@ def __getattr__(name: str):
         return value
     if name in _SUBMODULES:
         return import_module(f".{name}", __name__)
+    if name in _RENAMED:
+        raise AttributeError(f"gs.{name} of 0.2 is gs.{_RENAMED[name]} now")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

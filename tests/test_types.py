@@ -211,3 +211,9 @@ def test_the_search_for_docstrings_finds_what_has_none():
 
     found = [name.rsplit(".", 1)[1] for name in undocumented(Own)]
     assert sorted(found) == ["bare", "made", "unsaid", "unsaid"]
+
+
+def test_names_of_the_release_before_say_what_they_are_now():
+    for old, now in (("TypedGraph", "hetero_graph"), ("KindBuffers", "TypedBuffers")):
+        with pytest.raises(AttributeError, match=f"gs.{old} of 0.2 is gs.{now}"):
+            getattr(gs, old)
