@@ -362,13 +362,16 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
     placed = [event for event in log if event["event"] == "placement"]
     if not placed:
         read = [event for event in log if event["event"] == "row_reads"]
-        return {"feature rows": f"{read[-1]['how']}: {read[-1]['why']}"} if read else {}
+        if not read:
+            return {}
+        why = f" ({read[-1]['not_placed']})" if read[-1].get("not_placed") else ""
+        return {"feature rows": f"{read[-1]['how']}: {read[-1]['why']}{why}"}
     bytes_held = max(event["buffer_bytes"] for event in placed)
     facts = {
         "placement": f"{placed[0]['method']}, {placed[0]['buffer_rows']:,} rows on each of {len(placed)} devices, "
         f"{format_bytes(bytes_held)} with look-up"
     }
-    tiers = placed[0].get("tier_bytes") or {}
+    tiers = min(placed, key=lambda event: event["rank"]).get("tier_bytes") or {}
     if tiers:
         facts["feature rows"] = ", ".join(f"{format_bytes(size)} {tier}" for tier, size in tiers.items() if size)
     reads = [event for event in log if event["event"] == "reads"]

@@ -29,9 +29,9 @@ def description(sparse: bool = True) -> gs.GraphDataset:
     return gs.hetero_graph(nodes, edges)
 
 
-def write_typed(root, quantised: bool = False, num_parts: int = 3, **options) -> gs.PartitionStore:
-    """Write a store of the graph; quantised: rows are quantised, and no node type's are sparse."""
-    options |= {"feature_storage": "int8"} if quantised else {}
+def write_typed(root, quantised: bool | str = False, num_parts: int = 3, **options) -> gs.PartitionStore:
+    """Write a store of the graph; quantised: rows are stored as int8, or so, and no node type's are sparse."""
+    options |= {"feature_storage": "int8" if quantised is True else quantised} if quantised else {}
     dataset = description(sparse=not quantised)
     p = gs.partition(dataset.stream, "random", num_parts, seed=1, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}

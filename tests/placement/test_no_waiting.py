@@ -40,9 +40,9 @@ def no_kernel(monkeypatch):
     monkeypatch.setattr(cuda_tiers, "gather_tiers_with_triton", lambda *_: None)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return write_typed(tmp_path_factory.mktemp("node_types") / "store", quantised=True)
+@pytest.fixture(scope="module", params=["int8", "int4", "float16"])
+def store(request, tmp_path_factory):
+    return write_typed(tmp_path_factory.mktemp("node_types") / "store", quantised=request.param)
 
 
 def on_disk_of(share):
@@ -93,8 +93,9 @@ def test_an_id_out_of_range_reads_no_foreign_memory(crossings):
 def test_typed_rows_are_found_on_the_device(store, crossings, host_rows, known):
     """By the device's ids alone, and with the host's: the same rows; ids that are there do not cross again."""
     prob = np.random.default_rng(0).random(store.num_nodes) * store.features.has_row
-    placement = gs.place(prob, 1, 80, 0.1, row_bytes=store.features.row_bytes, host_rows=host_rows)
-    buffer = gs.TypedBuffers(placement, store.features, on="cuda")
+    groups = [[0, 1]]
+    placement = gs.place(prob, 2, 80, 0.1, groups, row_bytes=store.features.row_bytes, host_rows=host_rows)
+    buffer = gs.TypedBuffers(placement, store.features, 1, on="cuda")
     random = np.random.default_rng(1)
     for size in (0, 1, 70):
         nodes = random.integers(0, store.num_nodes, size)
@@ -105,6 +106,7 @@ def test_typed_rows_are_found_on_the_device(store, crossings, host_rows, known):
         assert isinstance(rows.node_type, torch.Tensor)
         assert as_rows(rows_by_node_type(rows)) == indexed(store, nodes)
         assert rows.node_type.tolist() == store.node_type(nodes).tolist()
+    assert all(buffer.hits[tier] for tier in ("local", "peer", "host")) and bool(host_rows) == bool(buffer.hits["disk"])
     crossings.clear()
     buffer.read(random.integers(0, store.num_nodes, 50))
     if host_rows is None:
