@@ -37,6 +37,7 @@ class Steady(Callback):
 WEIGHTS = {
     "gradients": lambda: GradientAveraging(),
     "gradients, small buckets": lambda: GradientAveraging(bucket_bytes=64),
+    "gradients, after the backward": lambda: GradientAveraging(overlap=False),
     "gradients, clipped": lambda: GradientAveraging(local_clip=1.0),
     "models": lambda: ModelAveraging(),
     "models, every second": lambda: ModelAveraging(every_n_epochs=2),
@@ -90,7 +91,7 @@ def test_what_the_host_waits_for_is_found(tmp_path, monkeypatch):
     waits = fit_on_fake(tmp_path, monkeypatch, GradientAveraging(), Reading())
     assert {wait.split(":")[0] for wait in waits} == {"item"}
     waits = fit_on_fake(tmp_path, monkeypatch, GradientAveraging(), Unused())
-    assert set(waits) == {"tolist: lightning_gnnscale/strategy/weights/gradient_averaging.py, reduce_gradients"}
+    assert set(waits) == {"tolist: lightning_gnnscale/strategy/weights/gradient_buckets.py, take"}
 
 
 EXCHANGES = {
