@@ -1,6 +1,5 @@
 """Synchronous SGD: gradients are averaged over processes before every optimizer step, or with bounded staleness."""
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from numbers import Real
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...device_time import DeviceTimer
 from ...errors import StrategyError, check_count
 from ...events import clock, record
 from ...graph import batch_of
@@ -91,7 +91,7 @@ class GradientAveraging(WeightPolicy):
         self._own: averaging.State | None = None  # of this rank, while the model holds an average in their place
         self._targets = self._waiting = 0
         self._restored_gradients: list[Tensor | None] | None = None
-        self._seconds, self._bytes, self._steps = 0.0, 0, 0
+        self._timer, self._bytes, self._steps = DeviceTimer(trainer.strategy.root_device), 0, 0
         self._early: EarlyBuckets | None = None
 
     def on_train_start(self) -> None:
@@ -141,19 +141,20 @@ class GradientAveraging(WeightPolicy):
         return output
 
     def end_epoch(self) -> dict[str, float]:
-        self._record("gradients", self._seconds, self._bytes, steps=self._steps)
-        metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": self._seconds * 1e3}
-        self._seconds, self._bytes, self._steps = 0.0, 0, 0
+        seconds = self._timer.take()
+        self._record("gradients", seconds, self._bytes, steps=self._steps)
+        metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": seconds * 1e3}
+        self._bytes = self._steps = 0
         return metrics
 
     def publish(self) -> None:
         if self._trainer is None or self._published:
             return
-        start = time.perf_counter()
-        with clock.doing("average"):
+        timer = DeviceTimer(self._trainer.strategy.root_device)
+        with clock.doing("average"), timer.measure():
             num_bytes = self._average_for_evaluation()
         if num_bytes:
-            self._record("evaluation", time.perf_counter() - start, num_bytes)
+            self._record("evaluation", timer.take(), num_bytes)
         self._published = True
 
     def _average_for_evaluation(self) -> int:
@@ -237,10 +238,8 @@ class GradientAveraging(WeightPolicy):
             torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * averaging.world_size() ** 0.5)
         if averaging.world_size() == 1:
             return
-        start = time.perf_counter()
-        with clock.doing("average"):
+        with clock.doing("average"), self._timer.measure():
             self._bytes += self._join(parameters, optimizer)
-        self._seconds += time.perf_counter() - start
         self._steps += 1
 
     @property
