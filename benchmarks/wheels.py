@@ -58,7 +58,7 @@ def lines() -> Iterator[str]:
         yield "# torch here is a CPU build: take the CUDA build, which brings its own triton and nvidia-* wheels"
     for name, version in found.items():
         yield f"{name}=={Version(version).public}"
-    yield f"# {SAMPLER}: the compiled sampler of PyG's loop, a wheel for exactly this torch and CUDA; without it PyG's rows"
+    yield f"# {SAMPLER}: the compiled sampler of PyG's loop, a wheel for exactly this torch and CUDA; else PyG's rows"
     yield "# are left out"
 
 
