@@ -139,3 +139,17 @@ def test_the_host_waits_for_nothing_in_a_step_on_the_full_graph(tmp_path, monkey
         )  # fmt: skip
         assert {"alltoall_base_", "broadcast_"} & {*gpu.collectives}
         assert {*gpu.waits} == FULL_GRAPH_WAITS.get(name, set())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_on_a_card_torch_finds_no_wait_either(tmp_path, name):
+    mode = torch.cuda.set_sync_debug_mode
+    steady = Steady(lambda: mode("error"), lambda: mode("default"))
+    try:
+        train(
+            tmp_path, WEIGHTS[name](), Classifier(), here(PartsData(sizes=(24, 24))), accelerator="gpu", devices=1,
+            max_epochs=2, callbacks=[steady], limit_val_batches=0, log_every_n_steps=1000,
+        )  # fmt: skip
+    finally:
+        mode("default")
