@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from partition_stand_ins import Classifier, PartsData, train
 
 from lightning_gnnscale.strategy import (
+    BoundedGradientStaleness,
     BroadcastExchange,
     EpochFixed,
     GNNScaleStrategy,
@@ -99,6 +100,7 @@ EXCHANGES = {
     "halo, pulled": lambda: HaloExchange(backward="pull"),
     "broadcast": lambda: BroadcastExchange(),
     "every second epoch": lambda: SkipBroadcast(EpochFixed(1)),
+    "gradients of others kept": lambda: HaloExchange(backward="push"),
 }
 
 
@@ -111,7 +113,13 @@ FULL_GRAPH_WAITS = {
         f"a mask as an index: {_OF}/message.py, pack_chosen",
         f"copy from memory that is not pinned: {_OF}/transport.py, _agree_and_begin",
         f"tolist: {_OF}/transport.py, _agree_and_begin",
-    }
+    },
+    # Replicas are averaged where gradients are joined again, and Adam counts its steps on the CPU.
+    "gradients of others kept": {
+        "item: lightning_gnnscale/strategy/averaging.py, weighted_average",
+        "copy from memory that is not pinned: lightning_gnnscale/strategy/averaging.py, weighted_sum",
+        "copy to the host: lightning_gnnscale/strategy/averaging.py, load_state",
+    },
 }
 
 
@@ -133,9 +141,10 @@ def test_the_host_waits_for_nothing_in_a_step_on_the_full_graph(tmp_path, monkey
             return out
 
         monkeypatch.setattr(GNNScaleStrategy, "optimizer_step", step)
+        weights = BoundedGradientStaleness(1) if name == "gradients of others kept" else None
         fit(
-            tmp_path, root, make_model(backbone, dropout=0.3, dtype=torch.float32), EXCHANGES[name](), max_epochs=5,
-            accelerator=FakeAccelerator(), devices=1, num_nodes=2,
+            tmp_path, root, make_model(backbone, dropout=0.3, dtype=torch.float32), EXCHANGES[name](), weights,
+            max_epochs=5, accelerator=FakeAccelerator(), devices=1, num_nodes=2,
         )  # fmt: skip
         assert {"alltoall_base_", "broadcast_"} & {*gpu.collectives}
         assert {*gpu.waits} == FULL_GRAPH_WAITS.get(name, set())
