@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from .device_time import StreamSpans, on_gpu
 from .memory import memory_limit_bytes
 from .memory_peak import MemoryPeak
 from .system import usable_cores
@@ -246,25 +247,37 @@ class ActivityClock:
     The thread that trains does one thing at a time, so that its seconds add up to those of the epoch: "wait" for a
     batch, "transfer", "forward", "backward", "update", "average" over ranks, "exchange" of rows, "ranks" (waiting for
     the other ranks), "validation", "save" (checkpoints), "other". Other threads and processes "sample" and "read"
-    beside it. On a GPU all seconds are those of the host, which runs ahead of the device.
+    beside it. On a GPU the seconds of training are those of its stream, by events, whatever the host waits for; the
+    others are the host's.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._spans: StreamSpans | None = None
 
-    def begin(self) -> None:
-        """Begin an epoch in the thread that trains it."""
+    def begin(self, device: Any = None) -> None:
+        """Begin an epoch in the thread that trains it.
+
+        Args:
+            device: Where it trains; None: on the CPU.
+        """
         self._now, self._since = "other", time.perf_counter()
         self.training, self.beside = Activities(self._since), Activities(self._since)
+        self._spans = StreamSpans(self._since, self.training.add) if on_gpu(device) else None
         self._thread = threading.get_ident()
 
     def turn_to(self, activity: str) -> None:
         """Let the training thread do something else from now on; nothing happens in another thread."""
-        if self._thread == threading.get_ident():
+        if self._thread != threading.get_ident():
+            return
+        if self._spans is not None:
+            self._spans.end_span(self._now)
+        else:
             now = time.perf_counter()
             self.training.add(self._now, self._since, now)
-            self._now, self._since = activity, now
+            self._since = now
+        self._now = activity
 
     @contextmanager
     def doing(self, activity: str) -> Iterator[None]:
@@ -299,6 +312,9 @@ class ActivityClock:
             return False
         self.turn_to("other")
         self._thread = None
+        if self._spans is not None:
+            self._spans.finish()
+            self._spans = None
         return True
 
 

@@ -5,6 +5,7 @@ noted in `waits`: reading a value, a copy to the host or from memory that is not
 the device alone. Collectives take tensors of the device alone, as NCCL does.
 """
 
+import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +152,25 @@ class FakeGPU(TorchDispatchMode):
         return tree_map_only(torch.Tensor, lambda one: given.get(id(one), one), out)
 
 
+class FakeEvent:
+    """An event that has passed once it is recorded."""
+
+    def __init__(self, enable_timing=False):
+        assert enable_timing
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        FakeGPU.current.note("synchronize an event")
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.time - self.time)
+
+
 class FakeAccelerator(Accelerator):
     """What the Trainer takes for the device."""
 
@@ -193,6 +213,7 @@ def fake_gpu(monkeypatch, world_size=1):
 
     monkeypatch.setattr(device, "_triton_kernels", lambda: None)  # sums by torch: there is nothing to launch
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: FakeGPU.current.note("synchronize"))

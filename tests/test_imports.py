@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHARED = {"across_ranks", "graph", "errors", "rng", "events", "memory", "memory_peak"}
 SHARED |= {"jit", "kernel_sets", "keywords", "object_store", "scratch", "values"}
-SHARED |= {"foreign", "system", "traits"}
+SHARED |= {"device_time", "foreign", "system", "traits"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "planner", "dataset", "partition_store"]
 FLOW += ["placement", "sampler", "loader", "embedding", "remote"]

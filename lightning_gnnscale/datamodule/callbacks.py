@@ -177,7 +177,7 @@ class EpochTimes(L.Callback):
         self._epoch, self._began = trainer.current_epoch, time.time()
         self._counts, self._hop_nodes, self._hop_edges = Counter(), Counter(), Counter()
         self._disk_bytes = disk_read_bytes()
-        clock.begin()
+        clock.begin(trainer.strategy.root_device)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

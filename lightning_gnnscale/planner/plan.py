@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from ..errors import check_callable, check_integer
 from ..graph import id_dtype
 from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
+from ..system import usable_cores
+from .device_speed import StageBound, speed_terms, stage_bounds
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
@@ -62,6 +64,8 @@ class Plan:
         gpu_memory_bytes: Memory of one GPU, which batches and the model must fit; None: unlimited, or no GPU.
         tier_bytes: Feature rows on GPUs, bytes of each tier as one of them reads it: see `TierSizes`. Empty: rows are
             not placed.
+        bounds: Bytes and least seconds of each stage of a batch on a named card; empty: none was named.
+        num_batches: Batches of a pass over all nodes.
     """
 
     num_parts: int
@@ -87,6 +91,8 @@ class Plan:
     on_gpu: bool = False
     gpu_memory_bytes: int | None = None
     tier_bytes: dict[str, int] = field(default_factory=dict)
+    bounds: tuple[StageBound, ...] = ()
+    num_batches: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -216,7 +222,7 @@ class Plan:
         host = self.host_memory_bytes
         rows += [("memory of the host", "not limited" if host is None else _memory(host, self.host_memory_found))]
         rows += [("fits", "yes" if self.fits else f"NO: {self.remedy()}")]
-        return rows
+        return rows + (speed_terms(self.bounds, self.num_batches) if self.bounds else [])
 
     def remedy(self, would_fit: str = "") -> str:
         """Return one sentence: what does not fit, by how much, and what would; empty where everything fits.
@@ -285,6 +291,8 @@ def plan(
     interpreter_bytes: int = INTERPRETER_BYTES,
     start_method: str = "popen",
     partition_bytes: Callable[[int], int | None] | None = None,
+    device: str | None = None,
+    rows_on: str = "pinned",
     **training_options,
 ) -> Plan:
     """Decide the number of parts by SDT-GNN's rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
@@ -308,6 +316,8 @@ def plan(
         start_method: How the training processes are started: "popen", "fork", "spawn" or "forkserver".
         partition_bytes: Maps the number of parts to the bytes that partitioning holds, or to None if unknown. None:
             unknown.
+        device: Card whose bounds of bytes and seconds by stage are explained, such as "h200"; None: none.
+        rows_on: Where feature rows are for these bounds: "device", "pinned", "host" or "disk".
         training_options: Attributes of `BatchShape` (`batch_size`, `fanouts`, ...), further arguments of
             `predict_training`; "auto" as placed_rows fills GPUs with rows, and on CPUs is
             simulated_rows; pinned_rows are those of the host.
@@ -342,6 +352,7 @@ def plan(
     run = RunSize(num_nodes, num_edges, num_processes=num_devices, edge_row_bytes=edge_row_bytes)
     shape = BatchShape(**{name: value for name, value in training_options.items() if name in _OF_BATCHES})
     options = {name: value for name, value in training_options.items() if name in _OF_TRAINING}
+    bounds = () if device is None else stage_bounds(num_nodes, num_edges, shape, device, rows_on, usable_cores())
     found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
@@ -427,6 +438,8 @@ def plan(
         on_gpu=on_gpu,
         gpu_memory_bytes=gpu_memory if on_gpu else None,
         tier_bytes={} if tiers is None else tiers.by_tier(),
+        bounds=tuple(bounds),
+        num_batches=math.ceil(num_nodes / (shape.batch_size or max(1, num_nodes))),
     )
 
 

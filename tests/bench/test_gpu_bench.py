@@ -1,6 +1,7 @@
 """`gnnscale bench gpu` at a tiny size on the CPU: every stage, the order of its rows, resuming, its ratios."""
 
 import csv
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from benchmarks.gpu import GPUBench, Inputs, run
 from benchmarks.gpu_graph import generate
 from benchmarks.gpu_table import compared, page
 from benchmarks.gpu_training import Training
+from benchmarks.wheels import lines
 from tests.says import said
 
 CPU = torch.device("cpu")
@@ -135,3 +137,11 @@ def test_a_row_that_fails_says_why_and_the_others_are_measured(tmp_path, monkeyp
 def test_settings_are_refused_in_one_line(tmp_path, wrong, told):
     with pytest.raises(ValueError, match=told):
         run(tmp_path, **wrong)
+
+
+def test_the_wheels_of_a_machine_without_a_network_are_listed():
+    told = list(lines())
+    pinned = dict(line.split("==") for line in told if not line.startswith("#"))
+    assert {"torch", "lightning", "torch-geometric", "numba", "llvmlite", "hydra-core", "fsspec"} <= pinned.keys()
+    assert "lightning-gnnscale" not in pinned and "+" not in "".join(pinned.values())
+    assert pinned["numba"] == version("numba") and any("pyg-lib" in line for line in told)

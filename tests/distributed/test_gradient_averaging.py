@@ -73,6 +73,11 @@ def run_cases(folder):
         weights = GradientAveraging(**{k: v for k, v in case.items() if k == "bucket_bytes"})
         model = Classifier(dropout=0.0, batch_norm=False)
         results[name] = train(folder, weights, model, SplitTargets(case["shares"]), **case.get("options", {}))
+        early = GradientAveraging(**{k: v for k, v in case.items() if k == "bucket_bytes"}, overlap=True)
+        model = Classifier(dropout=0.0, batch_norm=False)
+        results[f"{name}, early"] = train(folder, early, model, SplitTargets(case["shares"]), **case.get("options", {}))
+    early = GradientAveraging(overlap=True, bucket_bytes=16)
+    results["unused parameters, early"] = train(folder, early, Frozen(), SplitTargets([4, 4]))
     results["batch norm"] = train(folder, GradientAveraging(), Classifier(), SplitTargets([4, 4]))
     results["unused parameters"] = train(folder, GradientAveraging(), Frozen(), SplitTargets([4, 4]))
     return results
@@ -89,6 +94,13 @@ def test_two_processes_equal_one(by_world_size, name):
     expected = by_world_size[1][0][name]
     for result in by_world_size[2]:
         assert max((result[name][key] - expected[key]).abs().max() for key in expected) <= 1e-6
+
+
+@pytest.mark.parametrize("name", [*CASES, "unused parameters"])
+def test_sent_within_the_backward_they_are_the_same_bit_for_bit(by_world_size, name):
+    for result in by_world_size[2]:
+        plain, early = result[name], result[f"{name}, early"]
+        assert all(torch.equal(early[key], plain[key]) for key in plain)
 
 
 def test_clipping_and_accumulation_matter(by_world_size):

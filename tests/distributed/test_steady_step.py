@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from partition_stand_ins import Classifier, PartsData, train
 
 from lightning_gnnscale.strategy import (
+    BoundedGradientStaleness,
     BroadcastExchange,
     EpochFixed,
     GNNScaleStrategy,
@@ -37,6 +38,7 @@ class Steady(Callback):
 WEIGHTS = {
     "gradients": lambda: GradientAveraging(),
     "gradients, small buckets": lambda: GradientAveraging(bucket_bytes=64),
+    "gradients, after the backward": lambda: GradientAveraging(overlap=False),
     "gradients, clipped": lambda: GradientAveraging(local_clip=1.0),
     "models": lambda: ModelAveraging(),
     "models, every second": lambda: ModelAveraging(every_n_epochs=2),
@@ -90,7 +92,7 @@ def test_what_the_host_waits_for_is_found(tmp_path, monkeypatch):
     waits = fit_on_fake(tmp_path, monkeypatch, GradientAveraging(), Reading())
     assert {wait.split(":")[0] for wait in waits} == {"item"}
     waits = fit_on_fake(tmp_path, monkeypatch, GradientAveraging(), Unused())
-    assert set(waits) == {"tolist: lightning_gnnscale/strategy/weights/gradient_averaging.py, reduce_gradients"}
+    assert set(waits) == {"tolist: lightning_gnnscale/strategy/weights/gradient_buckets.py, take"}
 
 
 EXCHANGES = {
@@ -98,6 +100,7 @@ EXCHANGES = {
     "halo, pulled": lambda: HaloExchange(backward="pull"),
     "broadcast": lambda: BroadcastExchange(),
     "every second epoch": lambda: SkipBroadcast(EpochFixed(1)),
+    "gradients of others kept": lambda: HaloExchange(backward="push"),
 }
 
 
@@ -110,7 +113,13 @@ FULL_GRAPH_WAITS = {
         f"a mask as an index: {_OF}/message.py, pack_chosen",
         f"copy from memory that is not pinned: {_OF}/transport.py, _agree_and_begin",
         f"tolist: {_OF}/transport.py, _agree_and_begin",
-    }
+    },
+    # Replicas are averaged where gradients are joined again, and Adam counts its steps on the CPU.
+    "gradients of others kept": {
+        "item: lightning_gnnscale/strategy/averaging.py, weighted_average",
+        "copy from memory that is not pinned: lightning_gnnscale/strategy/averaging.py, weighted_sum",
+        "copy to the host: lightning_gnnscale/strategy/averaging.py, load_state",
+    },
 }
 
 
@@ -132,9 +141,24 @@ def test_the_host_waits_for_nothing_in_a_step_on_the_full_graph(tmp_path, monkey
             return out
 
         monkeypatch.setattr(GNNScaleStrategy, "optimizer_step", step)
+        weights = BoundedGradientStaleness(1) if name == "gradients of others kept" else None
         fit(
-            tmp_path, root, make_model(backbone, dropout=0.3, dtype=torch.float32), EXCHANGES[name](), max_epochs=5,
-            accelerator=FakeAccelerator(), devices=1, num_nodes=2,
+            tmp_path, root, make_model(backbone, dropout=0.3, dtype=torch.float32), EXCHANGES[name](), weights,
+            max_epochs=5, accelerator=FakeAccelerator(), devices=1, num_nodes=2,
         )  # fmt: skip
         assert {"alltoall_base_", "broadcast_"} & {*gpu.collectives}
         assert {*gpu.waits} == FULL_GRAPH_WAITS.get(name, set())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_on_a_card_torch_finds_no_wait_either(tmp_path, name):
+    mode = torch.cuda.set_sync_debug_mode
+    steady = Steady(lambda: mode("error"), lambda: mode("default"))
+    try:
+        train(
+            tmp_path, WEIGHTS[name](), Classifier(), here(PartsData(sizes=(24, 24))), accelerator="gpu", devices=1,
+            max_epochs=2, callbacks=[steady], limit_val_batches=0, log_every_n_steps=1000,
+        )  # fmt: skip
+    finally:
+        mode("default")

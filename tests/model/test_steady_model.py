@@ -84,3 +84,19 @@ def test_outputs_and_gradients_are_those_of_the_cpu(training, monkeypatch, name)
         torch.testing.assert_close(found.held, expected.detach(), rtol=1e-5, atol=1e-5)
         for one, gradient in zip(module.parameters(), gradients, strict=True):
             torch.testing.assert_close(one.grad.held, gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in WAITS])
+def test_on_a_card_torch_finds_no_wait_either(training, name):
+    batches = [batch.to(CUDA) for batch in batches_of(training, name)]
+    module = gs.NodeClassifier(MODELS[name]()).to(CUDA)
+    optimizer = torch.optim.Adam(module.parameters())
+    try:
+        for number, batch in enumerate(batches):
+            torch.cuda.set_sync_debug_mode("error" if number else "default")  # kernels are compiled in the first step
+            optimizer.zero_grad()
+            module.training_step(batch).backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

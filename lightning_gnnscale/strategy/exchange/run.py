@@ -1,6 +1,6 @@
 """One run under an exchange policy: the route, the state of every layer, the account of what was sent."""
 
-import time
+from contextlib import ExitStack
 from functools import partial
 
 import lightning.pytorch as pl
@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...across_ranks import of_first_rank
+from ...device_time import DeviceTimer
 from ...errors import StrategyError
 from ...events import record
 from ...traits import DataTraits
@@ -43,7 +44,8 @@ class ExchangeRun:
         num_epochs: int = 0,
     ):
         self.route = (block_route if plan.whole_blocks else halo_route)(blocks, device)
-        self.ledger, self.clock = Ledger(), ExchangeClock(plan, num_epochs)
+        self.ledger, self.clock = Ledger(device), ExchangeClock(plan, num_epochs)
+        self._step, self._step_timer = ExitStack(), DeviceTimer(device)
         self.transport = Transport(self.ledger, device)
         shared = (self.route, self.transport, self.clock)
         self.layers = [LayerExchange(*shared, index, pull) for index, pull in enumerate(pulls)]
@@ -56,7 +58,8 @@ class ExchangeRun:
 
         Where changes decide who sends, ranks announce all layers at once, while the first layer is computed.
         """
-        self._step_start = time.perf_counter()
+        self._step = ExitStack()
+        self._step.enter_context(self._step_timer.measure())
         self.ledger.begin_step()
         self.clock.begin_step(epoch)
         if self.clock.plan.foretells and not self.clock.exact and len(self.layers) > 1:
@@ -73,7 +76,8 @@ class ExchangeRun:
         """
         ledger, rank = self.ledger, averaging.rank()
         cache_bytes = sum(layer.cache_bytes for layer in self.layers)
-        compute_seconds = time.perf_counter() - self._step_start - ledger.seconds - averaging_seconds
+        self._step.close()
+        compute_seconds = self._step_timer.take() - ledger.seconds - averaging_seconds
         record(
             "exchange",
             epoch=self.clock.epoch,

@@ -1,10 +1,9 @@
 """Rows on their way, forward and back: the one place where buffers are handed to the process group and counted."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...device_time import DeviceTimer
 from ...events import clock
 from .. import averaging
 from .message import Arrived, RowCodec, unpack_all, unpack_chosen
@@ -31,14 +31,27 @@ class Ledger:
             that were left as they were.
         broadcasts, skipped_broadcasts: Map a layer to the training steps in which this rank sent rows, and to those in
             which it sent none.
-        seconds: Time spent in exchanging since `begin_step`: writing and reading messages, and waiting. On CUDA it is
-            the time that the process waits, not what the device does meanwhile.
-        wait_seconds: The part of `seconds` that was spent waiting.
         evaluation_seconds: Time spent in exchanging before `begin_step`.
+
+    Args:
+        device: Device of the rows, whose stream is timed on a GPU; None: the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._timer, self._wait_timer = DeviceTimer(device), DeviceTimer(device)
         self.clear()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in exchanging since `begin_step`: writing and reading messages, and waiting; asks the device."""
+        self._seconds += self._timer.take()
+        return self._seconds
+
+    @property
+    def wait_seconds(self) -> float:
+        """The part of `seconds` that was spent waiting."""
+        self._wait_seconds += self._wait_timer.take()
+        return self._wait_seconds
 
     def clear(self) -> None:
         self.bytes: Counter = Counter()
@@ -46,22 +59,24 @@ class Ledger:
         self.skipped_rows: Counter = Counter()
         self.broadcasts: Counter = Counter()
         self.skipped_broadcasts: Counter = Counter()
-        self.seconds = self.wait_seconds = self.evaluation_seconds = 0.0
+        self._drop_seconds()
+        self.evaluation_seconds = 0.0
 
     def begin_step(self) -> None:
         """Begin a training step: what was spent until now went into evaluation."""
         self.evaluation_seconds += self.seconds
-        self.seconds = self.wait_seconds = 0.0
+        self._drop_seconds()
+
+    def _drop_seconds(self) -> None:
+        for timer in (self._timer, self._wait_timer):
+            timer.take()
+        self._seconds = self._wait_seconds = 0.0
 
     @contextmanager
     def timed(self, waiting: bool = False) -> Iterator[None]:
         """Add the time of the block; blocks do not nest."""
-        start = time.perf_counter()
-        with clock.doing("exchange"):
+        with clock.doing("exchange"), self._timer.measure(), self._wait_timer.measure() if waiting else nullcontext():
             yield
-        seconds = time.perf_counter() - start
-        self.seconds += seconds
-        self.wait_seconds += seconds if waiting else 0.0
 
 
 class Begun(NamedTuple):

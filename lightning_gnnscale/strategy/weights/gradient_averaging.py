@@ -1,23 +1,24 @@
 """Synchronous SGD: gradients are averaged over processes before every optimizer step, or with bounded staleness."""
 
-import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...device_time import DeviceTimer
 from ...errors import StrategyError, check_count
 from ...events import clock, record
 from ...graph import batch_of
-from ...traits import DataTraits
+from ...traits import DataTraits, ModuleTraits
 from .. import averaging
 from ..averaging import check_ranks
 from ..exchange.bounds import checked_epochs
+from .gradient_buckets import EarlyBuckets, reduce_gradients
 from .policy import Step, WeightPolicy, load_gradients, saved_gradients
 
 
@@ -41,9 +42,15 @@ class GradientAveraging(WeightPolicy):
         bucket_bytes: gradients are sent in buckets of about this size, > 0.
         local_clip: before gradients are joined, each rank clips the norm of its own to local_clip x
             sqrt(world_size), > 0; None: no clipping. The Trainer's own clipping comes after, and keeps training exact.
+        overlap: send a bucket while the backward computes the others; None: on GPUs, where nothing else is sent in
+            a backward (exchanges of rows, learned rows of nodes) and local_clip is None. The result is the same, bit
+            for bit.
 
     Raises:
-        ValueError: a number that is not positive.
+        ValueError: a number that is not positive, or overlap is no bool.
+
+    A GPU is waited for in a step in which a parameter has no gradient on this rank: whether others have one decides
+    whether it keeps none.
 
     Cost: 4 bytes a weight on the wire per step (8 in float64).
     Source: Zheng et al., DistDGL, section 5.6; local clipping: SANCUS, Algorithm 3.
@@ -52,11 +59,20 @@ class GradientAveraging(WeightPolicy):
     equal_batches = True
     keeps_state = True
 
-    def __init__(self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
+    def __init__(
+        self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None, overlap: bool | None = None
+    ) -> None:
         check_count("weights.bucket_bytes", bucket_bytes)
+        if not (overlap is None or isinstance(overlap, bool)):
+            raise ValueError(f"weights.overlap must be true, false or None, got {overlap!r}")
+        if overlap and local_clip is not None:
+            raise ValueError(
+                "weights.overlap=true sends gradients before the norm of all is known, by which weights.local_clip "
+                "clips: leave one of them out"
+            )
         if local_clip is not None and not (isinstance(local_clip, Real) and local_clip > 0):
             raise ValueError(f"weights.local_clip must be a number > 0 or None, got {local_clip!r}")
-        self.bucket_bytes, self.local_clip = bucket_bytes, local_clip
+        self.bucket_bytes, self.local_clip, self.overlap = bucket_bytes, local_clip, overlap
         self._trainer: pl.Trainer | None = None
 
     def check_trainer(self, trainer: pl.Trainer) -> None:
@@ -75,9 +91,12 @@ class GradientAveraging(WeightPolicy):
         self._own: averaging.State | None = None  # of this rank, while the model holds an average in their place
         self._targets = self._waiting = 0
         self._restored_gradients: list[Tensor | None] | None = None
-        self._seconds, self._bytes, self._steps = 0.0, 0, 0
+        self._timer, self._bytes, self._steps = DeviceTimer(trainer.strategy.root_device), 0, 0
+        self._early: EarlyBuckets | None = None
 
     def on_train_start(self) -> None:
+        if self._overlaps():
+            self._early = EarlyBuckets(_trained(self._trainer.optimizers[0]), self.bucket_bytes)
         length = self._trainer.num_training_batches
         length = -1 if length == float("inf") else int(length)
         extremes = torch.tensor([length, -length], device=self._trainer.strategy.root_device)
@@ -112,7 +131,8 @@ class GradientAveraging(WeightPolicy):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
         def averaged_closure() -> Any:
-            loss = closure()
+            with nullcontext() if self._early is None else self._early.sending(self._weight):
+                loss = closure()
             self._average(optimizer)
             return loss
 
@@ -121,19 +141,20 @@ class GradientAveraging(WeightPolicy):
         return output
 
     def end_epoch(self) -> dict[str, float]:
-        self._record("gradients", self._seconds, self._bytes, steps=self._steps)
-        metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": self._seconds * 1e3}
-        self._seconds, self._bytes, self._steps = 0.0, 0, 0
+        seconds = self._timer.take()
+        self._record("gradients", seconds, self._bytes, steps=self._steps)
+        metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": seconds * 1e3}
+        self._bytes = self._steps = 0
         return metrics
 
     def publish(self) -> None:
         if self._trainer is None or self._published:
             return
-        start = time.perf_counter()
-        with clock.doing("average"):
+        timer = DeviceTimer(self._trainer.strategy.root_device)
+        with clock.doing("average"), timer.measure():
             num_bytes = self._average_for_evaluation()
         if num_bytes:
-            self._record("evaluation", time.perf_counter() - start, num_bytes)
+            self._record("evaluation", timer.take(), num_bytes)
         self._published = True
 
     def _average_for_evaluation(self) -> int:
@@ -192,17 +213,33 @@ class GradientAveraging(WeightPolicy):
 
     def teardown(self) -> None:
         self._published = True
+        if self._trainer is not None and self._early is not None:
+            self._early.close()
+            self._early = None
+
+    def _overlaps(self) -> bool:
+        """Whether buckets are sent while the backward goes on."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        if averaging.world_size() == 1 or not trainer.optimizers or self.local_clip is not None:
+            return False
+        others = trainer.strategy.exchange_run is not None or ModuleTraits(module).inputs is not None
+        if self.overlap is None:
+            return trainer.strategy.root_device.type == "cuda" and not others
+        if self.overlap and others:
+            raise StrategyError(
+                "GradientAveraging(overlap=True) sends gradients in the backward, where rows are sent already: leave "
+                "overlap out"
+            )
+        return self.overlap
 
     def _average(self, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        parameters = _trained(optimizer)
         if self.local_clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * averaging.world_size() ** 0.5)
         if averaging.world_size() == 1:
             return
-        start = time.perf_counter()
-        with clock.doing("average"):
+        with clock.doing("average"), self._timer.measure():
             self._bytes += self._join(parameters, optimizer)
-        self._seconds += time.perf_counter() - start
         self._steps += 1
 
     @property
@@ -211,62 +248,16 @@ class GradientAveraging(WeightPolicy):
 
     def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
         """Join the gradients of all ranks; return the bytes that this rank sent."""
+        if self._early is not None:
+            if self._early.is_of(parameters):
+                return self._early.join(self._weight, mean=not self._adds_up)
+            self._early.close()  # a callback has thawed some
+            self._early = EarlyBuckets(parameters, self.bucket_bytes)
         return reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
 
 
-@torch.no_grad()
-def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int, mean: bool = True) -> int:
-    """Replace gradients by their weighted mean or sum over all ranks, in place.
-
-    Args:
-        parameters: the same on every rank; `.grad` may be None.
-        weight: this rank's weight, an integer >= 0.
-        bucket_bytes: size of the messages, roughly.
-        mean: divide by the sum of the weights.
-
-    Returns:
-        Bytes that this rank handed to the process group.
-
-    Raises:
-        StrategyError: a gradient is sparse, or another process was lost.
-    """
-    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
-        raise StrategyError("GradientAveraging cannot average sparse gradients: build the embedding with sparse=False")
-    dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-    device = parameters[0].device
-    # Filled on the device, and read on the host only where a gradient is missing here: a GPU is not waited for.
-    missing = [number for number, p in enumerate(parameters) if p.grad is None]
-    header = torch.ones(1 + len(parameters), dtype=dtype, device=device)
-    header[0] = weight
-    for number in missing:
-        header[1 + number] = 0
-    buckets = _buckets(parameters, max(1, bucket_bytes // dtype.itemsize))
-    messages = [header]
-    for bucket in buckets:
-        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        messages.append(torch.cat([gradient.reshape(-1).to(dtype) for gradient in flat]).mul_(weight))
-    with averaging.clear_error("averaging gradients"):
-        for work in [dist.all_reduce(message, async_op=True) for message in messages]:
-            work.wait()
-    present = iter(header[1:].tolist() if missing else [1.0] * len(parameters))
-    for bucket, message in zip(buckets, messages[1:], strict=True):
-        if mean:
-            message.div_(header[0].clamp(min=1))  # counts; no targets at all leave a gradient of zero
-        for p, values in zip(bucket, message.split([p.numel() for p in bucket]), strict=True):
-            if next(present):
-                p.grad = values.reshape(p.shape).to(p.dtype)
-    return sum(message.numel() * message.element_size() for message in messages)
-
-
-def _buckets(parameters: list[Tensor], capacity: int) -> list[list[Tensor]]:
-    buckets, space = [], 0
-    for parameter in parameters:
-        if not buckets or parameter.numel() > space:
-            buckets.append([])
-            space = capacity
-        buckets[-1].append(parameter)
-        space -= parameter.numel()
-    return buckets
+def _trained(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 class BoundedGradientStaleness(GradientAveraging):

@@ -1,7 +1,6 @@
 """Weighted model averaging: each part trains its own copy, and copies are averaged by their training nodes."""
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
+from ...device_time import DeviceTimer
 from ...errors import StrategyError, check_count
 from ...events import clock, record
 from ...graph import batch_of
@@ -360,15 +360,13 @@ class ModelAveraging(WeightPolicy):
         self._part = None
 
     def _average(self, purpose: str) -> tuple[averaging.State, float]:
-        start = time.perf_counter()
+        timer = DeviceTimer(self._trainer.strategy.root_device)
         states = [(self._weights[part], self._own[part]) for part in sorted(self._own)]
-        with clock.doing("average"):
+        with clock.doing("average"), timer.measure():
             average, num_bytes = averaging.weighted_average(states, like=self._start)
             if self._controls and purpose == "round":
                 num_bytes += self._controls.end_round(self._weights)
-            if self._trainer.strategy.root_device.type == "cuda":
-                torch.cuda.synchronize(self._trainer.strategy.root_device)
-        seconds = time.perf_counter() - start
+        seconds = timer.take()
         record(
             "average",
             purpose=purpose,
