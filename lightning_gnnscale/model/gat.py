@@ -10,10 +10,10 @@ from torch import Tensor
 from torch_geometric.nn import GATConv
 
 from ..errors import check_count, check_integer
-from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
+from ..triton_kernels.edge_attention import edge_attention
 from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
 from .block import Block, make_block, with_self_loops
-from .dropout import dropout
+from .dropout import dropout_factors, ones_for
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
 from .row_layers import RowEdges, RowLayer
@@ -42,21 +42,24 @@ class GATLayer(GATConv, RowLayer):
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
         dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))
-        scores = edge_add(src_score, dst_score, block.indptr, block.indices)
+        edge_score = None
         if block.edge_attr is not None:
             by_head = self.lin_edge.weight.view(self.heads, self.out_channels, -1) * self.att_edge[0].unsqueeze(-1)
-            scores = scores + F.linear(block.edge_attr, by_head.sum(dim=1))
-        scores = F.leaky_relu(scores, self.negative_slope)
-        if block.edge_weight is not None:
-            scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
-        share = edge_softmax(scores, block.indptr)
-        if edge_ids is None:
-            share = dropout(share, self.dropout, self.training)
-        else:
-            share = RowDropout.sample(self.dropout, self.training)(share, edge_ids)
-        values = projected.view(-1, self.heads, self.out_channels)
-        out = aggregate(values, block.indptr, block.indices, share)
+            edge_score = F.linear(block.edge_attr, by_head.sum(dim=1))
+        out = edge_attention(
+            projected.view(-1, self.heads, self.out_channels), src_score, dst_score, block.indptr, block.indices,
+            edge_score, None if block.edge_weight is None else block.edge_weight.to(src_score.dtype).log(),
+            self.dropped(projected, len(block.indices), edge_ids), self.negative_slope,
+            block.by_source if projected.requires_grad else None,
+        )  # fmt: skip
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
+
+    def dropped(self, projected: Tensor, num_edges: int, edge_ids: Tensor | None) -> Tensor | None:
+        """Return the (num_edges, heads) factors of dropout of the attention, or None."""
+        if edge_ids is None:
+            return dropout_factors(num_edges, self.heads, self.dropout, self.training, projected)
+        drop = RowDropout.sample(self.dropout, self.training)
+        return drop(ones_for(num_edges, self.heads, projected), edge_ids) if drop.active else None
 
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self.combine(self.transform(x), block)

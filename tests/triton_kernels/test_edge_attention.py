@@ -165,6 +165,19 @@ def test_large_scores_and_rows_of_shares_0(form):
     assert given["src_score"].grad.flatten().tolist() == [-0.5, 0.5]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_score_of_0_has_the_slope_below_0(form):
+    """As in torch's leaky ReLU; nodes without features have such scores."""
+    if form is kernels:
+        pytest.importorskip("triton")
+    where = DEVICE if form is kernels else "cpu"
+    indptr, indices = torch.tensor([0, 3], device=where), torch.tensor([0, 1, 2], device=where)
+    given = dict.fromkeys(ORDER)
+    given["values"] = torch.tensor([[[1.0]], [[3.0]], [[4.0]]], dtype=torch.float64, device=where).requires_grad_()
+    given["src_score"] = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64, device=where).requires_grad_()
+    same(form, given, indptr, indices)
+
+
 def test_the_number_of_threads_and_kept_groups_change_no_bit(monkeypatch):
     monkeypatch.setattr(threads, "MIN_WORK", 16)
     indptr, indices, generator = some_edges([5, 0, 40, 3] * 30, 50)
@@ -180,6 +193,19 @@ def test_the_number_of_threads_and_kept_groups_change_no_bit(monkeypatch):
         results.append([out.detach(), *torch.autograd.grad(out.sum(), inputs)])
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
+
+
+def test_groups_of_more_sources_than_there_are_values_serve():
+    """A layer that computes fewer nodes than its block has sources."""
+    indptr, indices, generator = some_edges([5, 0, 40, 3], 7)
+    given = arguments(indptr, indices, 7, 2, 3, generator)
+    given = {name: part if part is None else part.detach().cpu() for name, part in given.items()}
+    grads = []
+    for count in (7, 300):
+        inputs = [given[name].requires_grad_() for name in ORDER[:3]]
+        out = compiled(given, indptr, indices, group_by_source(indptr, indices, count))
+        grads.append(torch.autograd.grad(out.square().sum(), inputs))
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
 
 
 def test_a_backward_may_come_twice():
@@ -221,6 +247,8 @@ def test_equals_the_attention_of_pyg():
         ({"edge_bias": torch.zeros(3)}, "edge_bias (2,) (3,)"),
         ({"keep": torch.zeros(3, 2)}, "keep (2, 2) (3, 2)"),
         ({"indices": torch.tensor([0, 5])}, "indices [0, 5) 0 5"),
+        ({"by_source": group_by_source(torch.tensor([0, 1]), torch.tensor([0]), 5)}, "by_source 5 2 (5, 1)"),
+        ({"by_source": group_by_source(torch.tensor([0, 1, 2]), torch.tensor([0, 3]), 4)}, "by_source 5 2 (4, 2)"),
     ],
 )
 def test_refuses(change, message):

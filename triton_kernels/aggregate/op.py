@@ -232,6 +232,37 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
     return out.to(src_value.dtype)
 
 
+def take_rows(x: Tensor, indices: Tensor, offsets: Tensor, edges: Tensor) -> Tensor:
+    """Return x[indices], with a gradient that is summed in a fixed order; differentiable in x.
+
+    Args:
+        x: (num_rows, channels) floating.
+        indices: (num_edges,) int32 or int64 in [0, num_rows).
+        offsets, edges: (num_rows + 1,) int64, or more, and (num_edges,): positions in `indices`, grouped by the row
+            that they name.
+
+    Returns:
+        (num_edges, channels).
+    """
+    if len(offsets) <= len(x) or len(edges) != len(indices):
+        given = (len(offsets) - 1, len(edges))
+        raise ValueError(f"groups must be of {len(x)} rows or more and of {len(indices)} edges, got {given}")
+    return _TakeRows.apply(x, indices, offsets[: len(x) + 1], edges)
+
+
+class _TakeRows(Function):
+    @staticmethod
+    def forward(ctx, x, indices, offsets, edges):
+        ctx.save_for_backward(offsets, edges)
+        return x.index_select(0, indices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        offsets, edges = ctx.saved_tensors
+        return _aggregate(grad.unsqueeze(1), None, offsets, edges, False, None).squeeze(1), None, None, None
+
+
 class _EdgeDot(Function):
     @staticmethod
     def forward(ctx, dst_value, src_value, indptr, indices):

@@ -39,7 +39,7 @@ def scores_less_top(
                     score += dst_score[v, h]
                 if has_edge:
                     score += edge_score[e, h]
-                score = score if score >= zero else score * slope
+                score = score if score > zero else score * slope
                 if has_bias:
                     score += edge_bias[e]
                 out[e, h] = score
@@ -136,7 +136,7 @@ def attend_back(
                 score = src_score[u, h] + row_values[v, h]
                 if has_edge:
                     score += edge_score[e, h]
-                outer = inner if score >= zero else inner * slope
+                outer = inner if score > zero else inner * slope
                 if has_inner:
                     inner_grad[e, h] = inner
                 score_grad[e, h] = outer

@@ -21,7 +21,7 @@ def _scores(
     inner = source_score + row_score
     if HAS_EDGE:
         inner += tl.load(edge_ptr + edges * heads + head, mask=there, other=0.0).to(inner.dtype)
-    score = tl.where(inner >= 0, inner, inner * SLOPE)
+    score = tl.where(inner > 0, inner, inner * SLOPE)
     if HAS_BIAS:
         score += tl.load(bias_ptr + edges, mask=there, other=0.0).to(inner.dtype)
     return inner, tl.where(there, score, -float("inf"))
@@ -195,7 +195,7 @@ def _attend_back(
             dot *= keep
         total += kept[:, None] * given
         bias_grad = share * (dot - product)
-        score_grad = tl.where(inner >= 0, bias_grad, bias_grad * SLOPE)
+        score_grad = tl.where(inner > 0, bias_grad, bias_grad * SLOPE)
         score_total += tl.where(there, score_grad, 0.0)
         tl.store(score_grad_ptr + edges * heads + head, score_grad, mask=there)
         if BIAS_GRAD:

@@ -68,7 +68,7 @@ def edge_attention(
         edge_bias: (num_edges,), or None for 0.
         keep: (num_edges, heads) factors of the shares, without gradient: dropout of the attention. None: 1.
         negative_slope: Slope of the leaky ReLU below 0.
-        by_source: `group_by_source` of the same edges; None: the backward makes it.
+        by_source: `group_by_source` of the same edges, for num_src sources or more; None: the backward makes it.
 
     Returns:
         (num_dst, heads, channels), the dtype of values.
@@ -84,7 +84,7 @@ def edge_attention(
     """
     check_rows(indptr, indices, values.shape[0])
     _check_shapes(values, src_score, dst_score, len(indptr) - 1, len(indices), edge_score, edge_bias, keep)
-    slope = float(negative_slope)
+    slope, by_source = float(negative_slope), _of_sources(by_source, len(values), len(indices))
     if device.is_available(values):
         with torch.cuda.device(values.device):
             return device.EdgeAttention.apply(
@@ -155,6 +155,16 @@ class _EdgeAttention(Function):
 def _array(scores: Tensor | None, like: Tensor):
     """Return (num, heads) scores as an array, or an empty one of the right type where there are none."""
     return (like.new_empty((0, like.shape[1])) if scores is None else scores.contiguous()).detach().numpy()
+
+
+def _of_sources(by_source: EdgesBySource | None, num_src: int, num_edges: int) -> EdgesBySource | None:
+    """Return the groups of the first num_src sources: layers that compute fewer nodes share a block's groups."""
+    if by_source is None:
+        return None
+    if len(by_source.indptr) - 1 < num_src or len(by_source.edges) != num_edges:
+        given = (len(by_source.indptr) - 1, len(by_source.edges))
+        raise ValueError(f"by_source must be of {num_src} sources or more and of {num_edges} edges, got {given}")
+    return by_source._replace(indptr=by_source.indptr[: num_src + 1])
 
 
 def _check_shapes(values, src_score, dst_score, num_dst, num_edges, edge_score, edge_bias, keep) -> None:
