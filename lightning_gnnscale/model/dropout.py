@@ -37,23 +37,6 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     return _Dropout.apply(x, key, probability)
 
 
-def dropout_factors(num_rows: int, width: int, probability: float, training: bool, like: Tensor) -> Tensor | None:
-    """Return (num_rows, width) factors 0 and 1 / (1 - probability), those of `dropout`; None where nothing is dropped.
-
-    Args:
-        like: gives the device; float64 gives factors of float64, other dtypes those of float32.
-    """
-    if probability == 0 or not training:
-        return None
-    return dropout(ones_for(num_rows, width, like), probability, training)
-
-
-def ones_for(num_rows: int, width: int, like: Tensor) -> Tensor:
-    """Return (num_rows, width) ones of the dtype that kernels sum in."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return torch.ones((num_rows, width), dtype=dtype, device=like.device)
-
-
 class _Dropout(Function):
     @staticmethod
     def forward(ctx, x, key, probability):

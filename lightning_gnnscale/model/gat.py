@@ -1,7 +1,8 @@
 """GAT over CSC rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..errors import check_count, check_integer
 from ..triton_kernels.edge_attention import edge_attention
 from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
 from .block import Block, make_block, with_self_loops
-from .dropout import dropout_factors, ones_for
+from .dropout import dropout
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
 from .row_layers import RowEdges, RowLayer
@@ -49,17 +50,18 @@ class GATLayer(GATConv, RowLayer):
         out = edge_attention(
             projected.view(-1, self.heads, self.out_channels), src_score, dst_score, block.indptr, block.indices,
             edge_score, None if block.edge_weight is None else block.edge_weight.to(src_score.dtype).log(),
-            self.dropped(projected, len(block.indices), edge_ids), self.negative_slope,
-            block.by_source if projected.requires_grad else None,
+            self.drop_shares(edge_ids), self.negative_slope,
+            block.by_source if projected.is_cuda and projected.requires_grad else None,
         )  # fmt: skip
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
-    def dropped(self, projected: Tensor, num_edges: int, edge_ids: Tensor | None) -> Tensor | None:
-        """Return the (num_edges, heads) factors of dropout of the attention, or None."""
+    def drop_shares(self, edge_ids: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """Return the dropout of the attention, or None where there is none."""
+        if self.dropout == 0 or not self.training:
+            return None
         if edge_ids is None:
-            return dropout_factors(num_edges, self.heads, self.dropout, self.training, projected)
-        drop = RowDropout.sample(self.dropout, self.training)
-        return drop(ones_for(num_edges, self.heads, projected), edge_ids) if drop.active else None
+            return partial(dropout, probability=self.dropout, training=True)
+        return partial(RowDropout.sample(self.dropout, True), ids=edge_ids)
 
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self.combine(self.transform(x), block)

@@ -1,6 +1,7 @@
 """R-GAT over CSC rows."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..graph import GraphSchema
 from ..triton_kernels.aggregate import take_rows
 from ..triton_kernels.edge_attention import edge_attention
 from .block import Block
-from .dropout import dropout_factors
+from .dropout import dropout
 from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer
 
@@ -83,7 +84,8 @@ class RGATLayer(nn.Module, RowLayer):
         out = edge_attention(
             values.view(-1, self.heads, self.out_channels), values @ self.k, None, block.indptr, sources.place,
             edge_score, None if block.edge_weight is None else block.edge_weight.log(),
-            dropout_factors(len(sources.place), self.heads, self.dropout, self.training, values), NEGATIVE_SLOPE,
+            partial(dropout, probability=self.dropout, training=True) if self.dropout and self.training else None,
+            NEGATIVE_SLOPE,
             block.by_source_pair if values.requires_grad else None,
         )  # fmt: skip
         node_type = None if block.node_type is None else block.node_type[: block.num_targets]

@@ -1,4 +1,4 @@
-"""Attention over edges: compiled loops and Triton's kernels against plain torch, gradients too, hubs and empty rows."""
+"""Attention over edges: the steps of the CPU and Triton's kernels against plain torch, gradients too, hubs and empty rows."""
 
 import pytest
 import torch
@@ -66,8 +66,9 @@ def kernels(given, indptr, indices, grouped=None):
 
 
 def compiled(given, indptr, indices, grouped=None):
-    first, second = (given[name] for name in ORDER[:3]), {name: given[name] for name in ORDER[3:]}
-    return edge_attention(*first, indptr, indices, **second, negative_slope=SLOPE, by_source=grouped)
+    first, second = (given[name] for name in ORDER[:3]), {name: given[name] for name in ORDER[3:5]}
+    drop = None if given["keep"] is None else lambda share: share * given["keep"]
+    return edge_attention(*first, indptr, indices, **second, drop=drop, negative_slope=SLOPE, by_source=grouped)
 
 
 def same(form, given, indptr, indices, dtype=torch.float64):
@@ -143,7 +144,8 @@ def test_gradients_against_finite_differences(rows, num_src, heads, seed):
     given["edge_bias"] = given["edge_bias"].nan_to_num(neginf=0.5)
     inputs = tuple(given[name].requires_grad_() for name in ORDER[:5])
     assert torch.autograd.gradcheck(
-        lambda *parts: edge_attention(*parts[:3], indptr, indices, *parts[3:], given["keep"]), inputs
+        lambda *parts: edge_attention(*parts[:3], indptr, indices, *parts[3:], lambda share: share * given["keep"]),
+        inputs,
     )
 
 
@@ -245,7 +247,6 @@ def test_equals_the_attention_of_pyg():
         ({"dst_score": torch.zeros(5, 2)}, "dst_score (2, 2) (5, 2)"),
         ({"edge_score": torch.zeros(2)}, "edge_score (2, 2) (2,)"),
         ({"edge_bias": torch.zeros(3)}, "edge_bias (2,) (3,)"),
-        ({"keep": torch.zeros(3, 2)}, "keep (2, 2) (3, 2)"),
         ({"indices": torch.tensor([0, 5])}, "indices [0, 5) 0 5"),
         ({"by_source": group_by_source(torch.tensor([0, 1]), torch.tensor([0]), 5)}, "by_source 5 2 (5, 1)"),
         ({"by_source": group_by_source(torch.tensor([0, 1, 2]), torch.tensor([0, 3]), 4)}, "by_source 5 2 (4, 2)"),
