@@ -35,6 +35,12 @@ class TargetPairs(NamedTuple):
     target_indptr: Tensor
     target_pairs: Tensor
 
+    @property
+    def place(self) -> Tensor:
+        """(num_edges,) int64: where in `edges` each edge of the block is."""
+        numbers = torch.arange(len(self.edges), device=self.edges.device)
+        return torch.empty_like(self.edges).index_copy(0, self.edges, numbers)
+
     def pair_of_edges(self) -> Tensor:
         """Return (num_edges,) int64: the pair of each edge of the block."""
         pairs = torch.arange(len(self.target), device=self.indptr.device)

@@ -1,4 +1,4 @@
-"""Attention over edges: the steps of the CPU and Triton's kernels against plain torch, gradients too, hubs and empty rows."""
+"""Attention over edges: the CPU's steps and Triton's kernels against plain torch; gradients, hubs and empty rows too."""
 
 import pytest
 import torch

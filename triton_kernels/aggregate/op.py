@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from . import cpu, device, reference
 from .device import SegmentSum, is_available
 from .extremes import extreme
+from .softmax import EdgeSoftmax
 
 
 class Transposed(NamedTuple):
@@ -156,12 +157,14 @@ def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     return out.to(values.dtype)
 
 
-def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
+def edge_softmax(logits: Tensor, indptr: Tensor, place: Tensor | None = None) -> Tensor:
     """Softmax over the in-edges of each node, head by head; differentiable.
 
     Args:
         logits: (num_edges, heads) or (num_edges,) floating, grouped by row; -inf gives an edge the share 0.
         indptr: (num_dst + 1,) int64.
+        place: (num_edges,) int64, a permutation: where in `logits`, and in what is returned, each edge of the rows is.
+            None: they are grouped by row.
 
     Returns:
         The shape and dtype of logits; each row that has a finite logit sums to 1.
@@ -171,8 +174,13 @@ def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
     """
     check_rows(indptr, logits, None)
     values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
+    if is_available(values):
+        with torch.cuda.device(values.device):
+            return EdgeSoftmax.apply(values, indptr, place).to(logits.dtype).view(logits.shape)
+    values = values if place is None else values.index_select(0, place)
     on_cpu = logits.device.type == "cpu"
     out = _EdgeSoftmax.apply(values, indptr) if on_cpu else reference.edge_softmax(values, indptr)
+    out = out if place is None else torch.empty_like(out).index_copy(0, place, out)
     return out.to(logits.dtype).view(logits.shape)
 
 
