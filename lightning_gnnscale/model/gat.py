@@ -1,7 +1,8 @@
 """GAT over CSC rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv
 
 from ..errors import check_count, check_integer
-from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
+from ..triton_kernels.edge_attention import edge_attention
 from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
 from .block import Block, edge_counts, make_block, with_self_loops
 from .dropout import dropout
@@ -42,21 +43,25 @@ class GATLayer(GATConv, RowLayer):
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
         dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))
-        scores = edge_add(src_score, dst_score, block.indptr, block.indices)
+        edge_score = None
         if block.edge_attr is not None:
             by_head = self.lin_edge.weight.view(self.heads, self.out_channels, -1) * self.att_edge[0].unsqueeze(-1)
-            scores = scores + F.linear(block.edge_attr, by_head.sum(dim=1))
-        scores = F.leaky_relu(scores, self.negative_slope)
-        if block.edge_weight is not None:
-            scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
-        share = edge_softmax(scores, block.indptr)
-        if edge_ids is None:
-            share = dropout(share, self.dropout, self.training)
-        else:
-            share = RowDropout.sample(self.dropout, self.training)(share, edge_ids)
-        values = projected.view(-1, self.heads, self.out_channels)
-        out = aggregate(values, block.indptr, block.indices, share)
+            edge_score = F.linear(block.edge_attr, by_head.sum(dim=1))
+        out = edge_attention(
+            projected.view(-1, self.heads, self.out_channels), src_score, dst_score, block.indptr, block.indices,
+            edge_score, None if block.edge_weight is None else block.edge_weight.to(src_score.dtype).log(),
+            self.drop_shares(edge_ids), self.negative_slope,
+            block.by_source if projected.is_cuda and projected.requires_grad else None,
+        )  # fmt: skip
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
+
+    def drop_shares(self, edge_ids: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """Return the dropout of the attention, or None where there is none."""
+        if self.dropout == 0 or not self.training:
+            return None
+        if edge_ids is None:
+            return partial(dropout, probability=self.dropout, training=True)
+        return partial(RowDropout.sample(self.dropout, True), ids=edge_ids)
 
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self.combine(self.transform(x), block)

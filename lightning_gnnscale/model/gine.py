@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINEConv
 
 from ..errors import is_integer, short
-from ..triton_kernels.aggregate import aggregate
+from ..triton_kernels.aggregate import aggregate, take_rows
 from .backbone import Backbone
 from .block import Block
 from .row_layers import RowLayer
@@ -19,7 +19,11 @@ class GINELayer(GINEConv, RowLayer):
 
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         x = dense_rows(x)
-        messages = (x.index_select(0, block.indices) + self.lin(block.edge_attr)).relu()
+        if x.requires_grad:
+            gathered = take_rows(x, block.indices, block.by_source.indptr, block.by_source.edges)
+        else:
+            gathered = x.index_select(0, block.indices)
+        messages = (gathered + self.lin(block.edge_attr)).relu()
         places = torch.arange(len(block.indices), device=x.device)
         summed = aggregate(messages, block.indptr, places, block.edge_weight)
         return self.nn(summed + (1 + self.eps) * x[: block.num_targets])

@@ -66,13 +66,12 @@ class HGTLayer(nn.Module, RowLayer):
         pairs = block.target_pairs
         query = map_groups(query[pairs.target], pairs.relation, self.key_maps.transpose(-1, -2))
         query = query * (self.prior[pairs.relation] / math.sqrt(self.head_channels)).unsqueeze(-1)
-        by_pair = edge_dot(query, key, pairs.indptr, pairs.sources)
-        scores = torch.empty_like(by_pair).index_copy(0, pairs.edges, by_pair)
+        scores = edge_dot(query, key, pairs.indptr, pairs.sources)
         if self.edge is not None:
-            scores = scores + self.edge(block.edge_attr)
+            scores = scores + self.edge(block.edge_attr).index_select(0, pairs.edges)
         if block.edge_weight is not None:
-            scores = scores + block.edge_weight.log().unsqueeze(-1)
-        share = edge_softmax(scores, block.indptr)[pairs.edges]
+            scores = scores + block.edge_weight.log().index_select(0, pairs.edges).unsqueeze(-1)
+        share = edge_softmax(scores, block.indptr, pairs.place)
         summed = aggregate(value, pairs.indptr, pairs.sources, share)
         mapped = map_groups(summed, pairs.relation, self.value_maps)
         out = aggregate(mapped.flatten(1), pairs.target_indptr, pairs.target_pairs)

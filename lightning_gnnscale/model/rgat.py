@@ -1,6 +1,7 @@
 """R-GAT over CSC rows."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch_geometric.nn.inits import glorot, zeros
 
 from ..errors import check_count
 from ..graph import GraphSchema
-from ..triton_kernels.aggregate import aggregate, edge_softmax
+from ..triton_kernels.aggregate import take_rows
+from ..triton_kernels.edge_attention import edge_attention
 from .block import Block
 from .dropout import dropout
 from .relational import RelationalBackbone, TypedLinear, map_groups
@@ -76,14 +78,16 @@ class RGATLayer(nn.Module, RowLayer):
         values = map_groups(x[sources.source], sources.relation, weight)
         # A target's query is a product with weight @ q: its mapped row is not needed.
         query = map_groups(x[pairs.target], pairs.relation, weight @ self.q)
-        scores = (values @ self.k)[sources.place] + query[pairs.pair_of_edges()]
+        edge_score = take_rows(query, pairs.pair_of_edges(), pairs.indptr, pairs.edges)
         if self.lin_edge is not None:
-            scores = scores + F.linear(block.edge_attr, self.e.t() @ self.lin_edge.weight)
-        scores = F.leaky_relu(scores, NEGATIVE_SLOPE)
-        if block.edge_weight is not None:
-            scores = scores + block.edge_weight.log().unsqueeze(-1)
-        share = dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
-        out = aggregate(values.view(-1, self.heads, self.out_channels), block.indptr, sources.place, share)
+            edge_score = edge_score + F.linear(block.edge_attr, self.e.t() @ self.lin_edge.weight)
+        out = edge_attention(
+            values.view(-1, self.heads, self.out_channels), values @ self.k, None, block.indptr, sources.place,
+            edge_score, None if block.edge_weight is None else block.edge_weight.log(),
+            partial(dropout, probability=self.dropout, training=True) if self.dropout and self.training else None,
+            NEGATIVE_SLOPE,
+            block.by_source_pair if values.requires_grad else None,
+        )  # fmt: skip
         node_type = None if block.node_type is None else block.node_type[: block.num_targets]
         own = self.root(x[: block.num_targets], node_type)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + own + self.bias

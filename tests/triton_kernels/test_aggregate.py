@@ -17,7 +17,9 @@ from lightning_gnnscale.triton_kernels.aggregate import (
     edge_dot,
     edge_softmax,
     reference,
+    take_rows,
 )
+from lightning_gnnscale.triton_kernels.edge_attention import group_by_source
 from tests.says import said
 from tests.tiers import all_pairs
 
@@ -221,6 +223,19 @@ def test_transposed_edges_keep_the_order_of_rows():
     assert offsets.tolist() == [0, 1, 4, 4, 5]
     assert rows.tolist() == [0, 0, 1, 2, 2]
     assert weights[:, 0].tolist() == [0.5, 0.0, 2.0, 1.5, 2.0]
+
+
+def test_rows_taken_along_edges_sum_their_gradients_in_order():
+    indptr, indices, generator = random_rows(9, 12, 60, 2)
+    offsets, edges = group_by_source(indptr, indices, 20)[::2]
+    x = torch.randn(12, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    grad = torch.randn(60, 5, dtype=torch.float64, generator=generator)
+    out = take_rows(x, indices, offsets, edges)
+    assert equal_bits(out, x.detach()[indices])
+    expected = torch.zeros(12, 5, dtype=torch.float64).index_add_(0, indices, grad)
+    torch.testing.assert_close(torch.autograd.grad(out, x, grad)[0], expected, rtol=0, atol=1e-13)
+    with pytest.raises(ValueError, match=said("groups 12 60 (11, 60)")):
+        take_rows(x, indices, offsets[:12], edges)
 
 
 @pytest.mark.gpu

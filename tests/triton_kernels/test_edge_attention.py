@@ -1,4 +1,4 @@
-"""Attention over edges: compiled loops and Triton's kernels against plain torch, gradients too, hubs and empty rows."""
+"""Attention over edges: the CPU's steps and Triton's kernels against plain torch; gradients, hubs and empty rows too."""
 
 import pytest
 import torch
@@ -66,8 +66,9 @@ def kernels(given, indptr, indices, grouped=None):
 
 
 def compiled(given, indptr, indices, grouped=None):
-    first, second = (given[name] for name in ORDER[:3]), {name: given[name] for name in ORDER[3:]}
-    return edge_attention(*first, indptr, indices, **second, negative_slope=SLOPE, by_source=grouped)
+    first, second = (given[name] for name in ORDER[:3]), {name: given[name] for name in ORDER[3:5]}
+    drop = None if given["keep"] is None else lambda share: share * given["keep"]
+    return edge_attention(*first, indptr, indices, **second, drop=drop, negative_slope=SLOPE, by_source=grouped)
 
 
 def same(form, given, indptr, indices, dtype=torch.float64):
@@ -143,7 +144,8 @@ def test_gradients_against_finite_differences(rows, num_src, heads, seed):
     given["edge_bias"] = given["edge_bias"].nan_to_num(neginf=0.5)
     inputs = tuple(given[name].requires_grad_() for name in ORDER[:5])
     assert torch.autograd.gradcheck(
-        lambda *parts: edge_attention(*parts[:3], indptr, indices, *parts[3:], given["keep"]), inputs
+        lambda *parts: edge_attention(*parts[:3], indptr, indices, *parts[3:], lambda share: share * given["keep"]),
+        inputs,
     )
 
 
@@ -165,6 +167,19 @@ def test_large_scores_and_rows_of_shares_0(form):
     assert given["src_score"].grad.flatten().tolist() == [-0.5, 0.5]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_score_of_0_has_the_slope_below_0(form):
+    """As in torch's leaky ReLU; nodes without features have such scores."""
+    if form is kernels:
+        pytest.importorskip("triton")
+    where = DEVICE if form is kernels else "cpu"
+    indptr, indices = torch.tensor([0, 3], device=where), torch.tensor([0, 1, 2], device=where)
+    given = dict.fromkeys(ORDER)
+    given["values"] = torch.tensor([[[1.0]], [[3.0]], [[4.0]]], dtype=torch.float64, device=where).requires_grad_()
+    given["src_score"] = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64, device=where).requires_grad_()
+    same(form, given, indptr, indices)
+
+
 def test_the_number_of_threads_and_kept_groups_change_no_bit(monkeypatch):
     monkeypatch.setattr(threads, "MIN_WORK", 16)
     indptr, indices, generator = some_edges([5, 0, 40, 3] * 30, 50)
@@ -180,6 +195,19 @@ def test_the_number_of_threads_and_kept_groups_change_no_bit(monkeypatch):
         results.append([out.detach(), *torch.autograd.grad(out.sum(), inputs)])
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
+
+
+def test_groups_of_more_sources_than_there_are_values_serve():
+    """A layer that computes fewer nodes than its block has sources."""
+    indptr, indices, generator = some_edges([5, 0, 40, 3], 7)
+    given = arguments(indptr, indices, 7, 2, 3, generator)
+    given = {name: part if part is None else part.detach().cpu() for name, part in given.items()}
+    grads = []
+    for count in (7, 300):
+        inputs = [given[name].requires_grad_() for name in ORDER[:3]]
+        out = compiled(given, indptr, indices, group_by_source(indptr, indices, count))
+        grads.append(torch.autograd.grad(out.square().sum(), inputs))
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
 
 
 def test_a_backward_may_come_twice():
@@ -219,8 +247,9 @@ def test_equals_the_attention_of_pyg():
         ({"dst_score": torch.zeros(5, 2)}, "dst_score (2, 2) (5, 2)"),
         ({"edge_score": torch.zeros(2)}, "edge_score (2, 2) (2,)"),
         ({"edge_bias": torch.zeros(3)}, "edge_bias (2,) (3,)"),
-        ({"keep": torch.zeros(3, 2)}, "keep (2, 2) (3, 2)"),
         ({"indices": torch.tensor([0, 5])}, "indices [0, 5) 0 5"),
+        ({"by_source": group_by_source(torch.tensor([0, 1]), torch.tensor([0]), 5)}, "by_source 5 2 (5, 1)"),
+        ({"by_source": group_by_source(torch.tensor([0, 1, 2]), torch.tensor([0, 3]), 4)}, "by_source 5 2 (4, 2)"),
     ],
 )
 def test_refuses(change, message):

@@ -1,6 +1,6 @@
 """Reductions over the in-edges of each node: sums, means, extremes, softmax over a row, sums and products of ends."""
 
-from .op import Transposed, add_edges, aggregate, edge_add, edge_dot, edge_softmax, transpose
+from .op import Transposed, add_edges, aggregate, edge_add, edge_dot, edge_softmax, take_rows, transpose
 from .placed import add_placed_edges
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "edge_add",
     "edge_dot",
     "edge_softmax",
+    "take_rows",
     "transpose",
 ]

@@ -23,6 +23,22 @@ def row_of(indptr_ptr, num_rows, edge):
 
 
 @triton.jit
+def chunk_of_hub(indptr_ptr, num_rows, num_edges, chunk, side, LIMIT: tl.constexpr):
+    """Return the row of the hub at the begin (side 0) or the end of a chunk, and its edges there; none: start = stop.
+
+    The hub at the end is that at the begin where it began before the chunk.
+    """
+    begin = chunk * LIMIT
+    end = tl.minimum(begin + LIMIT, num_edges)
+    row = row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
+    start = tl.load(indptr_ptr + row)
+    stop = tl.load(indptr_ptr + row + 1)
+    ours = (stop - start > LIMIT) & ((side == 0) | (start > begin))
+    start = tl.maximum(start, begin)
+    return row, start, tl.where(ours, tl.minimum(stop, end), start)
+
+
+@triton.jit
 def _sum_edges(
     x_ptr, indices_ptr, weight_ptr, start, stop, columns, width, heads, channels, total_type: tl.constexpr,
     INDEXED: tl.constexpr, WEIGHTED: tl.constexpr, EDGES: tl.constexpr, BLOCK: tl.constexpr,

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from . import cpu, device, reference
 from .device import SegmentSum, is_available
 from .extremes import extreme
+from .softmax import EdgeSoftmax
 
 
 class Transposed(NamedTuple):
@@ -156,12 +157,14 @@ def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     return out.to(values.dtype)
 
 
-def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
+def edge_softmax(logits: Tensor, indptr: Tensor, place: Tensor | None = None) -> Tensor:
     """Softmax over the in-edges of each node, head by head; differentiable.
 
     Args:
         logits: (num_edges, heads) or (num_edges,) floating, grouped by row; -inf gives an edge the share 0.
         indptr: (num_dst + 1,) int64.
+        place: (num_edges,) int64, a permutation: where in `logits`, and in what is returned, each edge of the rows is.
+            None: they are grouped by row.
 
     Returns:
         The shape and dtype of logits; each row that has a finite logit sums to 1.
@@ -171,8 +174,13 @@ def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
     """
     check_rows(indptr, logits, None)
     values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
+    if is_available(values):
+        with torch.cuda.device(values.device):
+            return EdgeSoftmax.apply(values, indptr, place).to(logits.dtype).view(logits.shape)
+    values = values if place is None else values.index_select(0, place)
     on_cpu = logits.device.type == "cpu"
     out = _EdgeSoftmax.apply(values, indptr) if on_cpu else reference.edge_softmax(values, indptr)
+    out = out if place is None else torch.empty_like(out).index_copy(0, place, out)
     return out.to(logits.dtype).view(logits.shape)
 
 
@@ -230,6 +238,37 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
     else:
         out = reference.edge_dot(left, right, indptr, indices)
     return out.to(src_value.dtype)
+
+
+def take_rows(x: Tensor, indices: Tensor, offsets: Tensor, edges: Tensor) -> Tensor:
+    """Return x[indices], with a gradient that is summed in a fixed order; differentiable in x.
+
+    Args:
+        x: (num_rows, channels) floating.
+        indices: (num_edges,) int32 or int64 in [0, num_rows).
+        offsets, edges: (num_rows + 1,) int64, or more, and (num_edges,): positions in `indices`, grouped by the row
+            that they name.
+
+    Returns:
+        (num_edges, channels).
+    """
+    if len(offsets) <= len(x) or len(edges) != len(indices):
+        given = (len(offsets) - 1, len(edges))
+        raise ValueError(f"groups must be of {len(x)} rows or more and of {len(indices)} edges, got {given}")
+    return _TakeRows.apply(x, indices, offsets[: len(x) + 1], edges)
+
+
+class _TakeRows(Function):
+    @staticmethod
+    def forward(ctx, x, indices, offsets, edges):
+        ctx.save_for_backward(offsets, edges)
+        return x.index_select(0, indices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        offsets, edges = ctx.saved_tensors
+        return _aggregate(grad.unsqueeze(1), None, offsets, edges, False, None).squeeze(1), None, None, None
 
 
 class _EdgeDot(Function):

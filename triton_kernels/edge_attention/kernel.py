@@ -9,7 +9,7 @@ sources of more than LIMIT edges are shared out in chunks, as in `aggregate`, an
 import triton
 import triton.language as tl
 
-from ..aggregate.kernel import row_of
+from ..aggregate.kernel import chunk_of_hub
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _scores(
     inner = source_score + row_score
     if HAS_EDGE:
         inner += tl.load(edge_ptr + edges * heads + head, mask=there, other=0.0).to(inner.dtype)
-    score = tl.where(inner >= 0, inner, inner * SLOPE)
+    score = tl.where(inner > 0, inner, inner * SLOPE)
     if HAS_BIAS:
         score += tl.load(bias_ptr + edges, mask=there, other=0.0).to(inner.dtype)
     return inner, tl.where(there, score, -float("inf"))
@@ -62,22 +62,6 @@ def _attend(
 
 
 @triton.jit
-def _chunk_of_hub(indptr_ptr, num_rows, num_edges, chunk, side, LIMIT: tl.constexpr):
-    """Return the row of the hub at the begin (side 0) or the end of a chunk, and its edges there; none: start = stop.
-
-    The hub at the end is that at the begin where it began before the chunk.
-    """
-    begin = chunk * LIMIT
-    end = tl.minimum(begin + LIMIT, num_edges)
-    row = row_of(indptr_ptr, num_rows, tl.where(side == 0, begin, end - 1))
-    start = tl.load(indptr_ptr + row)
-    stop = tl.load(indptr_ptr + row + 1)
-    ours = (stop - start > LIMIT) & ((side == 0) | (start > begin))
-    start = tl.maximum(start, begin)
-    return row, start, tl.where(ours, tl.minimum(stop, end), start)
-
-
-@triton.jit
 def attend_hubs_kernel(
     x_ptr, src_ptr, dst_ptr, edge_ptr, bias_ptr, keep_ptr, indptr_ptr, indices_ptr, sums_ptr, tops_ptr, num_rows,
     num_edges, heads, channels, SLOPE: tl.constexpr, HAS_DST: tl.constexpr, HAS_EDGE: tl.constexpr,
@@ -91,7 +75,7 @@ def attend_hubs_kernel(
     chunk = tl.program_id(0).to(tl.int64) // heads
     head = (tl.program_id(0) % heads).to(tl.int64)
     side = tl.program_id(1)
-    row, start, stop = _chunk_of_hub(indptr_ptr, num_rows, num_edges, chunk, side, LIMIT)
+    row, start, stop = chunk_of_hub(indptr_ptr, num_rows, num_edges, chunk, side, LIMIT)
     if stop > start:
         row_score = tl.zeros((), total_type)
         if HAS_DST:
@@ -195,7 +179,7 @@ def _attend_back(
             dot *= keep
         total += kept[:, None] * given
         bias_grad = share * (dot - product)
-        score_grad = tl.where(inner >= 0, bias_grad, bias_grad * SLOPE)
+        score_grad = tl.where(inner > 0, bias_grad, bias_grad * SLOPE)
         score_total += tl.where(there, score_grad, 0.0)
         tl.store(score_grad_ptr + edges * heads + head, score_grad, mask=there)
         if BIAS_GRAD:
@@ -218,7 +202,7 @@ def attend_back_hubs_kernel(
     chunk = tl.program_id(0).to(tl.int64) // heads
     head = (tl.program_id(0) % heads).to(tl.int64)
     side = tl.program_id(1)
-    source, start, stop = _chunk_of_hub(offsets_ptr, num_src, num_edges, chunk, side, LIMIT)
+    source, start, stop = chunk_of_hub(offsets_ptr, num_src, num_edges, chunk, side, LIMIT)
     if stop > start:
         total, score_total = _attend_back(
             grad_ptr, x_ptr, src_ptr, edge_ptr, bias_ptr, keep_ptr, row_ptr, rows_ptr, edges_ptr, score_grad_ptr,
