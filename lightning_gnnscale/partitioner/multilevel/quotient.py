@@ -14,7 +14,7 @@ from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, ad
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
 STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
-ENOUGH_EDGES = 32  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
+ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
 _ENTRIES_AHEAD = 32
