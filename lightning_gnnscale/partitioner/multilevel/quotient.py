@@ -172,7 +172,7 @@ def build_quotient(
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):
-            sample.halve(tables)
+            sample.halve(tables, threads)
         if sum(table.size for table in tables) > max_edges:
             if largest is None:
                 return None
