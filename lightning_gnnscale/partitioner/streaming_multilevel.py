@@ -42,7 +42,7 @@ class Tries(NamedTuple):
     Attributes:
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
         runs, cycles: The same, of the graph of clusters, and of a whole graph that fits one block.
-        patience, max_rounds: See `Effort`.
+        patience, max_rounds: See `Effort`; of both graphs too.
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
     """
@@ -52,15 +52,15 @@ class Tries(NamedTuple):
     quotient_edges_per_node: float
     runs: tuple[int, int]
     cycles: tuple[int, int]
-    patience: int = Effort().patience
-    max_rounds: int = Effort().max_rounds
+    patience: tuple[int, int] = (Effort().patience,) * 2
+    max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
     enough_edges: float = ENOUGH_EDGES
 
 
 EFFORTS = {
-    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=1, max_rounds=3, enough_edges=8),
-    "default": Tries(3, 2, 2.0, (1, 2), (0, 1)),
-    "best": Tries(5, 6, 4.0, (2, 6), (2, 3), enough_edges=64),
+    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=(3, 2), max_rounds=(12, 6), enough_edges=8),
+    "default": Tries(3, 2, 2.0, (2, 3), (0, 1)),
+    "best": Tries(5, 6, 4.0, (2, 8), (2, 3)),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -115,16 +115,16 @@ def streaming_multilevel(
             None: nodes at 1.03. What cannot be kept is reported with its size.
         num_parts: in [1, num_nodes].
         effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; "fast"
-            also refines each level in memory by 3 rounds at most.
+            also refines each level in memory by fewer rounds.
         passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
             reads the stream twice.
         refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
-            leaves many of each cluster (by effort 8, 32, 64); else clusters grow coarser, and those that no longer
+            leaves many of each cluster (8 with "fast", else 64); else clusters grow coarser, and those that no longer
             grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
-            graph 1, 1, 2, of a whole graph that fits one block 1, 2, 6.
+            graph 1, 2, 2, of a whole graph that fits one block 1, 3, 8.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
             graph 0, 0, 2, of a whole graph 0, 1, 3.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
@@ -173,7 +173,7 @@ def streaming_multilevel(
         whole = source.one_block
         runs = tries.runs[whole] if runs is None else int(runs)
         cycles = tries.cycles[whole] if cycles is None else int(cycles)
-        in_all = Effort(runs=runs, cycles=cycles, patience=tries.patience, max_rounds=tries.max_rounds)
+        in_all = Effort(runs=runs, cycles=cycles, patience=tries.patience[whole], max_rounds=tries.max_rounds[whole])
         if whole:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)

@@ -300,12 +300,13 @@ def test_efforts_stand_for_options(block_edges, monkeypatch):
     stream, whole = stream_of(hubs_and_leaves(0), 500, layout="once"), block_edges == 1 << 20
     cuts = {}
     for effort, tries in streaming_multilevel.EFFORTS.items():
-        passes, rounds, per_node, runs, cycles, patience, max_rounds = tries
+        passes, rounds, per_node, runs, cycles = tries[:5]
         given = {"passes": passes, "refinement_rounds": rounds, "quotient_edges_per_node": per_node}
         given |= {"runs": runs[whole], "cycles": cycles[whole], "block_edges": block_edges}
         by_name = multilevel(stream, 4, effort=effort, block_edges=block_edges).part_id
-        with monkeypatch.context() as patched:  # these two are no options
-            same = streaming_multilevel.EFFORTS["default"]._replace(patience=patience, max_rounds=max_rounds)
+        with monkeypatch.context() as patched:  # the others are no options
+            others = {name: getattr(tries, name) for name in tries._fields[5:]}
+            same = streaming_multilevel.EFFORTS["default"]._replace(**others)
             patched.setitem(streaming_multilevel.EFFORTS, "default", same)
             assert np.array_equal(by_name, multilevel(stream, 4, **given).part_id)
         cuts[effort] = cut_of(hubs_and_leaves(0), by_name)

@@ -9,7 +9,7 @@ from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import combine, mix64, mix64_array
 from ...triton_kernels.intrinsics import popcount, prefetch
-from .weighted_graph import WeightedGraph
+from .weighted_graph import RowThreads, WeightedGraph
 
 FIRST_BITS = 16  # slots of a new table, as a power of two
 MAX_LOAD = 0.6  # of a table's slots
@@ -83,11 +83,11 @@ class EdgeSample:
         """The share of the edges that are counted."""
         return (int(self.bound[0]) + 1) / 2**64
 
-    def halve(self, tables: list[PairTable]) -> None:
+    def halve(self, tables: list[PairTable], threads: RowThreads) -> None:
         """Count half of the edges from now on, and half of what the tables hold."""
         self.bound[0] >>= np.uint64(1)
-        for table in tables:
-            table.thin(int(mix64_array(self.bound[1] ^ self.bound[0])))
+        key = int(mix64_array(self.bound[1] ^ self.bound[0]))
+        threads.map(lambda table: table.thin(key), tables)
 
 
 def table_bytes(size: float) -> int:

@@ -14,7 +14,7 @@ from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, ad
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
 STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
-ENOUGH_EDGES = 32  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
+ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
 _ENTRIES_AHEAD = 32
@@ -172,7 +172,7 @@ def build_quotient(
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):
-            sample.halve(tables)
+            sample.halve(tables, threads)
         if sum(table.size for table in tables) > max_edges:
             if largest is None:
                 return None

@@ -14,7 +14,7 @@ from .weighted_graph import PART_DTYPE, BlockGraph, EdgeGraph, RowThreads, Weigh
 WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as unchanged
 PRICE_STEP = 0.15  # of the mean edge weight a unit of weight, by which an overload of 1 raises a price
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is space, unless nothing moves
-STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
+FEW_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass, and with one dimension: more hardly lower the cut
 MAX_ROUNDS = 40
 STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
 INNER = 0.998
@@ -184,10 +184,10 @@ def rebalance(
     Each round reads the graph once (edges: see `EdgeSteps`): every node of an overfull part finds the part that it
     leaves to at the least loss of edges per relief. Then nodes move, cheapest first, as long as their part is overfull
     and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
-    max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
-    LOOSE_ROUNDS rounds (on disk: STREAMED_LOOSE_ROUNDS), in memory also after one that leaves more than STALLED of the
-    potential, a move must fit, as long as there are such moves: that settles the last few units. On disk it ends as
-    soon as `cap` is kept, in memory only when `inner` is, or when loose rounds stall twice.
+    max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After LOOSE_ROUNDS
+    rounds (on disk, or with one dimension: FEW_LOOSE_ROUNDS), in memory also after one that leaves more than STALLED of
+    the potential, a move must fit, as long as there are such moves: that settles the last few units. On disk it ends
+    as soon as `cap` is kept, in memory only when `inner` is, or when loose rounds stall twice.
 
     Args:
         graph: the graph.
@@ -208,7 +208,8 @@ def rebalance(
     steps = steps_of(graph, threads)
     stuck = stalled = False
     in_memory = isinstance(graph, WeightedGraph)
-    loose_rounds, enough = (LOOSE_ROUNDS, inner) if in_memory else (STREAMED_LOOSE_ROUNDS, cap)
+    loose_rounds = LOOSE_ROUNDS if in_memory and cap.shape[1] > 1 else FEW_LOOSE_ROUNDS
+    enough = inner if in_memory else cap
     before = potential(load, inner)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
         if (load <= enough).all():

@@ -70,7 +70,7 @@ def test_up_to_8_parts_refinement_over_edges_is_that_over_rows(graph, data):
     seed, loss = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([0.0, 0.25, 0.75]))
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refinement, "STREAMED_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
+        patch.setattr(refinement, "FEW_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
         patch.setattr(refinement, "STALLED", np.inf)
         patch.setattr(refinement, "INNER", 1.0)
         for read, num_threads in ((rows, 1), (stream, 1), (stream, 3)):

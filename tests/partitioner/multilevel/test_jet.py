@@ -59,7 +59,7 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
         patch.setattr(threads_module, "MIN_ENTRIES", 2)
         assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)  # nor do threads matter
         # nor blocks, where graphs on disk are rebalanced as those in memory
-        patch.setattr(refinement, "STREAMED_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
+        patch.setattr(refinement, "FEW_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
         patch.setattr(refinement, "INNER", 1.0)
         patch.setattr(refinement, "STALLED", np.inf)
         assert np.array_equal(run(graph.whole, start, cap, seed)[0], run(graph, start, cap, seed)[0])

@@ -41,7 +41,7 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
         assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
         inner = inner_cap(cap)
         if inner_share == 1:  # a graph on disk stops at the caps, one in memory at the inner ones
-            patch.setattr(refinement, "LOOSE_ROUNDS", refinement.STREAMED_LOOSE_ROUNDS)
+            patch.setattr(refinement, "LOOSE_ROUNDS", refinement.FEW_LOOSE_ROUNDS)
             patch.setattr(refinement, "STALLED", np.inf)  # nor does the first end where rounds help little
             assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks do not matter
     assert np.array_equal(load, loads_of(graph, part, num_parts))
