@@ -12,7 +12,6 @@ from ..errors import StrategyError
 from ..events import record
 from ..loader import (
     HOWS,
-    EpochUse,
     Interleave,
     LoaderOptions,
     PartData,
@@ -39,6 +38,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..partition_store.planned_reads import read_ranges, read_slice
 from ..placement import Placement, PlacementSettings
+from ..planner.sweep_plan import EpochUse
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
