@@ -395,6 +395,34 @@ def _by_rank(log: list[dict], name: str, field: str) -> list:
     return [found[rank] for rank in sorted(found)]
 
 
+def _read_facts(log: list[dict]) -> dict:
+    """Return what a mean epoch has read, where rows were not left to the page cache."""
+    found = read_counts(log).get("epoch_reads")
+    if not found:
+        return {}
+    used, rows, others = (found[name] for name in ("used_bytes", "feature_bytes", "other_bytes"))
+    text = f"{format_bytes(rows)} of features and {format_bytes(others)} of edges and all else"
+    text += f", {(rows + others) / max(used, 1):.1f} times the {format_bytes(used)} of features in batches"
+    predicted = found["predicted_bytes"]
+    return {"read in an epoch": text + (f" (features predicted {format_bytes(predicted)})" if predicted else "")}
+
+
+def read_counts(log: list[dict]) -> dict:
+    """Return what a mean epoch of training read, all processes together: {"epoch_reads": {name: number}}, or {}."""
+    told = [event for event in log if event["event"] == "rows_read"]
+    if not told:
+        return {}
+    num_epochs = len({event["epoch"] for event in told})
+    totals = {
+        name: sum(event.get(name) or 0 for event in told) / num_epochs
+        for name in ("rows", "used_bytes", "feature_bytes", "disk_bytes", "predicted_bytes")
+    }
+    others = max(totals["disk_bytes"] - totals["feature_bytes"], 0)
+    passes = [event["passes"] for event in told if "passes" in event]
+    more = {"passes": round(sum(passes) / len(passes), 2)} if passes else {}
+    return {"epoch_reads": {name: int(value) for name, value in totals.items()} | {"other_bytes": int(others)} | more}
+
+
 def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
     """Return the cost of the slowest device's reads over that of reading all from the host, and the prediction."""
 
@@ -436,6 +464,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
             shown[key.replace("_", " ")] = float(quality[key])
     owners, workers = owner_counts(log), worker_counts(log)
     shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(owners) | _worker_facts(workers)
+    shown |= _read_facts(log)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     if command == "train":
         shown["training peak of a process"] = (
@@ -466,6 +495,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         "tier_bytes": _by_rank(log, "placement", "tier_bytes"),
         "gpus": [gpu for gpu in _by_rank(log, "training_peak", "gpu") if gpu],
         **exchange_counts(log),
+        **read_counts(log),
         **owners,
         **workers,
     }

@@ -27,9 +27,11 @@ from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights, policy_of
 from ..dataset.value_checks import least_value
 from ..graph import GraphSchema
+from ..loader import RankPlace
 from ..memory import format_bytes, process_bytes
 from ..model import Backbone
 from ..partition_store.composition import store_composition
+from ..planner.host_memory import INTERPRETER_BYTES, WORKER_BYTES
 from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from ..traits import (
@@ -569,7 +571,29 @@ def plan(config: DictConfig) -> None:
         table.add_row(term, value)
     Console().print(table)
     if "dataset" in config:
-        _plan_machines(config, data, datamodule, store or standing_store(config, datamodule.store_source))
+        store = store or standing_store(config, datamodule.store_source)
+        _plan_reads(config, made, datamodule, store)
+        _plan_machines(config, data, datamodule, store)
+
+
+def _plan_reads(config: DictConfig, made, datamodule, store) -> None:
+    """Print what an epoch reads from a store whose features memory does not hold, and what another GiB would save."""
+    memory = made.device_memory_bytes
+    if store is None or memory is None or not takes_sampler(config) or not datamodule.stored_features:
+        return
+    if config.store is None:
+        datamodule = make_datamodule(config, None, store=store)
+    weights = instantiate(config.strategy.weights) if config.strategy.get("weights") else None
+    free = max(memory - (0 if made.device_memory_found else INTERPRETER_BYTES + WORKER_BYTES), 0)
+    found = datamodule.predicted_reads(RankPlace(0, made.num_devices), weights, [free, free + (1 << 30)])
+    if not found or found[0].how == "mapped":
+        return
+    now, more = found
+    reads = store.features.nbytes if more.how == "mapped" else more.predicted_bytes
+    print(
+        f"features of {format_bytes(store.features.nbytes)}: an epoch of each process reads "
+        f"{format_bytes(now.predicted_bytes)}, and {format_bytes(reads)} with 1 GiB more ({now.why})"
+    )
 
 
 def _plan_machines(config: DictConfig, data, datamodule, store) -> None:

@@ -22,6 +22,7 @@ from ..loader import (
     PartLoader,
     Processes,
     RankPlace,
+    RowReads,
     SourceSettings,
     Threads,
     parts_of_rank,
@@ -66,6 +67,7 @@ from .train_loader import (
     mixes_parts,
     part_targets,
     rank_targets,
+    reads_by_memory,
     settle_row_reads,
     source_settings,
 )
@@ -396,6 +398,15 @@ class PartitionDataModule(StoredGraphDataModule):
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
         return self._loader(weights, replace(self.loader_options, prefetch_batches=None), None, Threads(), place)
+
+    def predicted_reads(self, place: RankPlace, weights: Any, free_bytes: list[int]) -> list[RowReads]:
+        """Return how a rank's batches would get their rows from the store, with so much memory free; for each of some.
+
+        Cost: three parts are loaded, and a batch of each is sampled.
+        """
+        hops = None if self.scope_under(weights) == "graph" else self.halo_hops
+        with closing(self.trial_loader(place, weights)) as loader:
+            return reads_by_memory(loader, self.store, hops, free_bytes)
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
         """Return the store ids of a rank's targets; of all where its batches mix chunks of all parts."""

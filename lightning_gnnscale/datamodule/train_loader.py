@@ -13,7 +13,6 @@ from ..errors import StrategyError
 from ..events import record
 from ..loader import (
     HOWS,
-    EpochUse,
     Interleave,
     LoaderOptions,
     PartData,
@@ -40,6 +39,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..partition_store.planned_reads import read_ranges, read_slice
 from ..placement import Placement, PlacementSettings
+from ..planner.sweep_plan import EpochUse
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
@@ -293,6 +293,34 @@ def settle_row_reads(
     first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
     if first is None:
         return
+    reads = choose_reads(loader, store, source, first, how, halo_hops, free)
+    if capped and how == "auto" and reads.how == "mapped":
+        reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
+    if reads.how != "mapped":
+        return_freed_memory()
+    predicted = {} if reads.predicted_bytes is None else {"predicted_bytes": reads.predicted_bytes}
+    _tell(place, reads.how, reads.why, not_placed, **predicted)
+    # Packed rows are copies: they pay where memory does not hold all rows.
+    loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
+
+
+def choose_reads(
+    loader: PartLoader,
+    store: PartitionStore,
+    source: SourceSettings,
+    first: Footprint,
+    how: str,
+    halo_hops: int | None,
+    free_bytes: int,
+) -> RowReads:
+    """Return how the batches of a loader get their feature rows, by the memory that is free.
+
+    Args:
+        first: Of some of its batches.
+        loader, store, source, how, halo_hops: See `settle_row_reads`.
+        free_bytes: Memory that this process may still take.
+    """
+    packed = store.features if halo_hops is None else store.part_features
     parts = loader.walk.num_batches
     whole = halo_hops is None or halo_hops > 1
     rows = np.full(len(parts), store.num_nodes) if whole else store.part_rows[list(parts)]
@@ -303,7 +331,7 @@ def settle_row_reads(
     reads = choose_row_reads(
         packed,
         first,
-        free_bytes=free,
+        free_bytes=free_bytes,
         part_rows=int(rows.max(initial=0)),
         held_rows=loader.walk.most_held(rows, parts_held),
         parts_held=parts_held,
@@ -315,26 +343,35 @@ def settle_row_reads(
     )
     if how not in ("auto", reads.how):
         # What is kept was chosen for the other way; parts of other processes would each hold it.
-        reads = replace(reads, how=how, kept_halos=0, why=f"rows={how}")
-    elif capped and reads.how == "mapped":
-        reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
-    if how != "resident" and store.fetched is None:
-        reads = choose_swept(
-            reads,
-            packed,
-            first,
-            epoch_use(store, loader, first, rows, whole),
-            free_bytes=free,
-            part_bytes=held_bytes,
-            two_parts_bytes=loader.walk.most_held(part_bytes, 2 + (not source.in_process)),
-            open_share=loader.walk.parts_open / max(len(parts), 1) if loader.chunks > 1 else 0.0,
-        )
-    if reads.how != "mapped":
-        return_freed_memory()
-    predicted = {} if reads.predicted_bytes is None else {"predicted_bytes": reads.predicted_bytes}
-    _tell(place, reads.how, reads.why, not_placed, **predicted)
-    # Packed rows are copies: they pay where memory does not hold all rows.
-    loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
+        reads = replace(reads, how=how, kept_halos=0, share_read=1.0, why=f"rows={how}")
+    if how == "resident" or store.fetched is not None:
+        return reads
+    return choose_swept(
+        reads,
+        packed,
+        first,
+        epoch_use(store, loader, first, rows, whole),
+        free_bytes=free_bytes,
+        part_bytes=held_bytes,
+        two_parts_bytes=loader.walk.most_held(part_bytes, min(2, len(parts)) + (not source.in_process)),
+        open_share=min(loader.walk.parts_open / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
+    )
+
+
+def reads_by_memory(
+    loader: PartLoader, store: PartitionStore, halo_hops: int | None, free_bytes: list[int]
+) -> list[RowReads]:
+    """Return how a loader's batches would get their rows with so much memory free, for each of some sizes."""
+    first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
+    if first is None:
+        return []
+    fits = RowReads(predicted_bytes=int(store.features.nbytes), why="memory holds the features twice")
+    return [
+        fits
+        if fits_in_memory(store.features, free)
+        else choose_reads(loader, store, Threads(), first, "auto", halo_hops, free)
+        for free in free_bytes
+    ]
 
 
 def _tell(place: RankPlace, how: str, why: str, not_placed: str, **facts: Any) -> None:

@@ -19,7 +19,7 @@ from .part_walk import (
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
-from .sweep_plan import EpochUse, choose_swept
+from .sweep_choice import choose_swept
 from .task_graph import Operators
 from .task_source import TaskSource
 
@@ -28,7 +28,6 @@ __all__ = [
     "BatchKey",
     "BatchSource",
     "BufferPool",
-    "EpochUse",
     "Interleave",
     "InterleavedWalk",
     "LinkNeighborLoader",

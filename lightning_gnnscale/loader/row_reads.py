@@ -14,14 +14,13 @@ from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
+from ..planner.sweep_plan import SPACE_SHARE
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker
 from .local_source import THREAD_NAME, stop
 
 HOWS = ("mapped", "resident", "planned")
 MOST_HALOS = 255  # the largest count of a node's halos in a store
-# Share of the free memory that rows and batches may take: the rest is for a model, its gradients, and other users.
-SPACE_SHARE = 0.7
 # A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
 # sampled.
 _DENSE_VISIT = 3

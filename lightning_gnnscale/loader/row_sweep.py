@@ -19,6 +19,7 @@ from ..events import clock
 from ..jit import kernel
 from ..partition_store.features import Column, DenseFeatures, memory_of
 from ..partition_store.planned_reads import read_rows
+from ..planner.sweep_plan import RANGES, STEPS_AHEAD
 from ..sampler.minibatch import MiniBatch
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import popcount
@@ -26,12 +27,9 @@ from .batch_maker import BatchMaker
 from .local_source import THREAD_NAME, stop
 from .waiting_batch import WaitingBatch
 
-RANGES = 16  # at most; a power of two of nodes each
-_STEPS_AHEAD = 2  # that are under way at a time
 _READ_BYTES = 16 << 20  # of rows that are read before they are put into their slots
 _MARKS = 256  # the newest group of each node takes a byte; 0: none
 _LEAST_POWER = 0.3  # of the growth of distinct rows
-LAG = 1  # groups that train, their ranges all there, while the next step is read
 
 
 @dataclass(eq=False)
@@ -104,9 +102,12 @@ class _GroupRows(Column):
 
     def read(self, ids: np.ndarray, out=None) -> np.ndarray:
         """Return rows of ids, each of a batch of the group; see `Column.read`."""
-        slots = np.full(len(ids), -1, np.int64)
-        for number, read in enumerate(self.ranges):
-            _find_slots(ids, number, self.shift, read.words, read.before, read.slots, slots)
+        slots, order = np.full(len(ids), -1, np.int64), np.empty(len(ids), np.int64)
+        ends = np.zeros(len(self.ranges) + 1, np.int64)
+        _by_range(ids, self.shift, order, ends)
+        for number in np.flatnonzero(np.diff(ends)):
+            read, chosen = self.ranges[number], order[ends[number] : ends[number + 1]]
+            _find_slots(ids, chosen, number << self.shift, read.words, read.before, read.slots, slots)
         if len(slots) and slots.min() < 0:
             raise ValueError(f"node {ids[slots.argmin()]} is not among those whose rows were read")
         out = memory_of(out, (len(ids), self.dim), self.dtype)
@@ -204,7 +205,9 @@ class RowSweep:
         if batches > self._forming.num_batches:
             power = math.log(rows / first) / math.log(batches / self._forming.num_batches)
         power, steps = min(max(power, _LEAST_POWER), 1.0), self.num_ranges
-        share = float(np.diff((np.arange(steps + 1) / steps) ** power) @ (steps - np.arange(steps) + LAG)) / steps
+        share = (
+            float(np.diff((np.arange(steps + 1) / steps) ** power) @ (steps - np.arange(steps) + STEPS_AHEAD)) / steps
+        )
         one = first / self._forming.num_batches**power
         return (len(self._slots) / (one * share)) ** (1 / power) / steps
 
@@ -219,7 +222,7 @@ class RowSweep:
         forming = [] if self._forming is None else [self._forming]
         marks = np.array([group.mark for group in (*self._flight, *forming)], np.int64)
         leaves = np.array([*(group.entry for group in self._flight), *[self.steps] * len(forming)])
-        leaves += self.num_ranges + LAG
+        leaves += self.num_ranges + STEPS_AHEAD - 1
         held, lacking = self._holds[marks], self._lacking[:, marks]
         for step in range(self.steps, self.steps + self.num_ranges):
             held = np.where(leaves <= step, 0, held + lacking[step % self.num_ranges])
@@ -230,7 +233,7 @@ class RowSweep:
     def advance(self) -> None:
         """Begin the steps that can be begun."""
         self._settle()
-        while len(self._under_way) < _STEPS_AHEAD and not self.takes_more:
+        while len(self._under_way) < STEPS_AHEAD and not self.takes_more:
             forming = [] if self._forming is None else [self._forming]
             if not self._lacks[:, [group.mark for group in (*self._flight, *forming)]].any():
                 return
@@ -410,15 +413,27 @@ def _list_needed(newest, first, lacks, lives, words, before, nodes, marks):
 
 
 @kernel
-def _find_slots(ids, number, shift, words, before, slots, out):
-    """Write the slots of the ids that are in a range and were read."""
-    first = np.int64(number) << shift
+def _by_range(ids, shift, order, ends):
+    """List the places of ids range by range; those of range i are [ends[i], ends[i + 1]) of the order."""
+    for node in ids:
+        ends[(node >> shift) + 1] += 1
+    for number in range(1, len(ends)):
+        ends[number] += ends[number - 1]
+    at = ends[:-1].copy()
     for i in range(len(ids)):
-        if ids[i] >> shift == number:
-            at = ids[i] - first
-            word, bit = words[at >> 6], np.uint64(1) << np.uint64(at & 63)
-            if word & bit:
-                out[i] = slots[before[at >> 6] + np.int64(popcount(word & (bit - np.uint64(1))))]
+        number = ids[i] >> shift
+        order[at[number]] = i
+        at[number] += 1
+
+
+@kernel
+def _find_slots(ids, chosen, first, words, before, slots, out):
+    """Write the slots of the chosen ids, which are in the range that begins with the first, where they were read."""
+    for i in chosen:
+        at = ids[i] - first
+        word, bit = words[at >> 6], np.uint64(1) << np.uint64(at & 63)
+        if word & bit:
+            out[i] = slots[before[at >> 6] + np.int64(popcount(word & (bit - np.uint64(1))))]
 
 
 @kernel

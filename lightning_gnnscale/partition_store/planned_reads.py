@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
+from ..planner.sweep_plan import GAP_BYTES
 from ..system import CAN_ADVISE, O_DIRECT, advise
 from ..triton_kernels.gather_rows import pack_places
 from ..triton_kernels.intrinsics import copy_bytes, popcount, pread
@@ -20,7 +21,6 @@ from .array_file import file_place
 
 # Measured on a virtual disk of 1.1 GB/s in sequence and 45,000 reads a second at this depth.
 READS_UNDER_WAY = 16
-GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
 RUN_BYTES = 256 << 10
 _TASK_ROWS = 16 << 10
 _TASK_READS = 8

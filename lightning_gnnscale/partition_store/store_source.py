@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
 from filelock import FileLock
 
 from ..dataset import GraphDataset, load_pyg
+from ..dataset.columns import opened
 from ..edge_stream import EdgeStream
 from ..errors import PlanError, check_count, check_integer
 from ..events import record, stage
@@ -25,6 +27,7 @@ from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
+from ..planner.sweep_plan import ROWS_A_SEED, SPACE_SHARE, WAITING_BYTES, WORTH, EpochUse, plan_sweep
 from .journal import store_folder
 from .manifest import read_source, write_json
 from .partitioner_identity import describe_partitioner, method_name, registered_method
@@ -415,6 +418,8 @@ class StoreSource:
             packs, why = False, f"rows are whole pages of the disk already ({facts})"
         elif halo_share > _MOST_HALO:
             packs, why = False, f"the largest halo is {halo_share:.0%} of the graph ({facts})"
+        elif (swept := self._swept_bytes(made.quality, free)) is not None and swept <= WORTH * (packed + features):
+            packs, why = False, f"batches in waiting read {format_bytes(swept)} an epoch without them ({facts})"
         elif packed > space:
             packs, why = False, f"the disk has no space for them ({facts})"
         else:
@@ -422,6 +427,27 @@ class StoreSource:
         record("pack_halo", packs=packs, why=why)
         _log.info(f"{self.root}: halo rows are {'packed' if packs else 'left at their owners'}: {why}")
         return packs
+
+    def _swept_bytes(self, quality: PartitionQuality, free_bytes: int) -> float | None:
+        """Predict the bytes of rows that an epoch reads in a sweep, of batches of fan-outs 15, 10, 5.
+
+        Returns:
+            None where rows cannot be swept: node types have their own, or they are sparse.
+        """
+        dataset, num_nodes = self.dataset, max(self.dataset.stream.num_nodes, 1)
+        if dataset.feature_dims is not None or not isinstance(opened(dataset.features), np.ndarray):
+            return None
+        seeds = num_nodes if "train" not in dataset.masks else int(np.count_nonzero(dataset.masks["train"]))
+        rows = seeds * ROWS_A_SEED
+        use = EpochUse(
+            num_nodes,
+            dataset.feature_bytes / num_nodes,
+            rows,
+            own_share=1 - quality.edge_cut_ratio,
+            waiting_bytes=rows * WAITING_BYTES,
+        )
+        part_bytes = 2 * max(quality.bytes_per_part, default=0)
+        return plan_sweep(use, SPACE_SHARE * free_bytes - part_bytes).read_bytes
 
     def _standing_edges(self) -> int | None:
         """Return the edges of the store that exists already and will be used; None where there is none."""

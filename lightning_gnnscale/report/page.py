@@ -300,6 +300,9 @@ def tiers(run: RunRecord) -> dict[str, float]:
     num_epochs = max(run.num_epochs, 1)
     row_bytes = run.parts.get("row_bytes") or 0
     rows = [("feature rows in batches", run.per_epoch("row_bytes")), ("read from disk", run.per_epoch("disk_bytes"))]
+    read = run.of("rows_read")
+    read_epochs = max(len({event["epoch"] for event in read}), 1)
+    rows.append(("of that: feature rows", sum(event["feature_bytes"] for event in read) / read_epochs))
     for tier in ("local", "peer", "host", "cache", "disk"):
         served = sum(event.get(tier, 0) for event in run.of("reads"))
         rows.append((f"placed rows read: {tier}", served * row_bytes / num_epochs))

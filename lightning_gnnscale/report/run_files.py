@@ -258,6 +258,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("epoch", "rank", "node", "cache_bytes", "buffer_bytes", "buffer_rows", "start_bytes"), _COUNT),
     **dict.fromkeys(("rows_away", "bytes_away", "parts_read", "num_workers", "bytes_received", "num_sampled"), _COUNT),
     **dict.fromkeys(("peak_bytes", "row_bytes", "num_nodes", "num_parts"), _COUNT),
+    **{("rows_read", name): _COUNT for name in ("epoch", "used_bytes", "feature_bytes", "predicted_bytes")},
     **{("reads", tier): _COUNT for tier in ("local", "peer", "host", "cache", "disk", "device")},
     **dict.fromkeys(("memory_bytes", "disk_bytes"), (_or_null(is_count), _COUNT[1])),
     **dict.fromkeys(("stage", "note", "command", "method", "lane"), (_or_null(_is_text), "text")),
@@ -293,6 +294,7 @@ _NEEDED = {
     **dict.fromkeys(("run", "preparation", "gradients", "file_fetched", "store_fetched"), ()),
     "validation_sample": ("num_sampled", "num_nodes"),
     "parts": ("parts", "nodes"),
+    "rows_read": ("epoch", "used_bytes", "feature_bytes"),
 }
 _QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("edge_cut_ratio", "replication_factor", "feature_bytes"), (_or_null(_is_real), "a number")),

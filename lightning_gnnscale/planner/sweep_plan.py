@@ -1,21 +1,24 @@
 """How many bytes an epoch will read, swept or part by part, and what a sweep holds; predicted from a first batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from ..memory import format_bytes
-from ..partition_store.features import Column
-from ..partition_store.planned_reads import GAP_BYTES
-from .row_reads import SPACE_SHARE, Footprint, RowReads
-from .row_sweep import LAG, RANGES, swept_table
-
 _ROW_OVERHEAD = 16  # bytes of a row that is held: its slot, and the list of those that are read
 _NODE_BYTES = 3.75  # of each node of the graph: its newest group, which nodes are read, its label and masks
+RANGES = 32  # of the table, at most: what a step of a sweep reads
+LAG = 2  # groups of batches that are sampled and that train, beside those whose ranges are read
+STEPS_AHEAD = 2  # of a sweep that are under way at a time
+GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
+SPACE_SHARE = 0.7  # of the free memory that rows and batches may take: the rest is for a model, and other users
+WORTH = 0.8  # a sweep reads at most this share of what others read: its batches wait for a whole pass
+ROWS_A_SEED, WAITING_BYTES = 171, 12  # of a batch of fan-outs 15, 10, 5, and of each of its rows while it waits
 _LEAST_SHARE = 1e-5  # of an epoch
-_TRIES = 40  # of a bisection
+_CLASSES = 8  # of degrees, from one to twice it
+_TRIES = 30  # of a bisection
 _MARGIN = 1.05  # of rows held: groups are whole batches
 
 
@@ -55,11 +58,19 @@ class EpochUse:
         """Bytes of the table."""
         return self.num_rows * self.row_bytes
 
+    @cached_property
+    def _classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Degrees, and the share of the nodes that have about each: few classes, for speed."""
+        degrees = np.asarray(self.degrees, np.float64)
+        _, of_node, times = np.unique(
+            np.round(np.log2(degrees + 1) * _CLASSES), return_inverse=True, return_counts=True
+        )
+        return np.bincount(of_node.reshape(-1), degrees) / times, times / times.sum()
+
     def densities(self, share: float) -> tuple[float, float]:
         """Return which share of the rows a share of an epoch uses: in the parts that it visits, and elsewhere."""
-        degrees, times = np.unique(np.asarray(self.degrees, np.float64), return_counts=True)
-        weights = times / times.sum()
-        mean = max(self.rows / self.num_rows, 0) * degrees / max(float(degrees @ weights), 1e-9)
+        degrees, weights = self._classes
+        mean = self.rows / self.num_rows * degrees / max(float(degrees @ weights), 1e-9)
         own = -np.expm1(-mean * self.own_share)
         others = -np.expm1(-mean * (1 - self.own_share) * share)
         return float((own + others - own * others) @ weights), float(others @ weights)
@@ -122,7 +133,8 @@ def plan_sweep(use: EpochUse, space_bytes: float, open_bytes: float = 0.0) -> Sw
     per_row = _MARGIN * (use.row_bytes + _ROW_OVERHEAD) / use.row_bytes
 
     def fits(share: float) -> bool:
-        return per_row * _held_bytes(use, share) + share * use.waiting_bytes <= space
+        waiting = min(share * (1 + LAG / RANGES), 1.0) * use.waiting_bytes
+        return per_row * _held_bytes(use, share) + waiting <= space
 
     share = 1.0 if fits(1.0) else _largest(fits)
     held = min(_MARGIN * _held_bytes(use, share), space)
@@ -159,7 +171,7 @@ def _held_bytes(use: EpochUse, share: float) -> float:
         return use.distinct(1.0) * use.row_bytes
     distinct = np.array([use.distinct(share * part / RANGES) for part in range(RANGES + 1)])
     # Rows that the newest groups alone need are held longest, those of the oldest leave first.
-    steps = (RANGES - np.arange(RANGES) + LAG) / RANGES
+    steps = (RANGES - np.arange(RANGES) + STEPS_AHEAD) / RANGES
     return float(np.diff(distinct) @ np.minimum(steps, 1)) * use.row_bytes
 
 
@@ -167,60 +179,3 @@ def _sweep_bytes(use: EpochUse, share: float) -> float:
     """Return the bytes that a sweep reads in an epoch: fewer batches wait in its first and in its last pass."""
     ramp = sum(use.pass_bytes(share * part / RANGES) for part in range(1, RANGES)) / RANGES
     return max(1 / share - 1, 0) * use.pass_bytes(share) + 2 * ramp
-
-
-def choose_swept(
-    reads: RowReads,
-    features: Column,
-    first: Footprint,
-    use: EpochUse,
-    *,
-    free_bytes: int,
-    part_bytes: int,
-    two_parts_bytes: int,
-    open_share: float,
-) -> RowReads:
-    """Return how a loader's batches get their rows: as chosen without a sweep, or swept where that reads fewer bytes.
-
-    Args:
-        reads: As `choose_row_reads` chose.
-        features, first, free_bytes: As of `choose_row_reads`.
-        use: What an epoch uses.
-        part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
-            after the other.
-        open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
-    """
-    if reads.how == "mapped":
-        return reads
-    told = replace(reads, predicted_bytes=int(_predicted(reads, features, first, use)))
-    if swept_table(features) is None:
-        return told
-    batch_bytes = first.rows * features.dim * features.dtype.itemsize + first.sampled_bytes
-    other = 2 * batch_bytes + first.rows * (features.batch_row_bytes - features.dim * features.dtype.itemsize)
-    # Part after part, whole visits wait; in turns, all parts are in memory.
-    waiting = open_share * use.waiting_bytes if open_share else 0.0
-    by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
-    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
-    plan = plan_sweep(use, space, waiting if by_part else 0.0)
-    if plan.read_bytes >= told.predicted_bytes:
-        return told
-    why = (
-        f"the rows that are read for batches in waiting, {format_bytes(plan.held_bytes)} at a time, take about "
-        f"{plan.passes:.1f} passes over {format_bytes(use.table_bytes)}: {format_bytes(plan.read_bytes)} an epoch, "
-        f"{reads.how} reads {format_bytes(told.predicted_bytes)}; {format_bytes(free_bytes)} free"
-    )
-    pool_bytes = int(2 * batch_bytes * 5 // 4)
-    held = {"window_bytes": plan.held_bytes, "waiting_bytes": plan.waiting_bytes, "pool_bytes": pool_bytes}
-    return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
-
-
-def _predicted(reads: RowReads, features: Column, first: Footprint, use: EpochUse) -> float:
-    """Predict the bytes that an epoch reads part by part, or window by window."""
-    by_part = use.part_bytes(reads.share_read, features.is_packed)
-    if reads.how == "resident":
-        return by_part
-    sampled = use.rows / max(first.rows, 1) * first.sampled_bytes
-    if not features.is_packed:
-        return window_bytes(use, reads.window_bytes, sampled)
-    visit = use.part_rows.mean() * use.row_bytes if len(use.part_rows) else 0.0
-    return by_part * max(1.0, visit * reads.share_read / reads.window_bytes)

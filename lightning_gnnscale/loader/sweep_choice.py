@@ -1,0 +1,66 @@
+"""Whether a loader's rows are swept: where that is predicted to read fewer bytes than part by part."""
+
+from dataclasses import replace
+
+from ..memory import format_bytes
+from ..partition_store.features import Column
+from ..planner.sweep_plan import SPACE_SHARE, WORTH, EpochUse, plan_sweep, window_bytes
+from .row_reads import Footprint, RowReads
+from .row_sweep import swept_table
+
+
+def choose_swept(
+    reads: RowReads,
+    features: Column,
+    first: Footprint,
+    use: EpochUse,
+    *,
+    free_bytes: int,
+    part_bytes: int,
+    two_parts_bytes: int,
+    open_share: float,
+) -> RowReads:
+    """Return how a loader's batches get their rows: as chosen without a sweep, or swept where that reads fewer bytes.
+
+    Args:
+        reads: As `choose_row_reads` chose.
+        features, first, free_bytes: As of `choose_row_reads`.
+        use: What an epoch uses.
+        part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
+            after the other.
+        open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
+    """
+    if reads.how == "mapped":
+        return reads
+    told = replace(reads, predicted_bytes=int(_predicted(reads, features, first, use)))
+    if swept_table(features) is None:
+        return told
+    batch_bytes = first.rows * features.dim * features.dtype.itemsize + first.sampled_bytes
+    other = 2 * batch_bytes + first.rows * (features.batch_row_bytes - features.dim * features.dtype.itemsize)
+    # Part after part, whole visits wait; in turns, all parts are in memory.
+    waiting = open_share * use.waiting_bytes if open_share else 0.0
+    by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
+    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
+    plan = plan_sweep(use, space, waiting if by_part else 0.0)
+    if plan.read_bytes > WORTH * told.predicted_bytes:
+        return told
+    why = (
+        f"the rows that are read for batches in waiting, {format_bytes(plan.held_bytes)} at a time, take about "
+        f"{plan.passes:.1f} passes over {format_bytes(use.table_bytes)}: {format_bytes(plan.read_bytes)} an epoch, "
+        f"{reads.how} reads {format_bytes(told.predicted_bytes)}; {format_bytes(free_bytes)} free"
+    )
+    pool_bytes = int(2 * batch_bytes * 5 // 4)
+    held = {"window_bytes": plan.held_bytes, "waiting_bytes": plan.waiting_bytes, "pool_bytes": pool_bytes}
+    return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
+
+
+def _predicted(reads: RowReads, features: Column, first: Footprint, use: EpochUse) -> float:
+    """Predict the bytes that an epoch reads part by part, or window by window."""
+    by_part = use.part_bytes(reads.share_read, features.is_packed)
+    if reads.how == "resident":
+        return by_part
+    sampled = use.rows / max(first.rows, 1) * first.sampled_bytes
+    if not features.is_packed:
+        return window_bytes(use, reads.window_bytes, sampled)
+    visit = use.part_rows.mean() * use.row_bytes if len(use.part_rows) else 0.0
+    return by_part * max(1.0, visit * reads.share_read / reads.window_bytes)
