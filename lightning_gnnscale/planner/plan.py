@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..errors import check_callable, check_integer
 from ..graph import id_dtype
-from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
+from ..memory import format_bytes, format_seconds, gpu_memory_bytes, memory_limit_bytes, parse_bytes
+from .evaluation_reads import DISK_BYTES_PER_S, predict_evaluation_reads
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
@@ -50,6 +51,8 @@ class Plan:
         device_memory_found, host_memory_found: Whether the planner found the memory itself; False if it was given.
         on_gpu: Whether the devices are GPUs.
         gpu_memory_bytes: Memory of one GPU, which batches and the model must fit; None: unlimited, or no GPU.
+        evaluation_read_bytes: Predicted bytes that an exact evaluation of all nodes reads, all processes together; 0:
+            memory holds the features.
     """
 
     num_parts: int
@@ -74,6 +77,7 @@ class Plan:
     host_memory_found: bool = False
     on_gpu: bool = False
     gpu_memory_bytes: int | None = None
+    evaluation_read_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -197,6 +201,10 @@ class Plan:
             rows += [("parts in memory at a time", f"{held}, those of a batch and the next")]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
+        if self.evaluation_read_bytes:
+            seconds = format_seconds(self.evaluation_read_bytes / DISK_BYTES_PER_S)
+            reads = f"{format_bytes(self.evaluation_read_bytes)}, {seconds} at 1 GB/s"
+            rows += [("read to evaluate all nodes, predicted", reads)]
         host = self.host_memory_bytes
         rows += [("memory of the host", "not limited" if host is None else _memory(host, self.host_memory_found))]
         rows += [("fits", "yes" if self.fits else f"NO: {self.remedy()}")]
@@ -391,6 +399,7 @@ def plan(
         host_memory_found=found_host,
         on_gpu=on_gpu,
         gpu_memory_bytes=gpu_memory if on_gpu else None,
+        evaluation_read_bytes=predict_evaluation_reads(run, shape, csc_bytes(num_nodes, num_edges), features, free),
     )
 
 
