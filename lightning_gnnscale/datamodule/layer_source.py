@@ -122,9 +122,7 @@ class StoreLayerSource:
         return sum(rows for rows, _ in found), sum(edges for _, edges in found)
 
     def spool(self) -> EdgeSpool:
-        """Return a file of this rank in the scratch folder."""
-        self.scratch.firsts()
-        self.scratch.path("").parent.mkdir(parents=True, exist_ok=True)
+        """Return a file of this rank in the scratch folder, which the first table has made."""
         return EdgeSpool(self.scratch.folder / f"edges-{rank()}")
 
     def num_edges(self, needed: NodeSet) -> int:

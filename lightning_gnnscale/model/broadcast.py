@@ -18,7 +18,7 @@ from .row_layers import StreamedLayer
 from .sparse_linear import is_sparse
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
-READ_BYTES = 4 << 20  # of values that are read and mapped at once
+READ_BYTES = 1 << 20  # of values that are read and mapped at once
 AHEAD = 2  # chunks that are read while one is added
 # BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
 STEP_ROWS = 64

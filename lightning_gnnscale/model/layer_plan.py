@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from .row_layers import StreamedLayer
 
+FIXED_BYTES = 48 << 20  # of three chunks of sources and what is read of the next ones, whatever memory is
 GAP_BYTES = 64 << 10  # of the file between rows that are read together, as of `datamodule.layer_source`
 
 
@@ -88,9 +89,10 @@ def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int,
     Args:
         num_rows, num_edges: of this process.
         row_bytes, edge_bytes: of a row's sums, and of an edge.
-        memory_bytes: of everything; three sixteenths are left to chunks of sources, and to edges being sorted.
+        memory_bytes: of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges
+            being sorted, but at most three quarters.
     """
-    space = max(1, memory_bytes * 13 // 16)
+    space = max(1, memory_bytes // 4, min(memory_bytes * 13 // 16, memory_bytes - FIXED_BYTES))
     num_buckets = max(1, min(num_rows, -(-num_rows * row_bytes // space)))
     most_rows = max(1, -(-num_rows // num_buckets))
     return BucketPlan(num_buckets, most_rows, max(0, space - most_rows * row_bytes))

@@ -124,6 +124,8 @@ class LayerSource(Protocol):
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
         """Return the features of (num,) int64 nodes: (num, dim) tensor or array, sparse rows, or `RowsByNodeType`.
 
+        Several threads call it at a time.
+
         Args:
             nodes: ascending ones are read in the order of the file.
             table: what `table` returned; its rows, numbered as `nodes` says, are returned instead of features.

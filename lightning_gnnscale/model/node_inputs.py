@@ -1,5 +1,6 @@
 """Rows that a model reads by node, beside or instead of stored features: learnable embeddings, rows on other hosts."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -226,6 +227,7 @@ class InputSource:
 
     def __init__(self, source: LayerSource, inputs: NodeInputs, type_channels: Sequence[int] | None = None):
         self._source, self._inputs, self._table, self._node_type_channels = source, inputs, None, type_channels
+        self._lock = threading.Lock()  # several threads gather, and training has one that pulls
         if not inputs.is_local:
             self._table = source.table("inputs", inputs.dim, inputs.num_rows)
             for ids, rows in inputs.rows_here():
@@ -270,7 +272,8 @@ class InputSource:
 
     def _rows(self, nodes: np.ndarray) -> Tensor:
         if self._table is None:
-            return self._inputs.pull(nodes)
+            with self._lock:
+                return self._inputs.pull(nodes)
         return torch.from_numpy(np.asarray(self._table[self._inputs.row_ids(nodes)]))
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..errors import check_callable, check_integer
 from ..graph import id_dtype
-from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
+from ..memory import format_bytes, format_seconds, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from ..system import usable_cores
 from .device_speed import StageBound, speed_terms, stage_bounds
+from .evaluation_reads import DISK_BYTES_PER_S, predict_evaluation_reads
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
@@ -66,6 +67,8 @@ class Plan:
             not placed.
         bounds: Bytes and least seconds of each stage of a batch on a named card; empty: none was named.
         num_batches: Batches of a pass over all nodes.
+        evaluation_read_bytes: Predicted bytes that an exact evaluation of all nodes reads, all processes together; 0:
+            memory holds the features.
     """
 
     num_parts: int
@@ -93,6 +96,7 @@ class Plan:
     tier_bytes: dict[str, int] = field(default_factory=dict)
     bounds: tuple[StageBound, ...] = ()
     num_batches: int = 0
+    evaluation_read_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -219,6 +223,10 @@ class Plan:
             rows += [("parts in memory at a time", f"{held}, those of a batch and the next")]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
+        if self.evaluation_read_bytes:
+            seconds = format_seconds(self.evaluation_read_bytes / DISK_BYTES_PER_S)
+            reads = f"{format_bytes(self.evaluation_read_bytes)}, {seconds} at 1 GB/s"
+            rows += [("read to evaluate all nodes, predicted", reads)]
         host = self.host_memory_bytes
         rows += [("memory of the host", "not limited" if host is None else _memory(host, self.host_memory_found))]
         rows += [("fits", "yes" if self.fits else f"NO: {self.remedy()}")]
@@ -440,6 +448,7 @@ def plan(
         tier_bytes={} if tiers is None else tiers.by_tier(),
         bounds=tuple(bounds),
         num_batches=math.ceil(num_nodes / (shape.batch_size or max(1, num_nodes))),
+        evaluation_read_bytes=predict_evaluation_reads(run, shape, csc_bytes(num_nodes, num_edges), features, free),
     )
 
 

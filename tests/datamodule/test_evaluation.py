@@ -117,6 +117,36 @@ def test_a_split_that_stands_in_one_part_is_evaluated_like_the_whole_graph(sourc
     assert np.allclose(output.read(wanted), expected[wanted], atol=1e-5)
 
 
+@pytest.mark.parametrize("feature_storage", [None, "int8"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [gs.model.GCN, gs.model.GraphSAGE])
+def test_broadcasting_from_a_store_equals_groups_of_rows(dataset, tmp_path, feature_storage, weighted, kind):
+    parts = gs.partition(dataset.stream, "random", num_parts=3, seed=1)
+    weight = np.random.default_rng(0).uniform(0.1, 1, 2400) if weighted else None
+    options = {"edge_weight": weight, "feature_storage": feature_storage}
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, parts, features=dataset.features, **options)
+    source = StoreLayerSource(store, [2, 0, 1], open_scratch(tmp_path / "s", None, None))
+    torch.manual_seed(0)
+    model = kind(16, 8, 4, num_layers=2).eval()
+    tables = [
+        np.array(layerwise_inference(model, source, memory_bytes=size, broadcast=way).table)
+        for size, way in ((1 << 20, False), (9000, True), (1 << 20, True))
+    ]
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-4, atol=1e-5)
+    assert np.array_equal(tables[1], tables[2])
+    assert not list(source.scratch.folder.glob("edges*"))
+    source.close()
+
+
+@pytest.mark.parametrize("nodes", [range(0, 400, 7), range(400)])
+def test_rows_and_edges_are_counted(store, source, nodes):
+    nodes, degree = np.asarray(nodes, np.int64), np.diff(store.csc.indptr)
+    expected = len(nodes), int(degree[nodes].sum())
+    assert source.counts(NodeSet.of(nodes, 400)) == expected
+    assert len(nodes) < 400 or source.counts() == expected
+    assert source.row_bytes == store.features.array.itemsize * 16
+
+
 def test_memory_does_not_grow_with_the_rows_that_stream_past(tmp_path):
     """A pass over 64 MiB of features that may hold 4 MiB takes less than 32 beside its scratch of 4 bytes a node."""
     import tracemalloc

@@ -56,6 +56,9 @@ def passes(folder: Path, root: Path, machines: list[int], round_bytes: int) -> d
                 given = layerwise_inference(model, source, needed=needed, table_dtype=dtype, memory_bytes=1 << 20)
                 results[name, dtype, needed is None] = np.array(given.table)
                 source.barrier()
+        given = layerwise_inference(model, source, needed=wanted, memory_bytes=1 << 16, broadcast=True)
+        results[name, "broadcast"] = np.array(given.table)
+        source.barrier()
     source.close()
     return results
 

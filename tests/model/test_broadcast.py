@@ -12,7 +12,18 @@ from model.typed_graphs import ONE_NODE_TYPE, SCHEMA, TypedSource, hetero_graph
 from lightning_gnnscale import events
 from lightning_gnnscale.datamodule.edge_spool import EdgeSpool
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.model import GAT, GCN, NGNN, RGCN, SGC, GraphSAGE, RowBlock, broadcast, layerwise_inference
+from lightning_gnnscale.model import (
+    GAT,
+    GCN,
+    NGNN,
+    RGCN,
+    SGC,
+    GraphSAGE,
+    RowBlock,
+    broadcast,
+    layer_plan,
+    layerwise_inference,
+)
 from lightning_gnnscale.model.edge_bins import BinSizes, EdgeBins, edge_shares
 from lightning_gnnscale.model.inference import _Pass
 from lightning_gnnscale.model.layer_plan import GroupSize, LayerSize, choose_way, plan_buckets
@@ -26,6 +37,7 @@ STREAMED = [GCN, GraphSAGE, SGC, NGNN]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(broadcast, "CHUNK_BYTES", 4 * 8 * 64)  # 64 sources of 8 columns
+    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 0)
     monkeypatch.setattr(broadcast, "READ_BYTES", 1)  # one step of rows at a time
 
 
@@ -202,6 +214,12 @@ def test_what_fits_memory_stays_and_fewer_bytes_win():
     wide = choose_way(size, GroupSize(9, 128, 0), row_bytes=3000, edge_bytes=6, memory_bytes=200_000)
     assert not wide.broadcasts and wide.buckets.num_buckets == 19
     assert plan_buckets(0, 0, 300, 6, 100).most_rows == 1
+
+
+def test_little_memory_leaves_space_for_chunks(monkeypatch):
+    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 48 << 20)
+    buckets = [plan_buckets(1 << 20, 0, 100, 6, size << 20).num_buckets for size in (32, 80, 400)]
+    assert buckets == [-(-100 // 8), -(-100 // 32), 1]
 
 
 @pytest.mark.parametrize("num_types", [1, 3])
