@@ -322,6 +322,7 @@ class PartitionDataModule(StoredGraphDataModule):
             hops = None if scope == "graph" else self.halo_hops
             settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops)
         loader.send_to(self._sending(self._placed.fill if self._gathers_on_device else None))
+        loader.sample_on(self._gpu)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -332,10 +333,15 @@ class PartitionDataModule(StoredGraphDataModule):
         Args:
             fill: Gathers the rows of a batch that are on the GPU, see `DeviceBatches`.
         """
-        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-        if device.type != "cuda" or not self.device_batches:
+        if self._gpu is None or not self.device_batches:
             return None
-        return DeviceBatches(device, self.device_batches, fill)
+        return DeviceBatches(self._gpu, self.device_batches, fill)
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        """The GPU of the Trainer, None on a CPU."""
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        return device if device.type == "cuda" else None
 
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
