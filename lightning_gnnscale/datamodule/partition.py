@@ -377,6 +377,7 @@ class PartitionDataModule(StoredGraphDataModule):
             not_placed = self._not_placed or ""
             settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
         loader.send_to(self._sending(self._placed if self._gathers_on_device else None))
+        loader.sample_on(self._gpu)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -387,13 +388,18 @@ class PartitionDataModule(StoredGraphDataModule):
         Args:
             placed: Gathers the rows of a batch that are on the GPU; None: batches come with theirs.
         """
-        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-        if device.type != "cuda" or not self.device_batches:
+        if self._gpu is None or not self.device_batches:
             return None
         if placed is None:
-            return DeviceBatches(device, self.device_batches)
+            return DeviceBatches(self._gpu, self.device_batches)
         foretell = placed.foretell if placed.settings.foretells else None
-        return DeviceBatches(device, self.device_batches, placed.fill, foretell=foretell)
+        return DeviceBatches(self._gpu, self.device_batches, placed.fill, foretell=foretell)
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        """The GPU of the Trainer, None on a CPU."""
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        return device if device.type == "cuda" else None
 
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""

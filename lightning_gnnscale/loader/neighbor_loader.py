@@ -441,6 +441,7 @@ class NeighborLoader(SeedLoader):
         given = {"data": data, "edge_order": edge_order, "input_id": input_id}
         maker = DataBatchMaker(sampler, both_ways=both_ways, **given)
         super().__init__(data, seeds, csc, maker, sampler, rank, world_size, transform, **own)
+        self.sample_on(None if self._device is None else self._device.device)
 
 
 class LinkNeighborLoader(SeedLoader):

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock, record
 from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
+from ..sampler.on_device import sampler_for
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..traits import SourceTraits
 from .batch_columns import tensors
@@ -189,6 +191,7 @@ class PartLoader:
             self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
         self._device: DeviceBatches | None = None
+        self._samples_on: torch.device | None = None
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0
@@ -224,6 +227,7 @@ class PartLoader:
             found = self._num_chunks(sampler, len(targets))
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
+        sampler = sampler_for(sampler, self._samples_on, isinstance(self._source, LocalSource))
         self._source.close()  # its parts were prepared for the old one
         self._stager = replace(self._stager, sampler=sampler)
         self._maker = replace(self._maker, sampler=sampler)
@@ -251,6 +255,20 @@ class PartLoader:
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
         self._device = device
+
+    def sample_on(self, device: torch.device | None) -> None:
+        """Sample where the sampler's `device` says from the next iteration on; not while one is under way.
+
+        Args:
+            device: The GPU that trains; None: training is on the CPU.
+
+        Raises:
+            ValueError: the sampler asks for a GPU, and cannot have it.
+        """
+        self._samples_on = device
+        sampler = self._maker.sampler
+        if sampler_for(sampler, device, isinstance(self._source, LocalSource)) is not sampler:
+            self.set_sampler(sampler)
 
     def first_footprint(self, num_parts: int = 1) -> Footprint | None:
         """Load the first part, sample its first chunk, and return their sizes; None without batches.

@@ -56,6 +56,7 @@ class NeighborState(NamedTuple):
 
 
 STRATEGIES = ("uniform", "last")
+DEVICES = ("auto", "cpu", "cuda")
 EACH = "*"  # in place of an edge type's name: all that are not named
 
 
@@ -87,6 +88,10 @@ class NeighborSampler(BatchSampler):
             sampled; "bidirectional": these, once each, and the edges of the graph that go back along one of them;
             "induced": all, of every edge type. Every node is a target under the last two, and weights are the stored
             ones.
+        device: Where training batches are sampled, which changes none of them. "cpu"; "cuda": on the GPU that trains,
+            from pinned host memory where a part's edges take more than half of what is free there; "auto": there where
+            training is on a GPU, threads of the process make batches, and the edges fit, else on the CPU. The log says
+            which, and why.
 
     Raises:
         ValueError: a fan-out is 0 or below -1, none is given, the direction or subgraph_type is unknown, locality with
@@ -112,6 +117,7 @@ class NeighborSampler(BatchSampler):
     disjoint: bool = False
     weighted: bool = False
     subgraph_type: str = "directional"
+    device: str = "auto"
 
     def __post_init__(self):
         if isinstance(self.fanouts, Mapping):
@@ -121,6 +127,8 @@ class NeighborSampler(BatchSampler):
         check_direction(self.direction)
         flags = ("replace", "strictly_before", "disjoint", "weighted")
         check_flags(**{name: getattr(self, name) for name in flags})
+        if self.device not in DEVICES:
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         if self.temporal_strategy not in (None, *STRATEGIES):
             raise ValueError(
                 f"temporal_strategy must be one of {', '.join(STRATEGIES)} or None, got {self.temporal_strategy!r}"

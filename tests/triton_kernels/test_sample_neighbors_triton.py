@@ -6,7 +6,7 @@ import torch
 from own_python import run_python
 
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.triton_kernels.sample_neighbors import sample_neighbors, split_rows
+from lightning_gnnscale.triton_kernels.sample_neighbors import SampleOptions, sample_neighbors, split_rows
 from lightning_gnnscale.triton_kernels.sample_neighbors.device import (
     DeviceWorkspace,
     sample_tensors,
@@ -46,7 +46,8 @@ def assert_same(mine, other):
 def test_uniform_samples_are_the_references(fanouts, dtype):
     pytest.importorskip("triton")
     csc, seeds, key = rows_of(DEGREES, dtype), np.array([10, 3, 0, 9, 8, 7, 2]), 2**64 - 5 * len(fanouts)
-    mine = sample_with_triton(on_device(csc), torch.from_numpy(seeds).to(LAUNCH_DEVICE), fanouts, key, True)
+    there = torch.from_numpy(seeds).to(LAUNCH_DEVICE)
+    mine = sample_with_triton(on_device(csc), there, fanouts, key, SampleOptions(return_e_id=True))
     assert_same(mine, sample_neighbors_reference(csc, seeds, fanouts, key))
 
 
@@ -61,11 +62,13 @@ def test_preferring_samples_are_the_references(fanouts, scale, share):
     preferred = [generator.random(csc.num_rows) < share for _ in fanouts]
     split = [on_device(split_rows(csc, inside, with_position=True)) for inside in preferred]
     seeds_there = torch.from_numpy(seeds).to(LAUNCH_DEVICE)
-    mine = sample_with_triton(on_device(csc), seeds_there, fanouts, key, True, split=split, scale=scale)
+    options = SampleOptions(return_e_id=True, scale=scale)
+    mine = sample_with_triton(on_device(csc), seeds_there, fanouts, key, options, split=split)
     plain = sample_neighbors_reference(csc, seeds, fanouts, key, preferred=preferred, scale=scale)
     assert_same(mine, plain)
     unseen = [rows._replace(position=None) for rows in split]
-    without = sample_with_triton(on_device(csc), seeds_there, fanouts, key, split=unseen, scale=scale)
+    options = SampleOptions(scale=scale)
+    without = sample_with_triton(on_device(csc), seeds_there, fanouts, key, options, split=unseen)
     assert_same(without, plain._replace(e_id=None))
 
 
@@ -76,9 +79,9 @@ def test_a_used_workspace_and_scale_1_change_nothing():
     for key in range(3):
         seeds = np.random.default_rng(key).permutation(11)[:4]
         there = torch.from_numpy(seeds).to(LAUNCH_DEVICE)
-        mine = sample_with_triton(on_device(csc), there, [4], key, True, space, split, 1.0)
+        mine = sample_with_triton(on_device(csc), there, [4], key, SampleOptions(return_e_id=True), space, split)
         assert_same(mine, sample_neighbors_reference(csc, seeds, [4], key))
-    assert (space.label == torch.iinfo(torch.int64).max).all()
+    assert (space.label[:-1] == torch.iinfo(torch.int32).max).all()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_a_used_workspace_and_scale_1_change_nothing():
         ({"seeds": [3, 12]}, "seeds [0, 11) 3 12"),
         ({"seeds": [3, 3, 4]}, "seeds distinct 1 3"),
         ({"fanouts": [0]}, "fanouts[0] >= 1"),
-        ({"scale": 0.0}, "scale >= 1"),
+        ({"options": SampleOptions(scale=0.5)}, "scale >= 1"),
         ({"workspace": DeviceWorkspace(3, LAUNCH_DEVICE)}, "workspace 3 nodes graph 11"),
     ],
 )
@@ -114,24 +117,45 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from lightning_gnnscale.triton_kernels.sample_neighbors import kernel
 
-for ids, split, edges, block in [("*i32", True, True, 32), ("*i64", True, False, 128), ("*i32", False, True, 1024)]:
-    given = dict(indptr_ptr="*i64", indices_ptr=ids, inside_ptr="*i32" if split else "*i64",
-                 position_ptr="*i32" if split and edges else "*i64", node_ptr="*i64", offset_ptr="*i64",
-                 neighbor_ptr="*i64", edge_ptr="*i64", weight_ptr="*fp32" if split else "*i64", hop_key="i64",
-                 scale_bits="i64", SPLIT=split, WITH_EDGE=edges, WITH_POSITION=split, BLOCK=block)
+def compiled(name, **given):
     types = {name: value if isinstance(value, str) else "constexpr" for name, value in given.items()}
     constants = {name: value for name, value in given.items() if not isinstance(value, str)}
-    source = ASTSource(kernel.sample_rows_kernel, signature=types, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
-    code = compiled.asm["ptx"]
-    assert compiled.asm["cubin"]
-    assert ("div.rn.f64" in code) == split
+    source = ASTSource(getattr(kernel, name), signature=types, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+    assert made.asm["cubin"]
+    code = made.asm["ptx"]
     for inexact in ("fma.", "mad.rn.f", "div.full", "div.approx", "rcp.approx"):
-        assert inexact not in code, (ids, split, inexact)
+        assert inexact not in code, (given, inexact)
+    return code
+
+MODES = {"uniform": {}, "split": dict(SPLIT=True), "replace": dict(REPLACE=True), "weighted": dict(WEIGHTED=True),
+         "both": dict(REPLACE=True, WEIGHTED=True), "latest": dict(LATEST=True, TREES=True),
+         "last": dict(LATEST=True, WEIGHTED=True)}
+for number, (mode, flags) in enumerate(MODES.items()):
+    flags = dict(SPLIT=False, REPLACE=False, WEIGHTED=False, LATEST=False, TREES=False) | flags
+    words = {name: "*i64" for name in ("start_ptr", "degree_ptr", "offset_ptr", "node_ptr", "owner_ptr",
+                                       "positive_ptr", "neighbor_ptr")}
+    edges = number % 2 == 0
+    position = 1 if mode == "split" and edges else 2 if edges else 0
+    code = compiled(
+        "sample_rows_kernel", **words, indices_ptr="*i64" if number % 3 else "*i32", inside_ptr="*i32",
+        position_ptr="*i32" if edges else "*i64", weight_ptr="*fp32" if number % 3 else "*fp64", running_ptr="*fp64",
+        edge_ptr="*i64" if edges else None, split_weight_ptr="*fp32" if mode == "split" else None, hop_key="i64",
+        scale_bits="i64", num_nodes="i64", fanout="i32", steps="i32", **flags, POSITION=position,
+        BLOCK=(32, 128, 1024)[number % 3],
+    )
+    assert ("div.rn.f64" in code) == (mode in ("split", "weighted")), mode
+words = {name: "*i64" for name in ("indptr_ptr", "node_ptr", "num_ptr", "owner_ptr", "limit_ptr", "time_ptr",
+                                   "positive_ptr", "start_ptr", "degree_ptr", "take_ptr")}
+for flag in ("TIMED", "WEIGHTED", "REPLACE"):
+    flags = dict(TIMED=False, BY_EDGE=False, STRICT=True, WEIGHTED=False, REPLACE=False) | {flag: True}
+    compiled("look_up_kernel", **words, indices_ptr="*i32", num_rows="i64", fanout="i32", steps="i32", **flags,
+             BLOCK=256)
+compiled("read_kernel", values_ptr="*fp64", index_ptr="*i64", out_ptr="*fp64", num="i64", BLOCK=256)
 """
 
 
-def test_the_kernel_compiles_for_hopper_with_exact_arithmetic(tmp_path):
+def test_the_kernels_compile_for_hopper_with_exact_arithmetic(tmp_path):
     pytest.importorskip("triton")
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 

@@ -110,6 +110,7 @@ def sample_layers(
             f"workspace is for {space.num_nodes} nodes of {space.id_dtype}, the graph has {csc.num_rows} of "
             f"{csc.indices.dtype}: make Workspace(num_rows, indices.dtype)"
         )
+    space.reserve("indptr", 1)[0] = 0
     count = place_seeds(space, seeds, csc.num_rows)
     space.finish(count)
     nodes, edges = [count], []

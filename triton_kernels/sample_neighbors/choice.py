@@ -14,6 +14,21 @@ from ...graph import CSC
 from ...jit import kernel
 from ...rng import GOLDEN, mix64, unit
 
+# Of a logarithm by operations that every processor rounds alike, which those of C libraries and of GPUs are not.
+ROOT_HALF_BITS = 0x3FE6A09E667F3BCD  # sqrt(1/2) as float64
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+LOG_TERMS = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+    1.818357216161805012e-01,
+    1.531383769920937332e-01,
+    1.479819860511658591e-01,
+)
+_L1, _L2, _L3, _L4, _L5, _L6, _L7 = LOG_TERMS
+_ROOT_HALF, _52 = np.int64(ROOT_HALF_BITS), np.int64(52)
+
 
 class SplitRows(NamedTuple):
     """The rows of a CSC, neighbours in a set Q before the others; both groups keep their order.
@@ -201,7 +216,7 @@ def pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr,
             for j in range(length):
                 if not weight[first + j] > 0:
                     continue
-                clock = -np.log(1.0 - unit(mix64(row_key + np.uint64(j + 1) * GOLDEN))) / weight[first + j]
+                clock = minus_log(1.0 - unit(mix64(row_key + np.uint64(j + 1) * GOLDEN))) / weight[first + j]
                 value[j] = clock
                 if count < take:
                     edge[at + count] = first + j
@@ -211,6 +226,25 @@ def pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr,
                     edge[at] = first + j
                     _sift_down(value, edge, at, take, first)
             edge[at : at + take].sort()
+
+
+@kernel(inline="always")
+def minus_log(x):
+    """Return -log(x) of a float64 in (0, 1], within one unit in the last place; the same bits on every machine.
+
+    Source: `e_log.c` of FreeBSD's msun (Sun Microsystems, 1993).
+    """
+    bits = np.float64(x).view(np.int64)
+    power = (bits - _ROOT_HALF) >> _52
+    f = np.int64(bits - (power << _52)).view(np.float64) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    even = w * (_L2 + w * (_L4 + w * _L6))
+    odd = z * (_L1 + w * (_L3 + w * (_L5 + w * _L7)))
+    half = 0.5 * f * f
+    k = np.float64(power)
+    return ((half - (s * (half + (odd + even)) + k * LN2_LOW)) - f) - k * LN2_HIGH
 
 
 @kernel(inline="always")

@@ -1,35 +1,312 @@
-"""Fan-out sampling of tensors: Triton samples the rows of a hop, torch relabels them where they are."""
+"""What `HopSampling` runs on a device: Triton samples the rows of a hop, torch numbers the nodes where they are.
+
+The host learns the sizes of a hop (its new nodes, and the edges to sample next) in one read; nothing else waits.
+"""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...graph import CSC
-from .choice import SplitRows, checked_split
+from .choice import SplitRows
 from .cpu import Workspace
-from .hops import SampledNeighbors, check_fanouts, sample_hops
-from .rows import SampleOptions, fold_hop
+from .device_graph import DeviceRelation
+from .hops import Backend, HopSampling, SampledNeighbors, check_fanouts, sample_hops
+from .rows import SampledRows, SampleOptions, fold_hop
 
-_UNSEEN = torch.iinfo(torch.int64).max
+_UNSEEN = torch.iinfo(torch.int32).max
+_LARGEST = torch.iinfo(torch.int64).max
+_ROWS = 256  # that one program looks up
+_IN_BLOCK = 128  # edges of rows that are read whole
 
 
 class DeviceWorkspace:
-    """Memory to relabel nodes on a device, reused from batch to batch; each stream that samples has its own.
+    """Memory to number nodes on a device, reused from batch to batch; each stream that samples has its own.
 
     Args:
         num_nodes: Number of nodes in the graph.
         device: Device that the memory is on.
 
-    Cost: 8 bytes a node.
+    Cost: 4 bytes a node.
     """
 
+    id_dtype = np.dtype(np.int64)
+
     def __init__(self, num_nodes: int, device: torch.device | str):
-        self.label = torch.full((num_nodes,), _UNSEEN, dtype=torch.int64, device=device)
+        self.num_nodes, self.device = num_nodes, torch.device(device)
+        self.label = torch.full((num_nodes + 1,), _UNSEEN, dtype=torch.int32, device=device)  # the last one is no node
+        self.node = self.owner = self.label.new_empty(0, dtype=torch.int64)
+        self.most = 0  # nodes that a batch may have so far
+
+    @property
+    def backend(self) -> Backend:
+        """What samples with it."""
+        return TRITON
+
+    def of_relation(self, number: int) -> "DeviceWorkspace":
+        """Return itself: the edges of each edge type are in memory of their own."""
+        return self
+
+    def fits(self, num_nodes: int, device: torch.device) -> bool:
+        """Return whether graphs of this size on this device can be sampled with it."""
+        return num_nodes <= self.num_nodes and device == self.device
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        """Return (num,) int64 on the device."""
+        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
+
+    def place(self, nodes: np.ndarray) -> int:
+        """Begin a batch with these nodes; return how many were distinct."""
+        self.node = self.upload(nodes)
+        self.most = len(nodes)
+        distinct = len(np.unique(nodes))
+        if distinct == self.most:
+            self.label[self.node] = torch.arange(self.most, dtype=torch.int32, device=self.device)
+        return distinct
+
+    def finish(self, num_labels: int) -> None:
+        """End a batch that used this many labels."""
+        if num_labels >= self.num_nodes:
+            self.label.fill_(_UNSEEN)
+        else:
+            self.label[self.node[:num_labels]] = _UNSEEN
+        self.most = 0
+
+    def read(self, values: list) -> list[int]:
+        """Return numbers that are on the device: the one read of a hop."""
+        on_device = [value for value in values if isinstance(value, Tensor)]
+        if not on_device:
+            return values
+        found = iter(torch.stack(on_device).tolist())
+        return [next(found) if isinstance(value, Tensor) else value for value in values]
+
+    def ids(self, name: str, count: int, allocate: Callable | None = None) -> Tensor:
+        """Return the first `count` nodes or owners."""
+        return getattr(self, name)[:count]
+
+    def number(self, ids: Tensor, count: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Number nodes, new ones from `count` on in order of appearance; return theirs, and how many there are."""
+        num = len(ids)
+        place = (torch.arange(num, device=self.device) + count).int()
+        self.label.scatter_reduce_(0, ids, place, "amin")  # known labels are below count, and stay
+        fresh = self.label[ids] == place
+        numbered = count + fresh.cumsum(0) - 1
+        most = min(self.most + num, self.num_nodes)
+        self.node = _extended(self.node, self.most, most, torch.where(fresh, numbered, most), ids)
+        self.most = most
+        self.label.scatter_(0, torch.where(fresh, ids, self.num_nodes), numbered.int())
+        return self.label[ids].long(), count + fresh.sum()
+
+
+class DeviceTrees:
+    """The positions of (seed, node) on a device, found by sorting; see `Trees`."""
+
+    def __init__(self, space: DeviceWorkspace):
+        self._space, self._num = space, 0
+        self._known = space.node.new_empty(0)
+        space.node, space.owner, space.most = self._known, self._known, 0
+
+    def begin(self, ids: np.ndarray, owner: np.ndarray) -> int:
+        """Put the seeds that are the roots; return how many they are."""
+        space = self._space
+        space.node, space.owner, space.most = space.upload(ids), space.upload(owner), len(ids)
+        self._known = space.owner * space.num_nodes + space.node
+        return len(ids)
+
+    def number(self, ids: Tensor, owner: Tensor, count: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Number nodes of seeds, new ones from `count` on; return theirs, and how many there are."""
+        space, num, before = self._space, len(ids), self._space.most
+        key = owner * space.num_nodes + ids
+        ordered, order = torch.cat([self._known, key]).sort(stable=True)
+        at = torch.arange(before + num, device=space.device)
+        begins = torch.ones_like(ordered, dtype=torch.bool)
+        begins[1:] = ordered[1:] != ordered[:-1]
+        first_at = order[torch.where(begins, at, 0).cummax(0).values]
+        first = torch.empty_like(order).scatter_(0, order, first_at)[before:]  # of each, where its like came first
+        fresh = first == at[before:]
+        numbered = count + fresh.cumsum(0) - 1
+        most = before + num
+        place = torch.where(fresh, numbered, most)
+        space.node = _extended(space.node, before, most, place, ids)
+        space.owner = _extended(space.owner, before, most, place, owner)
+        self._known = _extended(self._known, before, most, place, key)[:most]
+        space.most = most
+        local = torch.where(first < before, first, numbered[(first - before).clamp(min=0)])
+        return local, count + fresh.sum()
+
+
+def _extended(array: Tensor, before: int, most: int, place: Tensor, values: Tensor) -> Tensor:
+    """Return an array of `most` items and one more, with values at their places; `most` is the place of none.
+
+    Those that are not filled are the largest integers, which are no node and no tree's.
+    """
+    grown = torch.cat([array[:before], array.new_full((most + 1 - before,), _LARGEST)])
+    return grown.scatter_(0, place, values)
+
+
+class DeviceRows(SampledRows):
+    """`SampledRows` of one edge type on a device; arguments as there, the edge type a `DeviceRelation`."""
+
+    relation: DeviceRelation
+    targets: DeviceWorkspace
+
+    def _clear(self) -> None:
+        self._locals, self._offsets, self._edges, self._weights = [], [], [], []
+        self._neighbor = self._edge = self._split_weight = None
+        if self.times is not None:
+            self._limit = self.targets.upload(self.times)
+
+    @property
+    def num_neighbors(self) -> int:
+        """As of `SampledRows`; waits for the device."""
+        return int(self._degree[: self.end - self.begin].sum()) if self.fanouts[self.hop] else 0
+
+    def look_up(self, hop: int, begin: int, end: int | Tensor, node_types: Any = None) -> None:
+        """Look up the rows of the targets begin..end-1; `settle` has to follow. All nodes may have rows."""
+        relation, targets, fanout = self.relation, self.targets, self.fanouts[hop]
+        self.hop, self.begin = hop, begin
+        bound = targets.most - begin
+        start, degree, take = (targets.node.new_zeros(bound) for _ in range(3))
+        timed = relation.time is not None and self.times is not None
+        self._weighted = relation.weight is not None and fanout >= 0
+        if fanout and bound:
+            num = targets.node.new_full((1,), 0) + (end - begin)
+            _triton_kernels().look_up_kernel[(-(-bound // _ROWS),)](
+                relation.indptr, targets.node[begin:], num, targets.owner[begin:] if timed else num,
+                self._limit if timed else num, relation.time if timed else num, relation.indices,
+                relation.positive if self._weighted else num, start, degree, take, bound, fanout, relation.steps,
+                TIMED=timed, BY_EDGE=relation.time_by_edge, STRICT=self.options.strict, WEIGHTED=self._weighted,
+                REPLACE=self._replace and fanout >= 0, BLOCK=_ROWS,
+            )  # fmt: skip
+        self._start, self._degree = start, degree
+        self._offset = torch.cat([take.new_zeros(1), take.cumsum(0)])
+        self.last = self.first + self._offset[-1]
+
+    def settle(self, end: int, last: int) -> None:
+        """Take `end` and `last` as the device told them."""
+        self.end, self.last = end, last
+        self._offset = self._offset[: end - self.begin + 1]
+
+    def whole(self) -> tuple:
+        """Return what `sample` takes for all targets of a hop."""
+        return self.begin, self.end, None, None
+
+    def sample(self, begin: int, end: int, neighbor: None = None, taken: None = None) -> None:
+        """Sample for the targets begin..end-1, which are all of a hop."""
+        space, options, relation, fanout = self.targets, self.options, self.relation, self.fanouts[self.hop]
+        num = self.last - self.first
+        split = None if self.split is None else self.split[self.hop]
+        self._neighbor = space.node.new_empty(num)
+        self._edge = torch.empty_like(self._neighbor) if options.return_e_id or options.with_weight else None
+        self._split_weight = None if split is None else self._neighbor.new_empty(num, dtype=torch.float32)
+        if num == 0:
+            return
+        kernels, none = _triton_kernels(), self._offset
+        position, how = none, kernels.NO_POSITION
+        if split is not None and self._edge is not None:
+            position, how = split.position, kernels.IN_ROW
+        kernels.sample_rows_kernel[(end - begin,)](
+            self._start, self._degree, self._offset, space.node[begin:],
+            space.owner[begin:] if options.disjoint else none,
+            relation.indices if split is None else split.indices, none if split is None else split.num_inside, position,
+            relation.weight if self._weighted else none, relation.running if self._weighted else none,
+            relation.positive if self._weighted else none, self._neighbor, self._edge, self._split_weight,
+            _signed(int(fold_hop(self.key, self.hop))), struct.unpack("<q", struct.pack("<d", options.scale))[0],
+            len(relation.indptr) - 1, fanout, relation.steps,
+            SPLIT=split is not None, REPLACE=self._replace and fanout >= 0, WEIGHTED=self._weighted,
+            LATEST=self._latest, TREES=options.disjoint, POSITION=int(how.value), **_block(fanout),
+        )  # fmt: skip
+
+    def number(self, known: DeviceWorkspace, trees: DeviceTrees | None, count: int | Tensor) -> int | Tensor:
+        """Number the sampled neighbours as `SampledRows` does."""
+        if self.last == self.first:
+            self._locals.append(self._neighbor)
+            return count
+        if trees is None:
+            local, count = known.number(self._neighbor, count)
+        else:
+            owner = _repeated(self.targets.owner[self.begin : self.end], self._offset, len(self._neighbor))
+            local, count = trees.number(self._neighbor, owner, count)
+        self._locals.append(local)
+        return count
+
+    def add(self) -> None:
+        """Keep the edges of a hop, which is sampled and numbered."""
+        self._offsets.append(self._offset[1:] + self.first)
+        if self._edge is not None:
+            self._edges.append(self._edge)
+        if self._split_weight is not None:
+            self._weights.append(self._split_weight)
+        elif self.options.with_weight:
+            self._weights.append(self._weigh())
+        super().add()
+
+    def edges(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return the sources of all edges, indptr, positions and weights, as `join_device_edges` takes them."""
+        none = self.targets.node.new_zeros(1)
+        indptr = torch.cat([none, *self._offsets])
+        edge = torch.cat(self._edges or [none[:0]]) if self.options.return_e_id else None
+        if edge is not None and self.relation.position is not None:
+            edge = _read(self.relation.position, edge).long()
+        weight = torch.cat(self._weights or [none[:0].float()]) if self._weights or self.options.with_weight else None
+        local = torch.cat(self._locals or [none[:0]])
+        return local, indptr, edge, weight
+
+    def _weigh(self) -> Tensor:
+        """Return the weights of a hop's edges: `choice.weigh`, operation by operation."""
+        num = self.end - self.begin
+        start, degree, taken = self._start[:num], self._degree[:num], self._offset.diff()
+        if not self._weighted:
+            return _repeated((degree.double() / taken.clamp(min=1)).float(), self._offset, len(self._neighbor))
+        relation, fanout = self.relation, self.fanouts[self.hop]
+        last = (start + degree - 1).clamp(min=0)
+        total = _read(relation.running, last)
+        own = _read(relation.weight, self._edge).double()
+        total, of_row = (_repeated(values, self._offset, len(own)) for values in (total, taken))
+        weight = total / (of_row * own)
+        if not self._replace:
+            weight = torch.where(_repeated(degree <= fanout, self._offset, len(own)), 1.0, weight)
+        return weight.float()
+
+
+def join_device_edges(
+    parts: Sequence[tuple],
+    num_targets: int,
+    with_e_id: bool,
+    with_weight: bool,
+    numbers: Sequence[int] | None,
+    allocate: Callable | None = None,
+) -> tuple:
+    """Return sampled edges of several types as one graph on their device; arguments and result as of `join_edges`."""
+    joint = sum(part[1] for part in parts)
+    num_edges = sum(len(part[0]) for part in parts)
+    cursor = joint[:-1]
+    target = joint.new_empty(num_edges)
+    source = torch.empty_like(target)
+    e_id = torch.empty_like(target) if with_e_id else None
+    weight = target.new_empty(num_edges, dtype=torch.float32) if with_weight else None
+    edge_type = None if numbers is None else torch.empty_like(target)
+    each = torch.arange(num_targets, device=joint.device)
+    for at, (local, indptr, edge, own) in enumerate(parts):
+        targets = _repeated(each, indptr, len(local))
+        place = (cursor - indptr[:-1])[targets] + torch.arange(len(local), device=joint.device)
+        number = None if numbers is None else numbers[at]
+        for out, values in ((target, targets), (source, local), (e_id, edge), (weight, own)):
+            if out is not None:
+                out[place] = values
+        if edge_type is not None:
+            edge_type.index_fill_(0, place, number)
+        cursor = cursor + indptr.diff()
+    return torch.stack([source, target]), joint, e_id, weight, edge_type
+
+
+TRITON = Backend(DeviceRows, DeviceTrees, join_device_edges)
 
 
 def sample_tensors(
@@ -49,20 +326,19 @@ def sample_tensors(
     The same neighbours in the same order for the same key: sampled by Triton on CUDA, else by the CPU form.
 
     Raises:
-        ValueError: as `sample_neighbors`; on CUDA also for replace=True.
+        ValueError: as `sample_neighbors`.
     """
-    if csc.indices.device.type == "cuda" and _triton_kernels() is not None:
-        if replace:
-            raise ValueError("replace must be False on CUDA, got True: sample on the CPU to sample with replacement")
-        with torch.cuda.device(csc.indices.device):
-            return sample_with_triton(csc, seeds, fanouts, key, return_e_id, workspace, split, scale)
+    options = SampleOptions(replace, return_e_id, float(scale))
+    device = csc.indices.device
+    if device.type == "cuda" and has_triton():
+        with torch.cuda.device(device):
+            return sample_with_triton(csc, seeds, fanouts, key, options, workspace, split)
     host = CSC(*(_numpy(array) for array in csc))
     host_split = None if split is None else [SplitRows(*(_numpy(array) for array in rows)) for rows in split]
     sampled = sample_hops(
-        host, _numpy(seeds), fanouts, key, SampleOptions(replace, return_e_id, float(scale)), split=host_split,
+        host, _numpy(seeds), fanouts, key, options, split=host_split,
         workspace=workspace if isinstance(workspace, Workspace) else None,
     )  # fmt: skip
-    device = csc.indices.device
     return SampledNeighbors(*(torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for v in sampled))
 
 
@@ -71,124 +347,22 @@ def sample_with_triton(
     seeds: Tensor,
     fanouts: Sequence[int],
     key: int,
-    return_e_id: bool = False,
+    options: SampleOptions = SampleOptions(),  # noqa: B008 - a value
     workspace: DeviceWorkspace | None = None,
     split: Sequence[SplitRows] | None = None,
-    scale: float = 1.0,
 ) -> SampledNeighbors:
-    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device twice a hop."""
-    fanouts = check_fanouts(fanouts)
-    split = checked_split(split, scale, csc, len(fanouts), False, return_e_id)
-    label = (workspace or DeviceWorkspace(csc.num_rows, csc.indices.device)).label
-    if len(label) < csc.num_rows:
-        raise ValueError(f"workspace is for {len(label)} nodes, the graph has {csc.num_rows}")
-    nodes = _checked_seeds(seeds.long().contiguous(), csc.num_rows)
-    n_id, sources, indptr, e_id, weight = [nodes], [], [nodes.new_zeros(1)], [], []
-    count, num_edges, edges, counts = len(nodes), 0, [], [len(nodes)]
-    try:
-        label[nodes] = torch.arange(count, device=label.device)
-        for hop, fanout in enumerate(fanouts):
-            hop_key = int(fold_hop(key, hop))
-            offset = _lay_out(csc.indptr, nodes, fanout)
-            rows = None if split is None else split[hop]
-            neighbor, edge, edge_weight = sample_rows(csc, nodes, offset, fanout, hop_key, return_e_id, rows, scale)
-            nodes, local = _relabel(neighbor, label, count)
-            for kept, new in zip((n_id, sources, indptr, e_id, weight), (nodes, local, offset[1:] + num_edges, edge,
-                                                                        edge_weight), strict=True):  # fmt: skip
-                kept.append(new)
-            count += len(nodes)
-            num_edges += len(local)
-            counts.append(len(nodes))
-            edges.append(len(local))
-    except BaseException:
-        label.fill_(_UNSEEN)
-        raise
-    n_id = torch.cat(n_id)
-    label[n_id] = _UNSEEN
-    pointers = torch.cat(indptr)
-    targets = torch.repeat_interleave(
-        torch.arange(len(pointers) - 1, device=label.device), pointers.diff(), output_size=num_edges
-    )
-    return SampledNeighbors(
-        n_id,
-        torch.stack([torch.cat(sources), targets]),
-        pointers,
-        torch.cat(e_id) if return_e_id else None,
-        counts,
-        edges,
-        None if split is None else torch.cat(weight),
-    )
+    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device once a hop."""
+    relation = DeviceRelation.of(csc)
+    space = workspace or DeviceWorkspace(csc.num_rows, csc.indices.device)
+    hops = HopSampling([relation], [(0, _numpy(seeds))], [check_fanouts(fanouts)], key, [space], options, split=split)
+    for _ in range(hops.num_hops):
+        hops.sample()
+    return hops.collect()
 
 
-def sample_rows(
-    csc: CSC,
-    nodes: Tensor,
-    offset: Tensor,
-    fanout: int,
-    hop_key: int,
-    return_e_id: bool = False,
-    split: SplitRows | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sample the rows of one hop: one program a row.
-
-    Args:
-        csc: the graph's tensors. nodes: (num_targets,) int64.
-        offset: (num_targets + 1,) int64, where each row's samples begin.
-        fanout: the most samples of a row, -1 for whole rows. hop_key: combine(key, hop).
-        return_e_id: also return positions in `csc.indices`.
-        split, scale: as for `sample_neighbors`, of this hop.
-
-    Returns:
-        (num_edges,) int64 neighbours; positions or None; float32 weights, or None without `split`.
-    """
-    num_edges = int(offset[-1])
-    device = csc.indices.device
-    neighbor = torch.empty(num_edges, dtype=torch.int64, device=device)
-    edge = torch.empty_like(neighbor) if return_e_id else None
-    weight = None if split is None else torch.empty(num_edges, dtype=torch.float32, device=device)
-    if num_edges:
-        block = 128 if fanout < 0 else max(32, 1 << (fanout - 1).bit_length())
-        _triton_kernels().sample_rows_kernel[(len(nodes),)](
-            csc.indptr,
-            csc.indices if split is None else split.indices,
-            csc.indptr if split is None else split.num_inside,
-            split.position if split is not None and return_e_id else csc.indptr,
-            nodes, offset, neighbor,
-            neighbor if edge is None else edge,
-            neighbor if weight is None else weight,
-            _signed(hop_key), struct.unpack("<q", struct.pack("<d", scale))[0],
-            SPLIT=split is not None, WITH_EDGE=return_e_id, WITH_POSITION=split is not None, BLOCK=block,
-            num_warps=min(4, max(1, block // 128)), enable_fp_fusion=False,
-        )  # fmt: skip
-    return neighbor, edge, weight
-
-
-def _lay_out(indptr: Tensor, nodes: Tensor, fanout: int) -> Tensor:
-    """Return (num_targets + 1,) int64: where the samples of each row begin."""
-    degree = indptr[nodes + 1] - indptr[nodes]
-    take = degree if fanout < 0 else degree.clamp(max=fanout)
-    return torch.cat([take.new_zeros(1), take.cumsum(0)])
-
-
-def _relabel(neighbor: Tensor, label: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the nodes without a label in order of appearance, labelled from `count` on, and the labels of all."""
-    place = torch.arange(count, count + len(neighbor), device=neighbor.device)
-    label.scatter_reduce_(0, neighbor, place, "amin")  # known labels are below count, and stay
-    nodes = neighbor[label[neighbor] == place]
-    label[nodes] = torch.arange(count, count + len(nodes), device=neighbor.device)
-    return nodes, label[neighbor]
-
-
-def _checked_seeds(seeds: Tensor, num_rows: int) -> Tensor:
-    if len(seeds):
-        ordered = seeds.sort().values
-        least, most, repeats = torch.stack([ordered[0], ordered[-1], (ordered.diff() == 0).sum()]).tolist()
-        if least < 0 or most >= num_rows:
-            raise ValueError(f"seeds must be in [0, {num_rows}), got {least} to {most}")
-        if repeats:
-            raise ValueError(f"seeds must be distinct, got {repeats} repeats among {len(seeds)}")
-    return seeds
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return _triton_kernels() is not None
 
 
 @cache
@@ -199,6 +373,27 @@ def _triton_kernels() -> ModuleType | None:
     except ImportError:
         return None
     return kernel
+
+
+def _read(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index], on the device of the index."""
+    if values.device == index.device:
+        return values[index]
+    out = torch.empty(len(index), dtype=values.dtype, device=index.device)
+    if len(index):
+        _triton_kernels().read_kernel[(-(-len(index) // _ROWS),)](values, index, out, len(index), BLOCK=_ROWS)
+    return out
+
+
+def _block(fanout: int) -> dict:
+    """Return how rows are sampled: a block of a row's edges, and its warps, without fused operations."""
+    block = _IN_BLOCK if fanout < 0 else max(32, 1 << (fanout - 1).bit_length())
+    return {"BLOCK": block, "num_warps": min(4, max(1, block // 128)), "enable_fp_fusion": False}
+
+
+def _repeated(values: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
+    """Return the value of each edge's row."""
+    return torch.repeat_interleave(values, indptr.diff(), output_size=num_edges)
 
 
 def _signed(word: int) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 
 from ...graph import CSC
 from ...rng import combine_int
-from . import cpu
 from .choice import SplitRows, checked_split
 from .cpu import Workspace
 from .edge_types import Relation, join_edges
@@ -17,6 +16,17 @@ from .trees import Trees
 Allocate = Callable[[tuple[int, ...], type], np.ndarray]
 _NUMBERS = (int, float, np.number)
 _NO_SEEDS = np.empty(0, np.int64)
+
+
+class Backend(NamedTuple):
+    """What samples a hop for `HopSampling`: numba on the CPU, or Triton; see `SampledRows`, `Trees`, `join_edges`."""
+
+    rows: type
+    trees: type
+    join_edges: Callable[..., tuple]
+
+
+NUMBA = Backend(SampledRows, Trees, join_edges)
 
 
 class SampledNeighbors(NamedTuple):
@@ -91,7 +101,6 @@ def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
         ValueError: they are not distinct integers in [0, num_rows); the workspace is free then.
     """
     seeds = check_seeds(seeds, num_rows)
-    space.reserve("indptr", 1)[0] = 0
     count = space.place(seeds)
     if count != len(seeds):
         space.finish(count)
@@ -154,6 +163,7 @@ class HopSampling:
         if split is not None or options.scale != 1:
             csc = CSC(relations[0].indptr, relations[0].indices)
             split = checked_split(split, options.scale, csc, self.num_hops, options.replace, options.return_e_id)
+        self._backend = NUMBA if isinstance(spaces[0], Workspace) else spaces[0].backend
         self._with_weight = split is not None or options.with_weight
         self._rows = []
         for number, relation in enumerate(relations):
@@ -161,8 +171,9 @@ class HopSampling:
             source, targets = spaces[relation.source], spaces[relation.target]
             _check_workspace(relation, source, targets)
             memory = source.of_relation(number)
-            self._rows.append(SampledRows(relation, fanouts[number], own_key, memory, targets, options, times, split))
-        self._trees = [Trees(space) for space in spaces] if options.disjoint else None
+            memory_of = relation, fanouts[number], own_key, memory, targets
+            self._rows.append(self._backend.rows(*memory_of, options, times, split))
+        self._trees = [self._backend.trees(space) for space in spaces] if options.disjoint else None
         self._count, self._begin = [0] * len(spaces), [0] * len(spaces)  # nodes so far, and before the last hop
         self._or_freed(self._place, seeds)
         self._nodes = [[count] for count in self._count]
@@ -203,11 +214,10 @@ class HopSampling:
         Edges come by target, then by edge type.
         """
         try:
-            n_id = allocate((self._count[0],), np.int64)
-            n_id[:] = self._spaces[0].node[: self._count[0]]
+            n_id = self._spaces[0].ids("node", self._count[0], allocate)
             numbers = [rows.relation.number for rows in self._rows] if with_edge_type else None
             wanted = self._options.return_e_id, self._with_weight, numbers
-            edge_index, indptr, e_id, weight, edge_type = join_edges(
+            edge_index, indptr, e_id, weight, edge_type = self._backend.join_edges(
                 [rows.edges() for rows in self._rows], self._begin[0], *wanted, allocate
             )
             sizes = [rows.sizes for rows in self._rows]
@@ -220,9 +230,9 @@ class HopSampling:
     def collect_by_type(self) -> SampledNeighbors:
         """As `collect`, of several node types: each attribute is a list, by node type or by edge type; no weights."""
         try:
-            n_id = [space.node[:count].astype(np.int64) for space, count in zip(self._spaces, self._count, strict=True)]
+            n_id = self._ids("node")
             edges = [
-                join_edges([rows.edges()], self._begin[rows.relation.target], True, False, None, np.empty)
+                self._backend.join_edges([rows.edges()], self._begin[rows.relation.target], True, False, None, np.empty)
                 for rows in self._rows
             ]
             edge_index, indptr, e_id = ([one[part] for one in edges] for part in range(3))
@@ -239,7 +249,10 @@ class HopSampling:
 
     @property
     def _owners(self) -> list[np.ndarray]:
-        return [space.owner[:count].astype(np.int64) for space, count in zip(self._spaces, self._count, strict=True)]
+        return self._ids("owner")
+
+    def _ids(self, name: str) -> list[np.ndarray]:
+        return [space.ids(name, count) for space, count in zip(self._spaces, self._count, strict=True)]
 
     def _or_freed(self, step: Callable[..., None], *arguments) -> None:
         try:
@@ -260,8 +273,8 @@ class HopSampling:
         for node_type, ids in given.items():
             space = self._spaces[node_type]
             ids = check_seeds(ids, num_rows[node_type]).astype(space.id_dtype)
-            owner, local = np.arange(first, first + len(ids), dtype=np.int32), np.empty(len(ids), np.int32)
-            self._count[node_type] = self._trees[node_type].find(ids, owner, 0, local)
+            owner = np.arange(first, first + len(ids), dtype=np.int32)
+            self._count[node_type] = self._trees[node_type].begin(ids, owner)
             first += len(ids)
 
     def _look_up(self) -> None:
@@ -272,10 +285,19 @@ class HopSampling:
         for rows in self._rows:
             target = rows.relation.target
             rows.look_up(self.hop, self._begin[target], self._count[target], node_types)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Learn the numbers of nodes and of edges to sample: where a device knows them, in its one answer of a hop."""
+        coming = self._rows if self.hop < self.num_hops else []
+        known = self._spaces[0].read([*self._count, *(rows.last for rows in coming)])
+        self._count = known[: len(self._count)]
+        for rows, last in zip(coming, known[len(self._count) :], strict=True):
+            rows.settle(self._count[rows.relation.target], last)
 
     def _sample(self) -> None:
         for rows in self._rows:
-            self._sample_rows(rows, rows.begin, rows.end, rows.space.neighbor, rows.space.taken)
+            self._sample_rows(rows, *rows.whole())
         self._relabel()
 
     def _sample_rows(self, rows: SampledRows, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
@@ -284,30 +306,24 @@ class HopSampling:
     def _relabel(self) -> None:
         ends = list(self._count)
         for rows in self._rows:
-            space, source, first, last = rows.space, rows.relation.source, rows.first, rows.last
-            known, count = self._spaces[source], self._count[source]
-            local = space.reserve("local", last, keep=first)
-            if self._trees is None:
-                node = known.reserve("node", min(count + last - first, known.num_nodes) + 1, keep=count)
-                self._count[source] = cpu.relabel_hop(
-                    space.neighbor, first, last, known.base, known.label, node, count, local
-                )
-            else:
-                num = np.diff(space.indptr[rows.begin : rows.end + 1])
-                owner = np.repeat(rows.targets.owner[rows.begin : rows.end], num)
-                found = space.neighbor[: last - first], owner, count, local[first:last]
-                self._count[source] = self._trees[source].find(*found)
+            source = rows.relation.source
+            tree = None if self._trees is None else self._trees[source]
+            self._count[source] = rows.number(self._spaces[source], tree, self._count[source])
             rows.add()
-        for number, counts in enumerate(self._nodes):
-            counts.append(self._count[number] - ends[number])
         self._begin = ends
         self.hop += 1
         if self.hop < self.num_hops:
             self._look_up()
+        else:
+            self._settle()
+        for number, counts in enumerate(self._nodes):
+            counts.append(self._count[number] - ends[number])
 
 
 def _check_workspace(relation: Relation, source: Workspace, targets: Workspace) -> None:
     num_rows, dtype = len(relation.indptr) - 1, relation.indices.dtype
+    if not isinstance(source, Workspace):
+        dtype = source.id_dtype  # a device converts as it reads
     if num_rows > targets.num_nodes or source.id_dtype != dtype:
         raise ValueError(
             f"workspace is for {targets.num_nodes} nodes of {source.id_dtype}, the graph has {num_rows} of {dtype}"

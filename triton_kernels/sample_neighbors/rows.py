@@ -10,6 +10,7 @@ from . import choice, cpu
 from .choice import SplitRows
 from .cpu import Workspace
 from .edge_types import Relation, picked_rows
+from .trees import Trees
 
 _NO_WEIGHT = np.empty(0, np.float32)
 
@@ -74,7 +75,10 @@ class SampledRows:
         self._replace = options.replace and not self._latest
         self._picked, self._weight = None, _NO_WEIGHT  # of the hop to come
         self.hop, self.begin, self.end, self.first, self.last, self.sizes = 0, 0, 0, 0, 0, []
-        space.reserve("indptr", 1)[0] = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.space.reserve("indptr", 1)[0] = 0
 
     @property
     def hop_key(self) -> np.uint64:
@@ -135,6 +139,14 @@ class SampledRows:
             raise ValueError("weights by which edges are sampled must be >= 0 and finite, got one that is not")
         return largest
 
+    def settle(self, end: int, last: int) -> None:
+        """Take `end` and `last` of the hop to come, which a device may have told after `look_up`."""
+        self.end, self.last = end, last
+
+    def whole(self) -> tuple:
+        """Return what `sample` takes for all targets of a hop."""
+        return self.begin, self.end, self.space.neighbor, self.space.taken
+
     def chunk(self, chunk: int, num_chunks: int) -> tuple[int, int, np.ndarray, np.ndarray]:
         """Return what `sample` takes for one of several chunks of about as many samples; a row is never split."""
         space, first = self.space, self.first
@@ -189,6 +201,17 @@ class SampledRows:
             cpu.pick_hop(key, name, 0, num, fanout, replace, start, degree, indptr, taken, edge)
         if options.with_weight:
             choice.weigh(weight, start, degree, fanout, replace, indptr, edge, space.weight)
+
+    def number(self, known: Workspace, trees: Trees | None, count: int) -> int:
+        """Number the sampled neighbours, new ones from `count` on, in tree or workspace; return how many there are."""
+        space, first, last = self.space, self.first, self.last
+        local = space.reserve("local", last, keep=first)
+        if trees is None:
+            node = known.reserve("node", min(count + last - first, known.num_nodes) + 1, keep=count)
+            return cpu.relabel_hop(space.neighbor, first, last, known.base, known.label, node, count, local)
+        num = np.diff(space.indptr[self.begin : self.end + 1])
+        owner = np.repeat(self.targets.owner[self.begin : self.end], num)
+        return trees.find(space.neighbor[: last - first], owner, count, local[first:last])
 
     def add(self) -> None:
         """Count the edges of a hop, which is sampled and relabelled."""

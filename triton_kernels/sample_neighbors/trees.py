@@ -17,6 +17,10 @@ class Trees:
     def __init__(self, space: Workspace):
         self._space, self._table = space, _new_table(64)
 
+    def begin(self, ids: np.ndarray, owner: np.ndarray) -> int:
+        """Put the seeds that are the roots; return how many they are."""
+        return self.find(ids, owner, 0, np.empty(len(ids), np.int32))
+
     def find(self, ids: np.ndarray, owner: np.ndarray, count: int, local: np.ndarray) -> int:
         """Find nodes of seeds, and put new ones after the `count` that are there; return how many there are then.
 

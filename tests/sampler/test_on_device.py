@@ -1,0 +1,142 @@
+"""Training batches sampled by Triton: those of the CPU, bit for bit; and where they are sampled, and why."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.loader.device_batches import tensors_of
+from lightning_gnnscale.sampler import on_device
+from lightning_gnnscale.sampler.on_device import DeviceSampler, sampler_for
+from tests.says import said
+
+FAKE = torch.device("cpu")  # in place of a GPU: Triton's interpreter samples from CPU tensors
+
+
+def contents(loader) -> list:
+    found = [tensors_of(batch) for batch in loader]
+    assert found
+    return found
+
+
+def assert_equal(mine, other):
+    assert len(mine) == len(other)
+    for batch, expected in zip(mine, other, strict=True):
+        assert len(batch) == len(expected)
+        for one, wanted in zip(batch, expected, strict=True):
+            assert one.dtype == wanted.dtype
+            assert torch.equal(one, wanted)
+
+
+def on_fake(loader):
+    """A loader whose batches a fake device samples."""
+    loader.sample_on(FAKE)
+    assert isinstance(loader._maker.sampler, DeviceSampler)
+    return loader
+
+
+@pytest.fixture(scope="module")
+def module_of(tmp_path_factory):
+    graph = gs.SyntheticGraph(200, 1500, num_communities=3, seed=0)
+    generator = np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("store")
+
+    def make(sampler, **options):
+        dm = gs.PartitionDataModule(
+            root=root, stream=graph.stream(), features=graph.features(4), labels=graph.labels(), masks=graph.masks(),
+            edge_weight=weights, num_parts=2, batch_size=32, partitioner="random", sampler=sampler, **options,
+        )  # fmt: skip
+        dm.prepare_data()
+        dm.setup()
+        return dm
+
+    weights = generator.random(graph.stream().num_edges).astype(np.float32)
+    return make
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fanouts": [4, 3]},
+        {"fanouts": [-1, 2], "direction": "both"},
+        {"fanouts": [3, 2], "replace": True},
+        {"fanouts": [3, 2], "weighted": True},
+        {"fanouts": [3, 2], "weighted": True, "replace": True},
+        {"fanouts": [3, 2], "disjoint": True},
+    ],
+)
+def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, given, monkeypatch):
+    pytest.importorskip("triton")
+    dm = module_of(gs.NeighborSampler(**given))
+    plain = contents(dm.train_dataloader())
+    monkeypatch.setattr(gs.PartitionDataModule, "_gpu", FAKE)
+    monkeypatch.setattr(gs.PartitionDataModule, "_sending", lambda *_: None)
+    loader = dm.train_dataloader()
+    assert isinstance(loader._maker.sampler, DeviceSampler)
+    assert_equal(contents(loader), plain)
+    loader.close()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_batches_of_neighbor_loader_are_those_of_the_cpu(replace):
+    pytest.importorskip("triton")
+    edges = torch.from_numpy(np.random.default_rng(0).integers(0, 60, (2, 600)))
+    data = Data(x=torch.arange(60.0)[:, None], edge_index=edges)
+
+    def make(threads):
+        return gs.NeighborLoader(data, [5, 3], batch_size=16, replace=replace, shuffle=True, num_threads=threads)
+
+    plain = contents(make(0))
+    for threads in (0, 1):  # the interpreter runs in one thread at a time
+        loader = on_fake(make(threads))
+        assert_equal(contents(loader), plain)
+        loader.close()
+
+
+@pytest.mark.parametrize(("asked", "says"), [("auto", "is sampled on the CPU"), ("cuda", "from pinned host memory")])
+def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_of, monkeypatch, caplog, asked, says):
+    pytest.importorskip("triton")
+    caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
+    loader = module_of(gs.NeighborSampler([3, 2], device="cpu")).train_dataloader()
+    plain = contents(loader)
+    monkeypatch.setattr(DeviceSampler, "_free_bytes", lambda self: 1000)
+    loader.sample_on(FAKE)
+    loader.set_sampler(gs.NeighborSampler([3, 2], device=asked))
+    loader.set_epoch(0)
+    assert_equal(contents(loader), plain)
+    assert any(says in record.getMessage() for record in caplog.records)
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "by_threads", "why"),
+    [
+        ({}, FAKE, False, "source=threads"),
+        ({"subgraph_type": "induced"}, FAKE, True, "subgraph_type=induced"),
+        ({}, None, True, "training not GPU"),
+    ],
+)
+def test_why_a_sampler_samples_on_the_cpu(given, device, by_threads, why, caplog):
+    pytest.importorskip("triton")
+    caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
+    sampler = gs.NeighborSampler([2], **given)
+    assert sampler_for(sampler, device, by_threads) is sampler
+    assert len(caplog.records) == (device is not None)
+    with pytest.raises(ValueError, match=said(f"sampler.device auto cpu cuda {why}")):
+        sampler_for(gs.NeighborSampler([2], device="cuda", **given), device, by_threads)
+    same = gs.NeighborSampler([2], device="cpu")
+    assert sampler_for(same, FAKE) is same
+
+
+def test_without_triton_samples_are_the_cpus(monkeypatch):
+    monkeypatch.setattr(on_device, "has_triton", lambda: False)
+    sampler = gs.NeighborSampler([2])
+    assert sampler_for(sampler, FAKE) is sampler
+
+
+def test_a_device_is_one_of_three():
+    with pytest.raises(ValueError, match=said("device auto, cpu, cuda 'gpu'")):
+        gs.NeighborSampler([2], device="gpu")
