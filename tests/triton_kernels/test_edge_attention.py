@@ -1,4 +1,4 @@
-"""Attention over edges: the CPU's steps and Triton's kernels against plain torch; gradients, hubs and empty rows too."""
+"""Attention over edges: the steps of a CPU and the kernels of Triton against plain torch, hubs and empty rows too."""
 
 import pytest
 import torch
