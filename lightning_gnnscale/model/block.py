@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..triton_kernels.aggregate import aggregate
 from ..triton_kernels.edge_attention import EdgesBySource, group_by_source
 
 # Reading one value along an edge costs about as much as this many multiply-adds of a matrix product
@@ -297,8 +299,8 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     if block.degree is not None:
         degree = block.degree.to(dtype)
     else:
-        degree = block.indptr.new_zeros(block.num_sources, dtype=dtype)
-        degree.index_add_(0, row, torch.ones_like(row, dtype=dtype) if weight is None else weight)
+        into_targets = block.indptr.diff().to(dtype) if weight is None else row_sums(weight, block.indptr, row)
+        degree = F.pad(into_targets, (0, block.num_sources - block.num_targets))
     scale = inverse_root(degree + own)
     into = targets = scale[: block.num_targets]
     if block.degree is not None and weight is None:
@@ -307,6 +309,20 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     factors = into[row] * scale[block.indices]
     loops = own[: block.num_targets] * targets * targets
     return _insert_loops(block, row, factors if weight is None else factors * weight, loops)
+
+
+def row_sums(values: Tensor, indptr: Tensor, row: Tensor) -> Tensor:
+    """Return the (num_rows, ...) sums of values over the edges of each row, in their order on every device.
+
+    Args:
+        values: (num_edges,) or (num_edges, channels) floating, grouped by row.
+        indptr, row: (num_rows + 1,) and (num_edges,) int64, the edges of each row and the row of each edge.
+    """
+    if values.device.type == "cpu":
+        return values.new_zeros((len(indptr) - 1, *values.shape[1:])).index_add_(0, row, values)
+    edges = torch.arange(len(values), device=indptr.device)
+    wide = values if values.dim() == 2 else values.unsqueeze(1)
+    return aggregate(wide, indptr, edges).view(len(indptr) - 1, *values.shape[1:])
 
 
 def inverse_root(degree: Tensor) -> Tensor:
@@ -366,9 +382,8 @@ def with_self_loops(block: Block) -> Block:
     attr = block.edge_attr
     if attr is None:
         return _insert_loops(block, row, weight, loops)
-    means = attr.new_zeros(block.num_targets, attr.shape[1]).index_add_(0, row, attr)
     counts = block.indptr.diff() if counts is None else counts
-    means /= counts.clamp(min=1).unsqueeze(1)
+    means = row_sums(attr, block.indptr, row) / counts.clamp(min=1).unsqueeze(1)
     looped = _insert_loops(block, row, weight, loops)
     return replace(looped, edge_attr=_insert_loops(block, row, attr, means).edge_weight)
 

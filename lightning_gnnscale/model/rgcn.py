@@ -10,7 +10,7 @@ from torch_geometric.nn.inits import glorot
 from ..errors import check_count
 from ..graph import GraphSchema
 from ..triton_kernels.aggregate import aggregate
-from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs
+from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs, row_sums
 from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer, StreamedLayer
 from .sparse_linear import as_input
@@ -93,7 +93,7 @@ def _shares(block: Block, pairs: TargetPairs) -> Tensor | None:
         return None
     weight = block.edge_weight[pairs.edges]
     pair = pairs.pair_of_edges()[pairs.edges]
-    total = weight.new_zeros(len(pairs.target)).index_add_(0, pair, weight)
+    total = row_sums(weight, pairs.indptr, pair)
     return weight / torch.where(total > 0, total, torch.ones_like(total))[pair]
 
 

@@ -109,6 +109,11 @@ def mix64(value: Tensor) -> Tensor:
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
+def combine(key: int, ids: Tensor) -> Tensor:
+    """Fold int64 ids into a uint64 key, elementwise, on their device: the bits of `rng.combine` as int64."""
+    return mix64(mix64(ids + signed(int(GOLDEN))) ^ signed(int(key)))
+
+
 def signed(value: int) -> int:
     """Return the int64 of the same bits as a uint64."""
     return value - (1 << 64) if value >= 1 << 63 else value

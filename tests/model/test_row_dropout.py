@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from model.graphs import to_sparse
 
 from lightning_gnnscale.model import row_dropout
-from lightning_gnnscale.model.row_dropout import RowDropout, mix64
+from lightning_gnnscale.model.row_dropout import RowDropout, combine, mix64
 from lightning_gnnscale.model.sparse_linear import dense_rows
-from lightning_gnnscale.rng import mix64_array
+from lightning_gnnscale.rng import combine_array, mix64_array
 from tests.tiers import all_pairs
 
 KEYS = st.integers(0, (1 << 64) - 1)
@@ -127,3 +127,9 @@ def test_nothing_is_dropped_at_probability_zero():
     x = torch.ones(3, 2)
     assert RowDropout(0.0)(x, torch.arange(3)) is x
     assert RowDropout(0.5, 1)(torch.ones(0, 4), torch.arange(0)).shape == (0, 4)
+
+
+def test_ids_are_folded_on_their_device_to_the_bits_of_the_host():
+    ids = np.array([0, 1, 2**40, 2**62, 2**63 - 1], np.int64)
+    for key in (0, 5, 2**63, 2**64 - 1):
+        assert combine(key, torch.from_numpy(ids)).numpy().view(np.uint64).tolist() == combine_array(key, ids).tolist()

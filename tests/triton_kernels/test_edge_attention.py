@@ -1,4 +1,4 @@
-"""Attention over edges: the steps of a CPU and the kernels of Triton against plain torch, hubs and empty rows too."""
+"""Attention over edges: the CPU's steps and Triton's kernels against plain torch, with gradients and hubs."""
 
 import pytest
 import torch

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model.row_dropout import mix64, signed
-from ...rng import GOLDEN, combine_array, fold
+from ...model.row_dropout import combine
+from ...rng import combine_array, fold
 from . import transport
 from .bounds import Bound
 from .message import RAW, Arrived, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
@@ -64,8 +64,7 @@ def uniform(key: int, ids: Tensor) -> Tensor:
 
 def hashed(key: int, ids: Tensor) -> Tensor:
     """Return the values of `uniform` by torch's arithmetic, where the ids are."""
-    mixed = mix64(mix64(ids + signed(int(GOLDEN))) ^ signed(int(key)))
-    return ((mixed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    return ((combine(key, ids) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
 class ExchangeClock:
