@@ -94,7 +94,7 @@ def _drop_rows(x, width, ids, key, threshold, scale, out):
 
 def _keep(ids: Tensor, width: int, key: int, probability: float) -> Tensor:
     """Return the (num_rows, width) mask of `_drop_rows` in torch, on the device of ids."""
-    row_key = mix64(signed(key) + ids * signed(int(GOLDEN))).unsqueeze(1)
+    row_key = mix64(_signed(key) + ids * _signed(int(GOLDEN))).unsqueeze(1)
     low, high = row_key & _LOW_32, (row_key >> 32) & _LOW_32
     bits = (low + torch.arange(width, device=ids.device) * int(GOLDEN_32)) & _LOW_32
     bits = ((bits ^ (bits >> 16)) * int(MULTIPLY_1) + high) & _LOW_32
@@ -105,10 +105,14 @@ def _keep(ids: Tensor, width: int, key: int, probability: float) -> Tensor:
 def mix64(value: Tensor) -> Tensor:
     """Mix int64 into int64, elementwise: `rng.mix64` in torch's wrapping arithmetic."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
+        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
     return value ^ ((value >> 31) & ((1 << 33) - 1))
 
 
-def signed(value: int) -> int:
-    """Return the int64 of the same bits as a uint64."""
+def combine(key: int, ids: Tensor) -> Tensor:
+    """Fold int64 ids into a uint64 key, elementwise, on their device: the bits of `rng.combine` as int64."""
+    return mix64(mix64(ids + _signed(int(GOLDEN))) ^ _signed(key))
+
+
+def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value

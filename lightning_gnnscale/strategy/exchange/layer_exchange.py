@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model.row_dropout import mix64, signed
-from ...rng import GOLDEN, combine_array, fold
+from ...model.row_dropout import combine
+from ...rng import fold
 from . import transport
 from .bounds import Bound
 from .message import RAW, Arrived, Packed, QuantisedRows, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
@@ -56,16 +56,8 @@ def inclusion_probability(size: Tensor, threshold: float) -> Tensor:
 
 def uniform(key: int, ids: Tensor) -> Tensor:
     """Return (num,) float64 in [0, 1), each a hash of (key, id), on the device of ids."""
-    if ids.device.type != "cpu":
-        return hashed(key, ids)
-    bits = combine_array(np.uint64(key), ids.numpy()) >> np.uint64(11)
-    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
-
-
-def hashed(key: int, ids: Tensor) -> Tensor:
-    """Return the values of `uniform` by torch's arithmetic, where the ids are."""
-    mixed = mix64(mix64(ids + signed(int(GOLDEN))) ^ signed(int(key)))
-    return ((mixed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    bits = (combine(key, ids) >> 11) & ((1 << 53) - 1)
+    return bits.to(torch.float64) * 2.0**-53
 
 
 class ExchangeClock:
