@@ -289,8 +289,8 @@ class RelationalBackbone(Backbone):
                 f"{self.schema.num_edge_types} edge types"
             )
         # On the CPU alone, as ids are: a device would have to be waited for.
-        here = edge_type is not None and edge_type.device.type == "cpu"
-        if here and len(edge_type) and int(edge_type.max()) >= self.schema.num_edge_types:
+        here = not (isinstance(edge_type, Tensor) and edge_type.is_cuda)
+        if here and edge_type is not None and len(edge_type) and int(edge_type.max()) >= self.schema.num_edge_types:
             raise ValueError(f"edge_type must be below {self.schema.num_edge_types}, got {int(edge_type.max())}")
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:

@@ -7,12 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.strategy.exchange.layer_exchange import (
-    hashed,
-    inclusion_probability,
-    sample_rows,
-    uniform,
-)
+from lightning_gnnscale.strategy.exchange.layer_exchange import inclusion_probability, sample_rows, uniform
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 1e3)), max_size=30)
 
@@ -99,7 +94,6 @@ def test_no_rows_and_zero_rows(threshold):
 
 def test_random_numbers_are_even():
     numbers = uniform((1 << 64) - 1, torch.arange(-5000, 5000))
-    assert torch.equal(hashed((1 << 64) - 1, torch.arange(-5000, 5000)), numbers)  # the form of a device
     assert numbers.dtype == torch.float64 and bool((numbers >= 0).all()) and bool((numbers < 1).all())
     # 10,000 samples: mean 1/2 with standard deviation 0.0029; deciles hold 1000 with 30
     assert abs(float(numbers.mean()) - 0.5) < 5 * 0.0029
