@@ -1,5 +1,7 @@
 """What a sweep is predicted to hold and read, against counts of sampled rows and against the sweep itself."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def test_distinct_rows_are_those_of_a_sample(own_share):
 
 def test_more_memory_reads_fewer_bytes_and_stays_within_it():
     plans = [plan_sweep(use(), space) for space in np.geomspace(1.5e6, 40e6, 12)]
-    assert all(a.read_bytes >= b.read_bytes for a, b in zip(plans, plans[1:], strict=False))
+    assert all(a.read_bytes >= b.read_bytes for a, b in pairwise(plans))
     assert plans[-1].passes == 1 and plans[0].passes > 5
     for plan, space in zip(plans, np.geomspace(1.5e6, 40e6, 12), strict=True):
         assert plan.held_bytes + plan.waiting_bytes <= space
