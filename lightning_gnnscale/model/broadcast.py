@@ -113,8 +113,9 @@ class Broadcast:
                 factors.append(self._add(chosen, count))
                 count, start = count + len(chosen.rows), stop
                 if count == most:
-                    yield np.concatenate(rows), _joined(factors)
-                    rows, factors, count = [], [], 0
+                    bucket = np.concatenate(rows), _joined(factors)
+                    rows, factors, count = [], [], 0  # not held twice while sources stream past
+                    yield bucket
         if count:
             yield np.concatenate(rows), _joined(factors)
 
@@ -330,6 +331,8 @@ def _rows_between(block: RowBlock, start: int, stop: int) -> RowBlock:
 
 def _join(blocks: list[RowBlock]) -> RowBlock:
     """Return the rows of several blocks as one, without features of edges."""
+    if len(blocks) == 1:
+        return blocks[0]
     counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.indptr) for block in blocks)])
     columns = {
         name: None if getattr(blocks[0], name) is None else np.concatenate([getattr(block, name) for block in blocks])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from .row_layers import StreamedLayer
 
-FIXED_BYTES = 48 << 20  # of three chunks of sources and what is read of the next ones, whatever memory is
+FIXED_BYTES = 64 << 20  # of chunks of sources, and blocks of edges that are read and sorted, whatever memory is
 GAP_BYTES = 64 << 10  # of the file between rows that are read together, as of `datamodule.layer_source`
 
 
