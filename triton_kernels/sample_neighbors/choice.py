@@ -27,6 +27,7 @@ LOG_TERMS = (
     1.479819860511658591e-01,
 )
 _L1, _L2, _L3, _L4, _L5, _L6, _L7 = LOG_TERMS
+_ABOVE_ROUNDING = 1.0 + 1e-12
 _ROOT_HALF, _52 = np.int64(ROOT_HALF_BITS), np.int64(52)
 
 
@@ -216,7 +217,10 @@ def pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr,
             for j in range(length):
                 if not weight[first + j] > 0:
                     continue
-                clock = minus_log(1.0 - unit(mix64(row_key + np.uint64(j + 1) * GOLDEN))) / weight[first + j]
+                share = unit(mix64(row_key + np.uint64(j + 1) * GOLDEN))
+                if count == take and share > value[edge[at] - first] * weight[first + j] * _ABOVE_ROUNDING:
+                    continue  # -log(1 - share) is at least the share: most edges need no logarithm
+                clock = minus_log(1.0 - share) / weight[first + j]
                 value[j] = clock
                 if count < take:
                     edge[at + count] = first + j

@@ -71,10 +71,6 @@ class Workspace:
         """End a batch that used this many labels."""
         self.base += num_labels
 
-    def read(self, values: list[int]) -> list[int]:
-        """Return numbers that a device would have to be asked for."""
-        return values
-
     def ids(self, name: str, count: int, allocate=np.empty) -> np.ndarray:
         """Return a copy of the first `count` nodes or owners, int64."""
         found = allocate((count,), np.int64)

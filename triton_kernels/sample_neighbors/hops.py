@@ -163,7 +163,8 @@ class HopSampling:
         if split is not None or options.scale != 1:
             csc = CSC(relations[0].indptr, relations[0].indices)
             split = checked_split(split, options.scale, csc, self.num_hops, options.replace, options.return_e_id)
-        self._backend = NUMBA if isinstance(spaces[0], Workspace) else spaces[0].backend
+        self._waits = not isinstance(spaces[0], Workspace)  # for the numbers of a hop, which a device has
+        self._backend = spaces[0].backend if self._waits else NUMBA
         self._with_weight = split is not None or options.with_weight
         self._rows = []
         for number, relation in enumerate(relations):
@@ -285,10 +286,11 @@ class HopSampling:
         for rows in self._rows:
             target = rows.relation.target
             rows.look_up(self.hop, self._begin[target], self._count[target], node_types)
-        self._settle()
+        if self._waits:
+            self._settle()
 
     def _settle(self) -> None:
-        """Learn the numbers of nodes and of edges to sample: where a device knows them, in its one answer of a hop."""
+        """Learn the numbers of nodes and of edges to sample, which a device knows, in its one answer of a hop."""
         coming = self._rows if self.hop < self.num_hops else []
         known = self._spaces[0].read([*self._count, *(rows.last for rows in coming)])
         self._count = known[: len(self._count)]
@@ -314,7 +316,7 @@ class HopSampling:
         self.hop += 1
         if self.hop < self.num_hops:
             self._look_up()
-        else:
+        elif self._waits:
             self._settle()
         for number, counts in enumerate(self._nodes):
             counts.append(self._count[number] - ends[number])

@@ -139,10 +139,6 @@ class SampledRows:
             raise ValueError("weights by which edges are sampled must be >= 0 and finite, got one that is not")
         return largest
 
-    def settle(self, end: int, last: int) -> None:
-        """Take `end` and `last` of the hop to come, which a device may have told after `look_up`."""
-        self.end, self.last = end, last
-
     def whole(self) -> tuple:
         """Return what `sample` takes for all targets of a hop."""
         return self.begin, self.end, self.space.neighbor, self.space.taken
