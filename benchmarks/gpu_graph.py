@@ -1,6 +1,6 @@
 """The graph of `gnnscale bench gpu`: generated in seconds where training runs, and the forms that it is read in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from lightning_gnnscale.graph import CSC, numbered_schema
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import DenseFeatures
-from lightning_gnnscale.partition_store.part_graph import GraphTypes
 from lightning_gnnscale.partition_store.typed_features import NodeTypes
 from lightning_gnnscale.placement import FeatureBuffer, Placement
 
@@ -58,8 +57,8 @@ class GPUGraph:
         if not typed:
             return whole
         node_types = NodeTypes.of_runs(np.array([0, self.num_nodes]), 1)
-        types = GraphTypes(numbered_schema(NUM_EDGE_TYPES, "bench"), node_types, self.edge_type)
-        return WholeGraph(0, whole.csc, whole.degree, types=types)
+        schema, columns = numbered_schema(NUM_EDGE_TYPES, "bench"), {"edge_type": self.edge_type}
+        return replace(whole, schema=schema, node_types=node_types, columns=columns)
 
     @cached_property
     def features_on_disk(self) -> DenseFeatures:
