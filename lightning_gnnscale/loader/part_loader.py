@@ -463,6 +463,9 @@ class PartLoader:
     def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
         reads, table = self.reads, swept_table(self._maker.features)
+        if table is None:
+            got = type(self._maker.features).__name__
+            raise ValueError(f"is_swept reads dense rows of one table, got {got}: leave is_swept=False")
         self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
         return fill_swept(in_order(self._waiting(positions)), self._maker, self._sweep)
 

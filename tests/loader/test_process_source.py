@@ -313,9 +313,11 @@ def test_threads_gather_what_processes_sample(processes):
     assert features.notes[-1][0] == "forget"
 
 
-@pytest.mark.parametrize("how", ["resident", "planned"])
-def test_rows_that_are_read_ahead_change_no_bit(processes, how):
-    assert all_contents(processes(reads=RowReads(how))) == all_contents(make_loader(num_threads=0))
+@pytest.mark.parametrize(
+    "reads", [RowReads("resident"), RowReads("planned"), RowReads("planned", 12_000, is_swept=True, by_part=True)]
+)
+def test_rows_that_are_read_ahead_change_no_bit(processes, reads):
+    assert all_contents(processes(reads=reads)) == all_contents(make_loader(num_threads=0))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 what they hold is the store's, from every source; samples by edge type and by time.
 """
 
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch_geometric.data import HeteroData
 import lightning_gnnscale as gs
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, RowReads
 from lightning_gnnscale.loader.mixed_batch import mix
+from lightning_gnnscale.loader.waiting_batch import WaitingBatch
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
 from lightning_gnnscale.planner.sizes import BatchShape, RunSize
@@ -351,6 +353,18 @@ def test_packed_halo_rows_give_the_same_batches(tmp_path, graph, reads):
         assert torch.equal(mine.n_id, other.n_id) and torch.equal(mine.x.node_type, other.x.node_type)
         for table, expected in zip(mine.x.tables, other.x.tables, strict=True):
             assert (table is None and expected is None) or torch.equal(table, expected)
+
+
+def test_batches_of_node_types_and_times_wait_bit_for_bit(graph):
+    _, store = graph
+    for name, sampler in SAMPLERS.items():
+        for batch in batches_of(store, sampler):
+            batch.x_by_node_type = None
+            again = WaitingBatch.of(batch).batch(np.empty)
+            for one in fields(batch):
+                mine, other = getattr(batch, one.name), getattr(again, one.name)
+                same = torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+                assert same and type(mine) is type(other), (name, one.name)
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])

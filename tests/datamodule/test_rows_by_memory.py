@@ -1,0 +1,33 @@
+"""A store whose features memory does not hold: its table is swept, and the batches stay the same."""
+
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import train_loader
+from lightning_gnnscale.loader import RankPlace
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_swept_where_that_reads_least(tmp_path, monkeypatch, packed):
+    random = np.random.default_rng(0)
+    num, edges = 20_000, random.integers(0, 20_000, (2, 100_000))
+    stream = gs.open_edge_stream(edges, num_nodes=num, to_undirected=True)
+    parts = gs.partition(stream, "range", num_parts=8)
+    columns = {"labels": random.integers(0, 3, num), "masks": {"train": np.arange(num) % 4 == 0}}
+    features = random.random((num, 64), np.float32)  # 5.1 MB
+    gs.write_partition_store(tmp_path / "s", stream, parts, features=features, pack_halo=packed, **columns)
+    found = {}
+    for rows in ("mapped", "auto"):
+        data = gs.PartitionDataModule(
+            store=tmp_path / "s", sampler=gs.NeighborSampler([5, 5]), batch_size=32, rows=rows, source=gs.Threads(1)
+        )
+        data.verify = False
+        monkeypatch.setattr(train_loader, "free_memory_bytes", lambda: 7_000_000)
+        loader = data.train_dataloader()
+        found[rows] = [(batch.key, batch.n_id.tolist(), batch.x.sum().item()) for batch in loader if batch is not None]
+        loader.close()
+    assert loader.reads.is_swept and loader.reads.predicted_bytes > features.nbytes
+    assert found["auto"] == found["mapped"]
+    now, more = data.predicted_reads(RankPlace(), None, [7_000_000, 1 << 30])
+    assert now.is_swept and more.predicted_bytes == features.nbytes
