@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig
 
 from ..strategy import launcher
-from .errors import UsageError
+from .errors import UsageError, short
 
 SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as in shells
 START_METHODS = ("fork", "spawn", "forkserver")
@@ -65,7 +65,7 @@ def products_of(config: DictConfig) -> str:
     """
     value = config.get("matmul_precision", "highest")
     if value not in ("highest", *_PRODUCTS):
-        raise UsageError(f"matmul_precision must be one of highest, high, medium, got {value!r}")
+        raise UsageError(f"matmul_precision must be one of highest, high, medium, got {short(value)}")
     return value
 
 
@@ -129,7 +129,9 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
         )
     if given is not None:
         if given not in START_METHODS:
-            raise UsageError(f"strategy.start_method must be one of {', '.join(START_METHODS)} here, got {given!r}")
+            raise UsageError(
+                f"strategy.start_method must be one of {', '.join(START_METHODS)} here, got {short(given)}"
+            )
         return given
     return own_start_method(trainer_config.devices, trainer_config.accelerator)
 

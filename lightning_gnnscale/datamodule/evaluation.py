@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dataset import LinkSet
 from ..dataset.graph_dataset import check_link_names
-from ..errors import StrategyError, check_count
+from ..errors import StrategyError, check_count, short
 from ..graph import CSC, build_csc
 from ..jit import kernel
 from ..model.inference import TABLE_DTYPES
@@ -69,24 +69,26 @@ class EvaluationOptions:
 
     def __post_init__(self):
         if self.mode not in MODES:
-            raise ValueError(f"evaluation must be one of {', '.join(MODES)}, got {self.mode!r}")
+            raise ValueError(f"evaluation must be one of {', '.join(MODES)}, got {short(self.mode)}")
         is_share = isinstance(self.sample, Real) and not isinstance(self.sample, bool) and 0 < self.sample <= 1
         if self.sample != "auto" and not is_share:
-            raise ValueError(f"evaluation.sample must be auto or a share in (0, 1], got {self.sample!r}")
+            raise ValueError(f"evaluation.sample must be auto or a share in (0, 1], got {short(self.sample)}")
         if self.mode == "sampled" and self.sample not in ("auto", 1):
             raise ValueError(
                 f'evaluation.sample={self.sample} needs mode="layerwise": mode="sampled" evaluates all nodes'
             )
         if self.table_dtype not in TABLE_DTYPES:
             raise ValueError(
-                f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {self.table_dtype!r}"
+                f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {short(self.table_dtype)}"
             )
         if self.links is not None:
             check_link_names(self.links)
         check_count("evaluation.block_edges", self.block_edges)
         if self.negatives not in ("auto", "all"):
             if isinstance(self.negatives, str):
-                raise ValueError(f"evaluation.negatives must be auto, all or a number >= 1, got {self.negatives!r}")
+                raise ValueError(
+                    f"evaluation.negatives must be auto, all or a number >= 1, got {short(self.negatives)}"
+                )
             check_count("evaluation.negatives", self.negatives)
 
 
@@ -95,7 +97,7 @@ def evaluation_options(given: str | EvaluationOptions) -> EvaluationOptions:
     if isinstance(given, EvaluationOptions):
         return given
     if given not in MODES:
-        raise ValueError(f"evaluation must be one of {', '.join(MODES)}, or EvaluationOptions(...), got {given!r}")
+        raise ValueError(f"evaluation must be one of {', '.join(MODES)}, or EvaluationOptions(...), got {short(given)}")
     return EvaluationOptions(given)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import check_count, check_integer
+from ..errors import check_count, check_integer, short
 from ..loader import RankPlace
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
@@ -175,7 +175,7 @@ class Machines:
         check_integer("preparing", self.preparing, 0)
         check_count("batches", self.batches)
         if not isinstance(self.link_gbit, int | float) or not self.link_gbit > 0:
-            raise ValueError(f"link_gbit must be a number > 0, got {self.link_gbit!r}")
+            raise ValueError(f"link_gbit must be a number > 0, got {short(self.link_gbit)}")
 
     @property
     def number(self) -> int:

@@ -751,4 +751,4 @@ class PartitionDataModule(StoredGraphDataModule):
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {short(value)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from ..errors import StrategyError
+from ..errors import StrategyError, short
 from ..events import record
 from ..loader import (
     HOWS,
@@ -94,7 +94,7 @@ class RowsSetting:
         if owners is None:
             raise ValueError(
                 f"rows must be one of {', '.join(ROWS)}, or gs.OwnerReads(), gs.PlacementSettings() or a gs.Placement, "
-                f"got {rows!r}"
+                f"got {short(rows)}"
             )
         return cls(owners=owners)
 
@@ -139,7 +139,7 @@ def source_settings(source: str | SourceSettings) -> SourceSettings:
         return SOURCES[source]()
     if isinstance(source, str) or not callable(SourceTraits(source).connect):
         raise ValueError(
-            f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {source!r}"
+            f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {short(source)}"
         )
     return source
 

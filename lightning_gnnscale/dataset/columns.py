@@ -13,7 +13,7 @@ import numpy as np
 from ..edge_stream.options import split_columns, table_path
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_memmap
-from ..errors import UNREADABLE, EdgeStreamError, why_no_array
+from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..foreign import csr_of, is_csr, is_sparse
 from ..graph import Batch
 from ..object_store import is_url, local_copy
@@ -140,7 +140,8 @@ def checked_name(name: Any) -> str:
     """
     if not str(name).isidentifier() or str(name) in _NAMES_OF_BATCHES:
         raise ValueError(
-            f"node_columns: a name must be a plain word that batches do not use themselves, such as image, got {name!r}"
+            "node_columns: a name must be a plain word that batches do not use themselves, such as image, got "
+            f"{short(name)}"
         )
     return str(name)
 
@@ -350,7 +351,7 @@ def masks_by_name(masks) -> dict[str, Any]:
 def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
     mask = np.asarray(of_tensor(opened(mask)))
     if not str(name).isidentifier():
-        raise ValueError(f"masks: a name must be a plain word, got {name!r}")
+        raise ValueError(f"masks: a name must be a plain word, got {short(name)}")
     if mask.dtype != bool or mask.shape != (num_nodes,):
         raise ValueError(
             f"masks[{name!r}] must be bool of shape ({num_nodes},), got {mask.dtype} of shape {mask.shape}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..errors import short
 from ..foreign import is_csr
 from ..triton_kernels.gather_rows import RowCode
 
@@ -28,7 +29,7 @@ def check_storage(storage: str | None, features) -> None:
             check_storage(storage, rows)
         return
     if storage not in FEATURE_STORAGE:
-        raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
+        raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {short(storage)}")
     if features is None:
         raise ValueError(f"feature_storage={storage} says how features are stored, and there are none: leave it out")
     sparse = is_csr(features)

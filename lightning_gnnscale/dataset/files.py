@@ -13,7 +13,7 @@ import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
 from ..edge_stream.options import split_columns, table_path
-from ..errors import UNREADABLE, EdgeStreamError, why_no_array
+from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..keywords import passes_on
 from ..object_store import graph_name, is_url, local_copy
 from .columns import masks_by_name, named_file
@@ -96,7 +96,7 @@ def load_files(
         FileNotFoundError, ValueError: one line that names the key and the file.
     """
     if reader is not None and not isinstance(reader, Mapping):
-        raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {reader!r}")
+        raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {short(reader)}")
     edge_type = None if edge_type is None else column_of(edges, edge_type)
     given = (features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes, edge_label)
     fetched = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..edge_stream.options import CHUNK_EDGES
 from ..edge_stream.relations import HeteroStream, IdsByNodeType
-from ..errors import check_integer, check_mapping, is_integer
+from ..errors import check_integer, check_mapping, is_integer, short
 from ..foreign import is_csr
 from ..graph import GraphSchema
 from ..values import ALWAYS, same_clock
@@ -159,7 +159,7 @@ def _read_nodes(where: str, given: dict) -> dict:
 def _num_rows(where: str, rows: Any) -> int:
     shape = rows.shape if is_csr(rows) else np.shape(opened(rows))
     if not shape:
-        raise ValueError(f"{where} must have a row for each node, got {rows!r}")
+        raise ValueError(f"{where} must have a row for each node, got {short(rows)}")
     return int(shape[0])
 
 

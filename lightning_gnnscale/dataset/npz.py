@@ -8,6 +8,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
+from ..errors import short
 from ..graph import GraphSchema, numbered_schema
 from ..values import exact_integers
 from .columns import CSRArrays
@@ -73,7 +74,7 @@ def load_npz(
             are published, or of a graph with edge types.
     """
     if split not in ("auto", "public", "random"):
-        raise ValueError(f"split must be auto, public or random, got {split!r}")
+        raise ValueError(f"split must be auto, public or random, got {short(split)}")
     path = _find(name, root)
     arrays = load_npz_arrays(path)
     if "edge_index" not in arrays:

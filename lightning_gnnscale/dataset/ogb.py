@@ -15,7 +15,7 @@ import numpy as np
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import ArrayFileStream, map_npz_member
 from ..edge_stream.options import StreamOptions
-from ..errors import one_line_of
+from ..errors import one_line_of, short
 from ..events import held_lock
 from ..keywords import passes_on
 from .graph_dataset import GraphDataset, as_mask
@@ -260,7 +260,7 @@ def _download(name: str, folder: Path) -> None:
         table = {row[""]: row for row in csv.DictReader(file)}
     known = [key for key in table["url"] if key and table["is hetero"][key] == "False"]
     if name not in known:
-        raise ValueError(f"name must be one of {', '.join(known)}, got {name!r}")
+        raise ValueError(f"name must be one of {', '.join(known)}, got {short(name)}")
     from ogb.utils.url import download_url, extract_zip
 
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -207,9 +207,9 @@ def hold_out_edges(
     check_integer("seed", seed, 0)
     check_flags(by_time=by_time)
     if not isinstance(reverses, Mapping | None):
-        raise ValueError(f"reverses must be {{edge type: edge type that it is the reverse of}}, got {reverses!r}")
+        raise ValueError(f"reverses must be {{edge type: edge type that it is the reverse of}}, got {short(reverses)}")
     if not isinstance(relations, Sequence | np.ndarray | None):
-        raise ValueError(f"relations must be a list of edge types, got {relations!r}")
+        raise ValueError(f"relations must be a list of edge types, got {short(relations)}")
     shares = {"val": val, "test": test}
     for name, share in shares.items():
         if not isinstance(share, int | float | np.number) or not 0 <= share < 1:
@@ -262,7 +262,7 @@ def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
 def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> np.ndarray:
     """Return (num_relations,) int64 `KeepEdgeTypes.follows`."""
     if isinstance(relations, str):
-        raise ValueError(f"relations must be a list of edge types, got {relations!r}: write [{relations}]")
+        raise ValueError(f"relations must be a list of edge types, got {short(relations)}: write [{relations}]")
     listed = np.flatnonzero(schema.listed)
     numbers = {schema.edge_types[number]: number for number in listed.tolist()}
     found = {}
@@ -415,7 +415,7 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
     if options is None:
         return dataset
     if not isinstance(options, Mapping):
-        raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
+        raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {short(options)}")
     unknown = sorted(set(options) - {"val", "test", "seed", "relations", "by_time", "reverses"})
     if unknown:
         raise ValueError(f"hold_out takes val, test, seed, relations, by_time and reverses, got {', '.join(unknown)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UNREADABLE, EdgeStreamError, one_line_of
+from ..errors import UNREADABLE, EdgeStreamError, one_line_of, short
 from ..foreign import is_pair_of_arrays
 from ..values import as_array, of_tensor
 from .options import StreamOptions
@@ -292,13 +292,13 @@ def open_bin(path: Path, options: StreamOptions, dtype=None, bin_layout: str = "
         bin_layout: "pairs" (src, dst, src, dst, ...) or "columns" (all src, then all dst).
     """
     if bin_layout not in BIN_LAYOUTS:
-        raise ValueError(f"edge_stream.bin_layout must be one of {', '.join(BIN_LAYOUTS)}, got {bin_layout!r}")
+        raise ValueError(f"edge_stream.bin_layout must be one of {', '.join(BIN_LAYOUTS)}, got {short(bin_layout)}")
     try:
         id_type = np.dtype("int32" if dtype is None else dtype)
     except TypeError:
         id_type = None
     if id_type is None or id_type.kind not in "iu":
-        raise ValueError(f"edge_stream.dtype must be an integer dtype such as int32 or int64, got {dtype!r}")
+        raise ValueError(f"edge_stream.dtype must be an integer dtype such as int32 or int64, got {short(dtype)}")
     size = path.stat().st_size
     if size == 0:
         raise EdgeStreamError(f"{path}: the file is empty")

@@ -171,7 +171,7 @@ class StreamOptions:
         check_integer("edge_stream.chunk_edges", self.chunk_edges, 1)
         object.__setattr__(self, "chunk_edges", int(self.chunk_edges))
         if self.layout not in LAYOUTS:
-            raise ValueError(f"edge_stream.layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+            raise ValueError(f"edge_stream.layout must be one of {', '.join(LAYOUTS)}, got {short(self.layout)}")
         for name in ("to_undirected", "remove_self_loops", "relabel"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"edge_stream.{name} must be True or False, got {getattr(self, name)!r}")

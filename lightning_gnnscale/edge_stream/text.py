@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from ..errors import EdgeStreamError
+from ..errors import EdgeStreamError, short
 from .array import native_ids
 from .id_tables import Strings
 from .options import COLUMN_WORDS, LIST_NODES, StreamOptions, known_pair, pick_columns, tell_unread
@@ -73,7 +73,7 @@ def detect_format(path: Path, separator, comment: str, header, src, dst, id_type
     if separator is None:
         between = _detect_separator(path, sample)
     elif not isinstance(separator, str) or separator == "" or set(separator) & set('"\r\n'):
-        raise ValueError(f"edge_stream.separator must be a string such as ',' or None, got {separator!r}")
+        raise ValueError(f"edge_stream.separator must be a string such as ',' or None, got {short(separator)}")
     else:
         between = b"" if separator.isspace() and separator != "\t" else separator.encode()
     rows = [split_fields(line, between) for _, line in sample]
@@ -291,9 +291,9 @@ class TextStream(EdgeStream):
         ids = [fields[place] for place in places if place < len(fields) and fields[place]]
         shown = line.strip()[:60].decode(errors="replace")
         if len(ids) < 2:
-            return f"fields {places[0]} and {places[1]} are not both there, got {shown!r}"
+            return f"fields {places[0]} and {places[1]} are not both there, got {short(shown)}"
         if len(fields) != self._format.num_fields:
-            return f"{len(fields)} fields where the lines before have {self._format.num_fields}, got {shown!r}"
+            return f"{len(fields)} fields where the lines before have {self._format.num_fields}, got {short(shown)}"
         for field in ids:
             if self._id_type == "string" and not field.isascii():
                 try:
@@ -340,12 +340,12 @@ def open_text(
         id_type: with relabel, "integer" or "string"; "auto": from the head.
     """
     if id_type not in ID_TYPES:
-        raise ValueError(f"edge_stream.id_type must be one of {', '.join(ID_TYPES)}, got {id_type!r}")
+        raise ValueError(f"edge_stream.id_type must be one of {', '.join(ID_TYPES)}, got {short(id_type)}")
     if path.stat().st_size == 0:
         raise EdgeStreamError(f"{path}: the file is empty")
     if not isinstance(comment, str) or not comment.isascii():
-        raise ValueError(f"edge_stream.comment must be ASCII characters, got {comment!r}")
+        raise ValueError(f"edge_stream.comment must be ASCII characters, got {short(comment)}")
     if header is not None and not isinstance(header, bool):
-        raise ValueError(f"edge_stream.header must be True, False or None (found out), got {header!r}")
+        raise ValueError(f"edge_stream.header must be True, False or None (found out), got {short(header)}")
     given = {"separator": separator, "comment": comment, "header": header, "src": src, "dst": dst, "id_type": id_type}
     return TextStream(path, detect_format(path, **given), given, options)

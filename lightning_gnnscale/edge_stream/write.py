@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import EdgeStreamError, disk_errors
+from ..errors import EdgeStreamError, disk_errors, short
 from .stream import EdgeStream, Progress
 
 WRITE_SUFFIXES = (".bin", ".npy", ".parquet", ".csv", ".tsv", ".txt")
@@ -34,7 +34,7 @@ def write_edges(
     """
     path = Path(path)
     if path.suffix not in WRITE_SUFFIXES:
-        raise ValueError(f"write_edges: path must end in one of {', '.join(WRITE_SUFFIXES)}, got {path.name!r}")
+        raise ValueError(f"write_edges: path must end in one of {', '.join(WRITE_SUFFIXES)}, got {short(path.name)}")
     id_type = stream.dtype if dtype is None else np.dtype(dtype).newbyteorder("=")
     if id_type.name not in ("int32", "int64"):
         raise ValueError(f"write_edges: dtype must be int32 or int64, got {id_type.name}")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, PartitionStoreError, check_integer
+from ..errors import CheckpointError, PartitionStoreError, check_integer, short
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
 from ..partition_store.manifest import sync_folder
@@ -183,9 +183,11 @@ class DistributedEmbedding(OwnedRows):
         node_types: NodeTypesWithRows | None = None,
     ):
         if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or an optimizer, got {optimizer!r}")
+            raise ValueError(
+                f"optimizer must be one of {', '.join(OPTIMIZERS)}, or an optimizer, got {short(optimizer)}"
+            )
         if np.dtype(dtype).name not in ("float32", "float64"):
-            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
+            raise ValueError(f"dtype must be float32 or float64, got {short(dtype)}")
         if scale is not None and not (scale >= 0 and np.isfinite(scale)):
             raise ValueError(f"scale must be finite and >= 0, or None, got {scale}")
         if node_keys is not None and len(node_keys) != num_nodes:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import short
 from ..jit import kernel
 from ..rng import mix64
 from ..triton_kernels.intrinsics import prefetch_line
@@ -67,7 +68,7 @@ class SparseAdam:
         if not self.eps > 0:
             raise ValueError(f"optimizer.eps must be > 0, got {self.eps}")
         if self.bias not in ("row", "step"):
-            raise ValueError(f'optimizer.bias must be "row" or "step", got {self.bias!r}')
+            raise ValueError(f'optimizer.bias must be "row" or "step", got {short(self.bias)}')
 
     def apply(self, rows, gradients, table, moments, counts, step) -> None:
         """Update some rows of a table by one step.

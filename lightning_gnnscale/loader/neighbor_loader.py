@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..dataset.columns import opened
-from ..errors import check_callable, check_flags
+from ..errors import check_callable, check_flags, short
 from ..foreign import torch_layout
 from ..graph import CSC
 from ..partition_store.part_graph import WholeGraph
@@ -124,7 +124,7 @@ def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:
     check_flags(directed=directed)
     name = "induced" if not directed else str(getattr(subgraph_type, "value", subgraph_type))
     if name not in SUBGRAPH_TYPES:
-        raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {subgraph_type!r}")
+        raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {short(subgraph_type)}")
     if locality is not None and name != "directional":
         raise ValueError(
             f'locality weights the sampled edges, but a subgraph of type "{name}" has others: use "directional"'

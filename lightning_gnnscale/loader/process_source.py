@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from textwrap import shorten
 
-from ..errors import GNNScaleError, check_seconds
+from ..errors import GNNScaleError, check_seconds, short
 from ..events import clock, record
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker, batch_error
@@ -352,7 +352,7 @@ class ProcessSource:
         if queue_bytes < 1:
             raise ValueError(f"queue_bytes must be >= 1, got {queue_bytes}")
         if start_method not in START_METHODS:
-            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {short(start_method)}")
         check_seconds("timeout_s", timeout_s)
         self._stage, self._maker = stage, maker
         self._options = (num_workers, queue_bytes, start_method, timeout_s)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..errors import short
 from ..events import clock
 from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
@@ -73,7 +74,7 @@ class RowReads:
 
     def __post_init__(self):
         if self.how not in HOWS:
-            raise ValueError(f"row reads must be one of {', '.join(HOWS)}, got {self.how!r}")
+            raise ValueError(f"row reads must be one of {', '.join(HOWS)}, got {short(self.how)}")
         if self.windows_held not in (1, 2):
             raise ValueError(f"windows_held must be 1 or 2, got {self.windows_held}")
         if not 0 <= self.kept_halos <= MOST_HALOS:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import check_count, check_seconds
+from ..errors import check_count, check_seconds, short
 from ..memory import read_sizes
 from .batch_maker import BatchMaker
 from .batch_source import BatchSource
@@ -168,7 +168,7 @@ class TaskGraphs:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if not isinstance(self.operators, Operators | None):
-            raise ValueError(f"operators must be gs.loader.Operators(...) or None, got {self.operators!r}")
+            raise ValueError(f"operators must be gs.loader.Operators(...) or None, got {short(self.operators)}")
         check_prefetch(self.prefetch_batches)
         self.policy()
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import check_integer
+from ..errors import check_integer, short
 from .block import Block, edge_counts, make_block, target_counts
 from .dropout import dropout
 from .row_dropout import RowDropout
@@ -94,9 +94,9 @@ class Backbone(nn.Module):
             if not 0 <= value < 1:
                 raise ValueError(f"model.{name} must be in [0, 1), got {value}")
         if norm is not None and norm not in NORMS:
-            raise ValueError(f"model.norm must be None or one of {sorted(NORMS)}, got {norm!r}")
+            raise ValueError(f"model.norm must be None or one of {sorted(NORMS)}, got {short(norm)}")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"model.activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}")
+            raise ValueError(f"model.activation must be one of {sorted(ACTIVATIONS)}, got {short(activation)}")
         self.in_channels, self.hidden_channels, self.out_channels = in_channels, hidden_channels, out_channels
         self.num_layers, self.dropout, self.input_dropout = num_layers, dropout, input_dropout
         self.activation = activation

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import StrategyError
+from ..errors import StrategyError, short
 from ..graph import COLUMNS, batch_of
 from ..traits import BackboneTraits, arguments_of
 from .backbone import Backbone, check_edge_attr
@@ -61,7 +61,7 @@ class BackboneModule(TakesInputs):
     ):
         super().__init__()
         if not isinstance(backbone, nn.Module):
-            raise ValueError(f"backbone must be a model such as gs.model.GraphSAGE(...), got {backbone!r}")
+            raise ValueError(f"backbone must be a model such as gs.model.GraphSAGE(...), got {short(backbone)}")
         self.inputs = inputs
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, world_size
-from ..errors import CheckpointError
+from ..errors import CheckpointError, short
 from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters, is_of_package
 from .made_again import NoLargerThan
 
@@ -130,7 +130,7 @@ def _opened(checkpoint: PathLike | IO, module: type) -> Iterator[tuple[IO, Path 
     """Yield a checkpoint as a file, and what errors call it: a local one is checked, others are read as they are."""
     if not isinstance(checkpoint, str | os.PathLike):
         if not callable(getattr(checkpoint, "seek", None)):
-            raise CheckpointError(f"a checkpoint must be a path, a URL or an open file, got {checkpoint!r}")
+            raise CheckpointError(f"a checkpoint must be a path, a URL or an open file, got {short(checkpoint)}")
         with of_this_model(name := getattr(checkpoint, "name", "the checkpoint"), module):
             yield checkpoint, name
         return

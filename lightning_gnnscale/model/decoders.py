@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import check_count
+from ..errors import check_count, short
 from ..traits import DecoderTraits, arguments_of
 
 
@@ -268,7 +268,7 @@ def make_decoder(name: str, channels: int, num_relations: int | None = None, **o
         ValueError: an unknown name, one that reads edge types without their number, or an option that it does not have.
     """
     if name not in DECODERS:
-        raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {name!r}")
+        raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {short(name)}")
     kind = DECODERS[name]
     parameters = inspect.signature(kind).parameters.values()
     taken = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..across_ranks import rank
-from ..errors import StrategyError
+from ..errors import StrategyError, short
 from ..events import record
 from ..jit import kernel
 from ..memory import free_memory_bytes, parse_bytes, return_freed_memory
@@ -114,7 +114,7 @@ def layerwise_inference(
     if block_edges is not None and block_edges < 1:
         raise ValueError(f"block_edges must be at least 1, got {block_edges}")
     if table_dtype not in TABLE_DTYPES:
-        raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
+        raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {short(table_dtype)}")
     check_times(type(backbone).__name__, backbone.time_channels)
     memory_bytes = parse_bytes(memory_bytes, "memory_bytes")
     if memory_bytes is None:

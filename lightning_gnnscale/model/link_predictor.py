@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
-from ..errors import StrategyError, check_count
+from ..errors import StrategyError, check_count, short
 from ..graph import batch_of
 from ..traits import BackboneTraits, DecoderTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
@@ -175,7 +175,7 @@ class LinkPredictor(BackboneModule):
         if negative_weight is not None and negative_weight < 0:
             raise ValueError(f"negative_weight must be at least 0 or None, got {negative_weight}")
         if loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {short(loss)}")
         if loss == "softmax" and negative_weight is not None:
             raise ValueError(f"negative_weight={negative_weight} is for loss=logistic: leave it out with softmax")
         hits, penalty = [int(k) for k in hits], float(penalty)

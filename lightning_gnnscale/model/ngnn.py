@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import check_count
+from ..errors import check_count, short
 from .block import Block
 from .graphsage import GraphSAGE, SAGELayer
 from .sparse_linear import SparseInput
@@ -81,7 +81,7 @@ class NGNN(GraphSAGE):
         check_count("model.feed_forward_layers", feed_forward_layers)
         check_count("model.num_layers", num_layers)
         if position not in POSITIONS:
-            raise ValueError(f"model.position must be one of {list(POSITIONS)}, got {position!r}")
+            raise ValueError(f"model.position must be one of {list(POSITIONS)}, got {short(position)}")
         needed = 3 if position == "hidden" else 2
         if num_layers < needed:
             raise ValueError(f"model.num_layers must be at least {needed} for position {position!r}, got {num_layers}")

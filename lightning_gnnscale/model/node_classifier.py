@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
-from ..errors import check_count
+from ..errors import check_count, short
 from ..graph import batch_of
 from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
@@ -186,7 +186,7 @@ class NodeClassifier(NodeModule):
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
         num_classes = int(num_classes)
         if not callable(loss) and loss not in LOSSES:
-            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
+            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {short(loss)}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.multilabel, self.num_classes, self.loss = multilabel, num_classes, loss
         self.channels = num_classes

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric
 
-from ..errors import StrategyError, check_count
+from ..errors import StrategyError, check_count, short
 from ..traits import BackboneTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER
 from .node_classifier import NodeModule
@@ -58,7 +58,7 @@ class NodeRegressor(NodeModule):
             raise ValueError("num_targets must be given: the backbone has no out_channels to take it from")
         num_targets = int(num_targets)
         if not callable(loss) and loss not in LOSSES:
-            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
+            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {short(loss)}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.num_targets = self.channels = num_targets
         self.loss = loss

@@ -17,7 +17,7 @@ from filelock import FileLock
 from ..dataset import GraphDataset, load_pyg
 from ..dataset.columns import opened
 from ..edge_stream import EdgeStream
-from ..errors import PlanError, check_count, check_integer
+from ..errors import PlanError, check_count, check_integer, short
 from ..events import record, stage
 from ..foreign import is_pyg
 from ..memory import format_bytes, free_memory_bytes
@@ -115,7 +115,7 @@ class StoreSource:
         if num_parts != "auto":
             check_count("num_parts", num_parts)
         if not isinstance(pack_halo, bool) and pack_halo != "auto":
-            raise ValueError(f"pack_halo must be true, false or auto, got {pack_halo!r}")
+            raise ValueError(f"pack_halo must be true, false or auto, got {short(pack_halo)}")
         self.dataset = dataset
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)

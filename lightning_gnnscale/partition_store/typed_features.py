@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..graph import GraphSchema
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode
@@ -193,10 +194,10 @@ def chosen_node_types(node_types: Sequence[str], schema: GraphSchema | None) -> 
         )
     known = ", ".join(schema.node_types)
     if isinstance(node_types, str) or not isinstance(node_types, Sequence) or not node_types:
-        raise ValueError(f"node_types must be a list of some of {known}, got {node_types!r}")
+        raise ValueError(f"node_types must be a list of some of {known}, got {short(node_types)}")
     wrong = next((name for name in node_types if name not in schema.node_types), None)
     if wrong is not None:
-        raise ValueError(f"node_types must be some of {known}, got {wrong!r}")
+        raise ValueError(f"node_types must be some of {known}, got {short(wrong)}")
     return np.isin(schema.node_types, list(node_types))
 
 

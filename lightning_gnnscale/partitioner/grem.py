@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..edge_stream import open_edge_stream
+from ..errors import short
 from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
@@ -253,14 +254,14 @@ def _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, or
         ("order", order, ("shuffle", "given")),
     ):
         if value not in allowed:
-            raise ValueError(f"partitioner.{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+            raise ValueError(f"partitioner.{name} must be one of {', '.join(map(str, allowed))}, got {short(value)}")
     check_number("partitioner.chunk_edges_share", chunk_edges_share, at_least=0)
     if not 0 < chunk_edges_share <= 1:
-        raise ValueError(f"partitioner.chunk_edges_share must be in (0, 1], got {chunk_edges_share!r}")
+        raise ValueError(f"partitioner.chunk_edges_share must be in (0, 1], got {short(chunk_edges_share)}")
     if chunk_edges is not None:
         check_number("partitioner.chunk_edges", chunk_edges, at_least=1)
         if chunk_edges != int(chunk_edges):
-            raise ValueError(f"partitioner.chunk_edges must be a whole number, got {chunk_edges!r}")
+            raise ValueError(f"partitioner.chunk_edges must be a whole number, got {short(chunk_edges)}")
     check_seed_method(seed_method)
     check_number("partitioner.epsilon", epsilon, at_least=0)
 
@@ -355,7 +356,7 @@ def check_seed_method(name: str) -> None:
     """Raise ValueError unless the name is "multilevel" or a registered partitioner other than GREM."""
     allowed = [MULTILEVEL, *(known for known in available_partitioners() if known not in ("grem", MULTILEVEL))]
     if name not in allowed:
-        raise ValueError(f"partitioner.seed_method must be one of {', '.join(allowed)}, got {name!r}")
+        raise ValueError(f"partitioner.seed_method must be one of {', '.join(allowed)}, got {short(name)}")
 
 
 def seed_partitioner(

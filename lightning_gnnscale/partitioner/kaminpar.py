@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..graph import CSC, id_dtype
 from . import phases
 from .graph_access.scratch import nameless_file, reserve, scratch_folder, write_at
@@ -105,9 +105,9 @@ def _node_slack(balance) -> float:
 
 def _check_options(package, threads, preset: str, seed: int) -> None:
     if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
-        raise ValueError(f"partitioner.threads must be a whole number >= 1, got {threads!r}")
+        raise ValueError(f"partitioner.threads must be a whole number >= 1, got {short(threads)}")
     if preset not in package.context_names():
         names = ", ".join(sorted(package.context_names()))
-        raise ValueError(f"partitioner.preset must be one of {names}, got {preset!r}")
+        raise ValueError(f"partitioner.preset must be one of {names}, got {short(preset)}")
     if not 0 <= seed < 2**31:
         raise ValueError(f"partitioner 'kaminpar' takes a seed in [0, {2**31}), got {seed}")

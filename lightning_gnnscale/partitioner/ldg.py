@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..jit import kernel
 from ..rng import combine_array, fold
 from ..triton_kernels.intrinsics import prefetch
@@ -118,7 +119,7 @@ def stream_nodes(
         raise ValueError(f"partitioner {graph.method!r} balances nodes alone, got balance={dict(graph.balance)}")
     check_number("partitioner.passes", passes, at_least=1)
     if order not in ORDERS:
-        raise ValueError(f"partitioner.order must be one of {', '.join(ORDERS)}, got {order!r}")
+        raise ValueError(f"partitioner.order must be one of {', '.join(ORDERS)}, got {short(order)}")
     csc = graph.open_rows(block_edges)
     left = graph.left_in(_ASSIGNMENT)
     state = NodeStreamState(**left) if left else NodeStreamState.empty(csc.num_nodes, num_parts)

@@ -244,7 +244,7 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
     for name, weight in edge_type_weight.items():
         whole = isinstance(weight, int | np.integer) or (isinstance(weight, float) and weight.is_integer())
         if isinstance(weight, bool) or not whole or weight < 0:
-            raise ValueError(f"partitioner.edge_type_weight.{name} must be a whole number >= 0, got {weight!r}")
+            raise ValueError(f"partitioner.edge_type_weight.{name} must be a whole number >= 0, got {short(weight)}")
         weights[stream.schema.edge_type_number(name)] = int(weight)
     sources = []
     for source in stream.sources:

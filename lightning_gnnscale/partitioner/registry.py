@@ -142,7 +142,7 @@ def check_number(name: str, value, at_least: float) -> None:
     """Raise ValueError unless the value is a finite number of at least `at_least`."""
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < at_least:
-        raise ValueError(f"{name} must be a finite number >= {at_least}, got {value!r}")
+        raise ValueError(f"{name} must be a finite number >= {at_least}, got {short(value)}")
 
 
 def refuse_balance(method: str, balance) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..graph import id_dtype
 from ..rng import fold
 from . import phases
@@ -65,6 +66,8 @@ EFFORTS = {
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
 _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer where their graph is too large
+_MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs less of the cut than coarser ones
+_THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
@@ -121,8 +124,8 @@ def streaming_multilevel(
         refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
-            leaves many of each cluster (8 with "fast", else 64); else clusters grow coarser, and those that no longer
-            grow node by node are joined in memory, up to one per part.
+            leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64); else clusters grow
+            coarser, and those that no longer grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
             graph 1, 2, 2, of a whole graph that fits one block 1, 3, 8.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
@@ -152,7 +155,7 @@ def streaming_multilevel(
             f"partitioner.num_parts of 'streaming_multilevel' must be in [1, {MAX_PARTS}], got {num_parts}"
         )
     if effort not in EFFORTS:
-        raise ValueError(f"partitioner.effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+        raise ValueError(f"partitioner.effort must be one of {', '.join(EFFORTS)}, got {short(effort)}")
     given = {"passes": passes, "refinement_rounds": refinement_rounds, "runs": runs, "cycles": cycles}
     given |= {"quotient_edges_per_node": quotient_edges_per_node, "num_threads": num_threads}
     for name, value in given.items():
@@ -286,7 +289,8 @@ def _clusters(
             last = per_part <= 1 or num_coarse > _SHRINKAGE * before
             largest = cluster_limit(graph, num_parts, 1.0) if last else None
             key = fold(given.seed, _SALT)
-            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, edges[1])
+            enough = edges[1] if num_coarse > _MANY_CLUSTERS * num_parts else min(_THIN_SAMPLE, edges[1])
+            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, enough)
         if quotient is not None:
             return quotient, coarse_of
         # Too many edges between clusters: they may grow to twice the weight in another round.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..jit import kernel
 from ..rng import combine, fold
 from ..triton_kernels.intrinsics import prefetch
@@ -208,7 +209,7 @@ MASTERS = {"majority": MajorityMasters, "last": LastMasters, "random": RandomMas
 def check_masters(masters: str) -> None:
     """Raise ValueError unless there is such a rule."""
     if not isinstance(masters, str) or masters not in MASTERS:
-        raise ValueError(f"partitioner.masters must be one of {', '.join(MASTERS)}, got {masters!r}")
+        raise ValueError(f"partitioner.masters must be one of {', '.join(MASTERS)}, got {short(masters)}")
 
 
 def assign_masters(masters: MajorityMasters | LastMasters | RandomMasters, num_parts: int) -> np.ndarray:

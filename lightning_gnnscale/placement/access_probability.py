@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..errors import short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import batch_key, fold, permutation
@@ -296,14 +297,14 @@ def access_probability(
     Source: Song and Jiang, ICS 2022 ("reach", "paths"); Kaler et al., SALIENT++, MLSys 2023 ("vip").
     """
     if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {short(method)}")
     csc = CSC(np.asarray(store.csc.indptr), np.asarray(store.csc.indices))
     train_nodes = checked_nodes(train_nodes, csc.num_rows)
     for name, value in {"num_layers": num_layers, "batch_size": batch_size, "num_epochs": num_epochs}.items():
         if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, got {short(value)}")
     if isinstance(num_batches, bool) or int(num_batches) != num_batches or num_batches < 2:
-        raise ValueError(f"num_batches must be an integer of at least 2, got {num_batches!r}")
+        raise ValueError(f"num_batches must be an integer of at least 2, got {short(num_batches)}")
     if method in ("reach", "paths"):
         return METHODS[method](csc, train_nodes, int(num_layers))
     fanouts = check_fanouts(fanouts)

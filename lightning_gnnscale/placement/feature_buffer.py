@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import PlacementError
+from ..errors import PlacementError, short
 from ..foreign import is_csr
 from ..memory import parse_bytes
 from ..partition_store.features import Column, as_stored, checked_rows
@@ -424,9 +424,9 @@ def _layout(placement, features, device, on, host, fingerprint, memory_bytes) ->
         )
     check_layout(placement, features, device, fingerprint)
     if host not in ("map", "copy"):
-        raise ValueError(f'host must be "map" or "copy", got {host!r}')
+        raise ValueError(f'host must be "map" or "copy", got {short(host)}')
     if on != "cpu" and torch.device(on).type != "cuda":
-        raise ValueError(f'on must be "cpu", "cuda" or one GPU like "cuda:0", got {on!r}')
+        raise ValueError(f'on must be "cpu", "cuda" or one GPU like "cuda:0", got {short(on)}')
     return RowLayout(
         placement, as_stored(features)[0], host == "copy" or on != "cpu", parse_bytes(memory_bytes, "memory_bytes")
     )

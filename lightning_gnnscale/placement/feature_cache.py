@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from . import cache_policies as steps
 
 POLICIES = {"lru": steps.LRU, "sieve": steps.SIEVE, "belady": steps.BELADY}
@@ -45,9 +46,9 @@ class FeatureCache:
 
     def __init__(self, capacity: int, policy: str = "lru"):
         if isinstance(capacity, bool) or int(capacity) != capacity or not 1 <= capacity < 1 << 31:
-            raise ValueError(f"capacity must be an integer in [1, 2**31), got {capacity!r}")
+            raise ValueError(f"capacity must be an integer in [1, 2**31), got {short(capacity)}")
         if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {short(policy)}")
         self.capacity, self.policy = int(capacity), policy
         self.lock = threading.RLock()
         self.num_nodes: int | None = None

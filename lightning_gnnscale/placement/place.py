@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import fold, permutation
@@ -481,18 +482,18 @@ def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:
 
 def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str | np.ndarray, method: str) -> None:
     if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {short(method)}")
     if not _is_integer(num_devices) or num_devices < 1:
-        raise ValueError(f"num_devices must be an integer of at least 1, got {num_devices!r}")
+        raise ValueError(f"num_devices must be an integer of at least 1, got {short(num_devices)}")
     if not _is_integer(buffer_rows):
-        raise ValueError(f"buffer_rows must be an integer, got {buffer_rows!r}")
+        raise ValueError(f"buffer_rows must be an integer, got {short(buffer_rows)}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
     if isinstance(alpha, np.ndarray):
         if alpha.shape != (num_devices, num_devices) or not np.all((alpha >= 0) & (alpha <= 1)):
             raise ValueError(f"alpha must be ({num_devices}, {num_devices}) in [0, 1], got {alpha}")
     elif alpha != "auto" and not (isinstance(alpha, int | float | np.number) and 0 <= alpha <= 1):
-        raise ValueError(f'alpha must be in [0, 1] or "auto", got {alpha!r}')
+        raise ValueError(f'alpha must be in [0, 1] or "auto", got {short(alpha)}')
 
 
 def _check_store(store, num_nodes: int) -> None:

@@ -73,11 +73,11 @@ class PlacementSettings:
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         share = self.buffer_share
         if share != "auto" and not (isinstance(share, int | float) and 0 < share <= 1):
-            raise ValueError(f'rows.buffer_share must be in (0, 1], or "auto", got {share!r}')
+            raise ValueError(f'rows.buffer_share must be in (0, 1], or "auto", got {short(share)}')
         if self.buffer_rows is not None:
             check_count("rows.buffer_rows", self.buffer_rows)
         if self.alpha != "auto" and not (isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1):
-            raise ValueError(f'rows.alpha must be in [0, 1] or "auto", got {self.alpha!r}')
+            raise ValueError(f'rows.alpha must be in [0, 1] or "auto", got {short(self.alpha)}')
         if self.host_rows is not None:
             check_integer("rows.host_rows", self.host_rows)
         check_integer("rows.cache_rows", self.cache_rows)
@@ -197,4 +197,4 @@ def _device_of_parts(store, num_devices: int) -> np.ndarray:
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"rows.{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"rows.{name} must be one of {', '.join(allowed)}, got {short(value)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import check_integer
+from ..errors import check_integer, short
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class BatchShape:
             check_integer("embedding_rows", self.embedding_rows, 0)
         row_bytes = self.feature_row_bytes
         if row_bytes is not None and not (isinstance(row_bytes, Real) and row_bytes >= 0):
-            raise ValueError(f"feature_row_bytes must be at least 0, or None, got {row_bytes!r}")
+            raise ValueError(f"feature_row_bytes must be at least 0, or None, got {short(row_bytes)}")
         check_fanouts(self.fanouts)
 
 
 def check_fanouts(fanouts: Any) -> None:
     """Raise ValueError unless fan-outs are integers of at least 1, or -1 for all neighbours, one a hop."""
     if not isinstance(fanouts, Sequence) or isinstance(fanouts, str):
-        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {fanouts!r}")
+        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {short(fanouts)}")
     for fanout in fanouts:
         if not isinstance(fanout, Integral) or isinstance(fanout, bool) or (fanout < 1 and fanout != -1):
             raise ValueError(
-                f"fanouts must be integers of at least 1, or -1 for all, got {fanout!r} in {list(fanouts)}"
+                f"fanouts must be integers of at least 1, or -1 for all, got {short(fanout)} in {list(fanouts)}"
             )

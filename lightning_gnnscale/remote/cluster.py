@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..events import SYSTEM_TEMPORARY
 
 NAMESPACE = "gnnscale"
@@ -122,7 +122,7 @@ def check_answers(address: str, timeout_s: float) -> None:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise GNNScaleError(f'address must be "host:port", "auto" or null, got {address!r}')
+        raise GNNScaleError(f'address must be "host:port", "auto" or null, got {short(address)}')
     deadline = time.monotonic() + timeout_s
     while True:
         left = deadline - time.monotonic()

@@ -358,7 +358,7 @@ class RayWorkers:
                 check_count(name, getattr(self, name))
         check_integer("cache_rows", self.cache_rows)
         if self.cache_policy not in CACHE_POLICIES:
-            raise ValueError(f"cache_policy must be one of {', '.join(CACHE_POLICIES)}, got {self.cache_policy!r}")
+            raise ValueError(f"cache_policy must be one of {', '.join(CACHE_POLICIES)}, got {short(self.cache_policy)}")
         for name in ("timeout_s", "slow_s"):
             check_seconds(name, getattr(self, name))
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import below, combine
@@ -153,7 +153,9 @@ def why_not_owned(sampler: Any) -> str | None:
             f"got {type(sampler).__name__}: use rows=auto"
         )
     if inner.direction != "in":
-        return f"rows=owners takes direction='in', got {inner.direction!r}: write the store with to_undirected=True"
+        return (
+            f"rows=owners takes direction='in', got {short(inner.direction)}: write the store with to_undirected=True"
+        )
     if inner.locality is not None:
         return "rows=owners takes no locality: use rows=auto, or leave it out"
     return None

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError, check_count
+from ..errors import GNNScaleError, check_count, short
 from ..sampler.protocol import Allocate
 from .cache_contents import POLICIES, SENT, CacheContents, RowSlots, slots_of
 
@@ -202,7 +202,7 @@ class TrainerCache:
         if capacity_rows + spare_rows >= 1 << 31:
             raise ValueError(f"capacity_rows + spare_rows must be below 2**31, got {capacity_rows} + {spare_rows}")
         if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {short(policy)}")
         self.num_nodes = num_nodes
         self.capacity_rows, self.spare_rows, self.policy = int(capacity_rows), int(spare_rows), policy
         num_slots = self.capacity_rows + self.spare_rows

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ..embedding.distributed_embedding import CHUNK_ROWS, DistributedEmbedding
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
-from ..errors import GNNScaleError, check_count
+from ..errors import GNNScaleError, check_count, short
 from ..events import record
 from ..partition_store.typed_features import NodeTypesWithRows
 from ..placement.shared_rows import gather_objects, machine_id
@@ -78,7 +78,7 @@ class WorkerEmbedding(DistributedEmbedding):
         check_count("num_workers", num_workers)
         check_count("pushes_under_way", pushes_under_way)
         if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be > 0, got {timeout_s!r}")
+            raise ValueError(f"timeout_s must be > 0, got {short(timeout_s)}")
         self.address, self.num_workers, self.timeout_s = address, num_workers, timeout_s
         self.pushes_under_way = pushes_under_way
         self._table: ShardTable | None = None

@@ -15,6 +15,7 @@ from torch_geometric.sampler import NeighborSampler as PyGNeighborSampler
 from torch_geometric.sampler.base import DataType, SubgraphType
 from torch_geometric.sampler.utils import to_csc, to_hetero_csc
 
+from ..errors import short
 from ..graph import id_dtype
 from ..partition_store.pyg_store import PyGStore
 from ..rng import combine_array, combine_int, fold
@@ -81,7 +82,9 @@ class DataSampler(PyGNeighborSampler):
         seed: int = 0,
     ):
         if temporal_strategy not in STRATEGIES:
-            raise ValueError(f"temporal_strategy must be one of {', '.join(STRATEGIES)}, got {temporal_strategy!r}")
+            raise ValueError(
+                f"temporal_strategy must be one of {', '.join(STRATEGIES)}, got {short(temporal_strategy)}"
+            )
         self.data, self.data_type = data, DataType.from_data(data)
         self.sample_direction = "forward"
         self.seed, self.strictly_before = seed, strictly_before

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import check_count, check_flags
+from ..errors import check_count, check_flags, short
 from ..graph import CSC, GraphSchema, check_requires
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
@@ -261,7 +261,7 @@ class LinkSampler(BatchSampler):
             if not self.relations or min(self.relations) < 0:
                 raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
         if not isinstance(self.degree_power, Real) or not math.isfinite(self.degree_power):
-            raise ValueError(f"degree_power must be a finite number, got {self.degree_power!r}")
+            raise ValueError(f"degree_power must be a finite number, got {short(self.degree_power)}")
 
     def _check_times(self) -> None:
         """Refuse settings that do not go with links that have times."""

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import below, combine, mix64, unit
@@ -68,7 +69,7 @@ def sample_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1
     if walk_length < 1:
         raise ValueError(f"walk_length must be at least 1, got {walk_length}")
     if choose not in CHOICES:
-        raise ValueError(f"choose must be one of {', '.join(CHOICES)}, got {choose!r}")
+        raise ValueError(f"choose must be one of {', '.join(CHOICES)}, got {short(choose)}")
     out = np.empty(len(seeds), np.int64)
     seeds = np.ascontiguousarray(seeds, np.int64)
     _walk(np.asarray(csc.indptr), np.asarray(csc.indices), seeds, np.uint64(key), walk_length, choose == "any", out)

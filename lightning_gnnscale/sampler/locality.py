@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PlacementError
+from ..errors import PlacementError, short
 from ..graph import CSC
 from ..jit import kernel
 from ..placement.placement import Placement
@@ -227,7 +227,7 @@ def _best(paths: np.ndarray, size: int) -> np.ndarray:
 
 def _check_size(value: int, name: str) -> None:
     if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, got {short(value)}")
 
 
 @kernel

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import check_flags
+from ..errors import check_flags, short
 from ..graph import CSC, GraphSchema, check_requires
 from ..partition_store.part_graph import WholeGraph, edge_values
 from ..triton_kernels.sample_neighbors import (
@@ -28,7 +28,7 @@ SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 def check_direction(direction: str) -> None:
     """Raise ValueError unless the direction is a known one."""
     if direction not in DIRECTIONS:
-        raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {direction!r}")
+        raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {short(direction)}")
 
 
 class NeighborState(NamedTuple):
@@ -128,10 +128,10 @@ class NeighborSampler(BatchSampler):
         flags = ("replace", "strictly_before", "disjoint", "weighted")
         check_flags(**{name: getattr(self, name) for name in flags})
         if self.device not in DEVICES:
-            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {short(self.device)}")
         if self.temporal_strategy not in (None, *STRATEGIES):
             raise ValueError(
-                f"temporal_strategy must be one of {', '.join(STRATEGIES)} or None, got {self.temporal_strategy!r}"
+                f"temporal_strategy must be one of {', '.join(STRATEGIES)} or None, got {short(self.temporal_strategy)}"
             )
         if self.strictly_before and self.temporal_strategy is None:
             raise ValueError("strictly_before needs temporal_strategy, uniform or last: without it times do not count")
@@ -147,7 +147,9 @@ class NeighborSampler(BatchSampler):
 
     def _check_subgraph_type(self) -> None:
         if self.subgraph_type not in SUBGRAPH_TYPES:
-            raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {self.subgraph_type!r}")
+            raise ValueError(
+                f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {short(self.subgraph_type)}"
+            )
         if self.subgraph_type == "directional":
             return
         for there, name in (
@@ -156,7 +158,7 @@ class NeighborSampler(BatchSampler):
             (self.disjoint, "disjoint=True"),
         ):
             if there:
-                raise ValueError(f'subgraph_type must be "directional" with {name}, got {self.subgraph_type!r}')
+                raise ValueError(f'subgraph_type must be "directional" with {name}, got {short(self.subgraph_type)}')
 
     @property
     def hop_by_hop(self) -> bool:

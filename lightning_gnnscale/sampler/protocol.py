@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import short
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..jit import kernel
 from ..rng import permutation
@@ -214,7 +215,9 @@ def as_batch_sampler(sampler: Any) -> BatchSampler:
     """
     if not isinstance(sampler, BatchSampler) and not all(callable(getattr(sampler, name, None)) for name in _METHODS):
         lacks = ", ".join(name for name in _METHODS if not callable(getattr(sampler, name, None)))
-        raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {sampler!r}, without {lacks}")
+        raise ValueError(
+            f"sampler must be one such as gs.NeighborSampler([15, 10]), got {short(sampler)}, without {lacks}"
+        )
     package = __name__.split(".")[0]
     ours = {name for cls in type(sampler).__mro__ if cls.__module__.split(".")[0] == package for name in dir(cls)}
     for name in sorted(set(dir(sampler)) - ours - set(_MEMBERS)):
@@ -228,10 +231,10 @@ def as_batch_sampler(sampler: Any) -> BatchSampler:
     if not isinstance(adapted.requires, Mapping):
         raise ValueError(
             f"{type(sampler).__name__}.requires must be a dict of names to the lines that refuse a graph without them, "
-            f"got {adapted.requires!r}"
+            f"got {short(adapted.requires)}"
         )
     if adapted.direction not in ("in", "both"):
-        raise ValueError(f"{type(sampler).__name__}.direction must be in or both, got {adapted.direction!r}")
+        raise ValueError(f"{type(sampler).__name__}.direction must be in or both, got {short(adapted.direction)}")
     if unknown := sorted(set(adapted.requires) - set(COLUMNS)):
         raise ValueError(
             f"{type(sampler).__name__}.requires must name what a graph can have, {', '.join(COLUMNS)}, got {unknown[0]}"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import check_count
+from ..errors import check_count, short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import GOLDEN, below, fold, mix64, unit
@@ -71,7 +71,7 @@ class SaintSampler(BatchSampler):
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {short(self.kind)}")
         for name in ("budget", "num_roots", "walk_length", "batches_per_pass", "num_norm_samples"):
             check_count(name, getattr(self, name))
         check_direction(self.direction)

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from ..across_ranks import failing_together, gather_from_ranks
-from ..errors import CheckpointError, StrategyError, check_seconds
+from ..errors import CheckpointError, StrategyError, check_seconds, short
 from ..events import clock
 from ..graph import batch_of
 from ..model import checkpoint_entries, checkpoint_file
@@ -490,7 +490,7 @@ def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> An
             name = known[given].__name__
             raise ValueError(f"strategy.{argument}={given!r} needs arguments: pass {name}(...) itself") from None
     names = ", ".join(sorted(known))
-    raise ValueError(f"strategy.{argument} must be one of {names}, got {given!r}")
+    raise ValueError(f"strategy.{argument} must be one of {names}, got {short(given)}")
 
 
 def _gather_to_rank_zero(value: Any) -> list[Any]:

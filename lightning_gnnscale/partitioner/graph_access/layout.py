@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import EdgeStreamError
+from ...errors import EdgeStreamError, short
 from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import mix64
@@ -121,7 +121,7 @@ def lists_both_ways(stream) -> bool:
 
 def _report(state: ScanState, given: str) -> LayoutReport:
     if given not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {given!r}")
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {short(given)}")
     listed, self_loops = int(state.counts[_LISTED]), int(state.counts[_SELF_LOOPS])
     symmetric = state.counts[_FORWARD] == state.counts[_BACKWARD] and listed > self_loops
     repeated, reversed_too = _sampled_shares(state, 2 if symmetric else 1)

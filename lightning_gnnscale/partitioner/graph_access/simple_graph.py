@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import EdgeStreamError
+from ...errors import EdgeStreamError, short
 from ...graph import CSC, id_dtype
 from ...jit import kernel
 from .. import phases
@@ -155,7 +155,7 @@ def open_simple_graph(
 def _check_deduplicate(deduplicate) -> None:
     """Raise ValueError unless the option is True, False or None: a word such as "no" would mean yes."""
     if not isinstance(deduplicate, bool | np.bool_ | None):
-        raise ValueError(f"partitioner.deduplicate must be true, false or null, got {deduplicate!r}")
+        raise ValueError(f"partitioner.deduplicate must be true, false or null, got {short(deduplicate)}")
 
 
 def graph_facts(graph: SimpleGraph) -> dict[str, np.ndarray]:

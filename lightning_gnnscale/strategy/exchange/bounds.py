@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import check_integer
+from ...errors import check_integer, short
 
 NORMS = ("relative", "frobenius", "mean_abs")
 
@@ -74,7 +74,7 @@ class EpochAdaptive(EpochFixed):
         super().__init__(max_age)
         if initial_versions is not None and not _are_integers(initial_versions):
             raise ValueError(
-                f"bound.initial_versions must be a list of integers, one for each rank, got {initial_versions!r}"
+                f"bound.initial_versions must be a list of integers, one for each rank, got {short(initial_versions)}"
             )
         self.initial_versions = initial_versions
 
@@ -101,7 +101,7 @@ class VariationGap(Bound):
     def __init__(self, max_gap: float = 0.1, norm: str = "relative") -> None:
         self.max_gap = checked_number("bound.max_gap", max_gap)
         if norm not in NORMS:
-            raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {norm!r}")
+            raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {short(norm)}")
         self.norm = norm
 
     def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool, factor: Tensor | float = 1.0) -> Tensor:
@@ -141,7 +141,7 @@ def checked_number(name: str, value: Any) -> float:
         ValueError: not a number of at least 0.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
-        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+        raise ValueError(f"{name} must be a number of at least 0, got {short(value)}")
     return float(value)
 
 
@@ -165,7 +165,7 @@ def checked_epochs_or_share(name: str, value: Any) -> int | float:
         return int(value)
     if isinstance(value, Real) and not isinstance(value, Integral) and 0 < value < 1:
         return float(value)
-    raise ValueError(f"{name} must be a number of epochs, or a share of max_epochs between 0 and 1, got {value!r}")
+    raise ValueError(f"{name} must be a number of epochs, or a share of max_epochs between 0 and 1, got {short(value)}")
 
 
 def _are_integers(values: Any) -> bool:

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from ...errors import StrategyError
+from ...errors import StrategyError, short
 from ...model.row_layers import RowLayer
 from ...traits import DataTraits, ModuleTraits, StrategyTraits
 from .bounds import BOUNDS, Bound, checked_epochs_or_share, checked_number
@@ -222,7 +222,7 @@ class HaloExchange(ExchangePolicy):
 
     def __init__(self, backward: str = "push") -> None:
         if backward not in BACKWARDS:
-            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
+            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {short(backward)}")
         self.backward = backward
 
     def plan(self) -> ExchangePlan:
@@ -298,11 +298,11 @@ class Quantized(ExchangePolicy):
         if backward_threshold == float("inf"):
             raise ValueError("exchange.backward_threshold must be finite, got inf: under it nothing would be sent")
         if backward not in BACKWARDS:
-            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
+            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {short(backward)}")
         if not isinstance(delta, bool):
-            raise ValueError(f"exchange.delta must be true or false, got {delta!r}")
+            raise ValueError(f"exchange.delta must be true or false, got {short(delta)}")
         if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-            raise ValueError(f"exchange.seed must be an integer >= 0, got {seed!r}")
+            raise ValueError(f"exchange.seed must be an integer >= 0, got {short(seed)}")
         self.bits, self.delta = bits, delta
         self.exchange = HaloExchange() if exchange is None else exchange
         self.backward_bits, self.backward = backward_bits, backward
@@ -329,7 +329,7 @@ class Quantized(ExchangePolicy):
 
 def _check_bits(name: str, bits: int) -> None:
     if not isinstance(bits, Integral) or bits not in BITS:
-        raise ValueError(f"exchange.{name} must be one of {', '.join(map(str, BITS))}, got {bits!r}")
+        raise ValueError(f"exchange.{name} must be one of {', '.join(map(str, BITS))}, got {short(bits)}")
 
 
 ROWS = ("block", "row")
@@ -381,7 +381,8 @@ class SkipBroadcast(ExchangePolicy):
     ) -> None:
         if not isinstance(bound, Bound):
             raise ValueError(
-                f"exchange.bound must be one of {', '.join(kind.__name__ for kind in BOUNDS.values())}, got {bound!r}"
+                f"exchange.bound must be one of {', '.join(kind.__name__ for kind in BOUNDS.values())}, "
+                f"got {short(bound)}"
             )
         _check_choice("rows", rows, ROWS)
         _check_choice("remote_gradient", remote_gradient, ("straight_through", "late", "drop"))
@@ -391,9 +392,9 @@ class SkipBroadcast(ExchangePolicy):
         self.cooldown_epochs = checked_epochs_or_share("exchange.cooldown_epochs", cooldown_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
         if not isinstance(skip_gradients, bool):
-            raise ValueError(f"exchange.skip_gradients must be true or false, got {skip_gradients!r}")
+            raise ValueError(f"exchange.skip_gradients must be true or false, got {short(skip_gradients)}")
         if gradient_clip is not None and not checked_number("exchange.gradient_clip", gradient_clip) > 0:
-            raise ValueError(f"exchange.gradient_clip must be above 0 or null, got {gradient_clip!r}")
+            raise ValueError(f"exchange.gradient_clip must be above 0 or null, got {short(gradient_clip)}")
         self.skip_gradients, self.gradient_clip = skip_gradients, gradient_clip
         check_wrapped(self, self.exchange)
         if skip_gradients and (remote_gradient == "drop" or rows == "row"):
@@ -436,10 +437,10 @@ def check_wrapped(policy: ExchangePolicy, inner: ExchangePolicy) -> None:
     if repeated or not isinstance(inner, ExchangePolicy) or inner.plan() is None:
         raise ValueError(
             f"{type(policy).__name__}(exchange=...) must be HaloExchange(), BroadcastExchange() or another wrapper "
-            f"around one of them, got {inner!r}"
+            f"around one of them, got {short(inner)}"
         )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"exchange.{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"exchange.{name} must be one of {', '.join(allowed)}, got {short(value)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...device_time import DeviceTimer
-from ...errors import StrategyError, check_count
+from ...errors import StrategyError, check_count, short
 from ...events import clock, record
 from ...graph import batch_of
 from ...traits import DataTraits, ModuleTraits
@@ -64,14 +64,14 @@ class GradientAveraging(WeightPolicy):
     ) -> None:
         check_count("weights.bucket_bytes", bucket_bytes)
         if not (overlap is None or isinstance(overlap, bool)):
-            raise ValueError(f"weights.overlap must be true, false or None, got {overlap!r}")
+            raise ValueError(f"weights.overlap must be true, false or None, got {short(overlap)}")
         if overlap and local_clip is not None:
             raise ValueError(
                 "weights.overlap=true sends gradients before the norm of all is known, by which weights.local_clip "
                 "clips: leave one of them out"
             )
         if local_clip is not None and not (isinstance(local_clip, Real) and local_clip > 0):
-            raise ValueError(f"weights.local_clip must be a number > 0 or None, got {local_clip!r}")
+            raise ValueError(f"weights.local_clip must be a number > 0 or None, got {short(local_clip)}")
         self.bucket_bytes, self.local_clip, self.overlap = bucket_bytes, local_clip, overlap
         self._trainer: pl.Trainer | None = None
 

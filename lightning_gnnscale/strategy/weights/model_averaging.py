@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ...device_time import DeviceTimer
-from ...errors import StrategyError, check_count
+from ...errors import StrategyError, check_count, short
 from ...events import clock, record
 from ...graph import batch_of
 from ...traits import DataTraits
@@ -127,9 +127,9 @@ class ModelAveraging(WeightPolicy):
     ) -> None:
         check_count("weights.every_n_epochs", every_n_epochs)
         if optimizer_state not in OPTIMIZER_STATES:
-            raise ValueError(f"weights.optimizer_state must be one of {OPTIMIZER_STATES}, got {optimizer_state!r}")
+            raise ValueError(f"weights.optimizer_state must be one of {OPTIMIZER_STATES}, got {short(optimizer_state)}")
         if not isinstance(control_variates, bool):
-            raise ValueError(f"weights.control_variates must be true or false, got {control_variates!r}")
+            raise ValueError(f"weights.control_variates must be true or false, got {short(control_variates)}")
         self.every_n_epochs = int(every_n_epochs)
         self.optimizer_state = optimizer_state
         self.part_major, self.control_variates = part_major, control_variates
