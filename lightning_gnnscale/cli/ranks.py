@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig
 
+from ..errors import short
 from ..strategy import launcher
-from .errors import UsageError, short
+from .errors import UsageError
 
 SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as in shells
 START_METHODS = ("fork", "spawn", "forkserver")
