@@ -22,6 +22,7 @@ _KINDS = {
     **dict.fromkeys((dict, Mapping), "dict"),
     **dict.fromkeys((typing.Any, object), "any"),
 }
+_ORDER = ("int", "float", "bool", "str", "list", "dict", "any", "other", "null")
 _SHARED = ("seed", "masks", "balance", "progress")  # of all partitioners
 
 
@@ -80,7 +81,8 @@ def _setting(one: inspect.Parameter, told: str) -> Setting:
         options = typing.get_args(one.annotation) if is_union else (one.annotation,)
         kinds = [_KINDS.get(typing.get_origin(option) or option, "other") for option in options]
         kinds += ["null"] if one.default is None else []
-    return Setting("|".join(dict.fromkeys(kinds)), None if one.default is one.empty else as_word(one.default), told)
+    kinds = sorted(set(kinds), key=_ORDER.index)  # an interpreter may give the members of a union in another order
+    return Setting("|".join(kinds), None if one.default is one.empty else as_word(one.default), told)
 
 
 def as_word(value: typing.Any) -> str:
