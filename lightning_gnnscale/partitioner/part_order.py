@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from ..jit import kernel
+from .multilevel.weighted_graph import WeightedGraph
+
 _SEEDS = 16  # parts from which a half is grown
 _TRIED = 8  # parts of a half that are tried for a swap
 MOST_PARTS = 2048  # that are ordered: the edges between them are a dense matrix
@@ -29,6 +32,36 @@ def order_parts(edges: np.ndarray) -> np.ndarray:
     joint = joint + joint.T
     np.fill_diagonal(joint, 0)
     return np.concatenate(_halved(joint, np.arange(num_parts), _SEEDS if num_parts <= 512 else 2))
+
+
+def numbered(graph: WeightedGraph, part: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return the parts of a graph in memory, numbered as `order_parts` says.
+
+    Args:
+        graph: The graph.
+        part: (num_nodes,) integers in [0, num_parts).
+        num_parts: Number of parts.
+
+    Cost: one pass over the edges.
+    """
+    if not 2 < num_parts <= MOST_PARTS:
+        return part
+    edges = np.zeros((num_parts, num_parts), np.int64)
+    _count_between(graph.indptr, graph.indices, graph.edge_weight, part, edges)
+    number = np.empty(num_parts, part.dtype)
+    number[order_parts(edges)] = np.arange(num_parts)
+    return number[part]
+
+
+@kernel
+def _count_between(indptr, indices, edge_weight, part, edges):
+    alike = len(edge_weight) == 1  # one weight for all edges
+    for node in range(len(indptr) - 1):
+        own = part[node]
+        for edge in range(indptr[node], indptr[node + 1]):
+            other = part[indices[edge]]
+            if other != own:
+                edges[own, other] += 1 if alike else edge_weight[edge]
 
 
 def _halved(joint: np.ndarray, parts: np.ndarray, num_seeds: int) -> list[np.ndarray]:

@@ -30,6 +30,7 @@ from .multilevel.weighted_graph import (
     part_loads,
     rows_of,
 )
+from .part_order import numbered
 from .registry import check_number
 
 BLOCK_EDGES = 1 << 23
@@ -181,6 +182,7 @@ def streaming_multilevel(
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)
                 part = partition_in_memory(in_memory, cap, graph.seed, effort=in_all, threads=threads)
+                part = numbered(in_memory, part, num_parts)
         else:
             source.keep_degree(_volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
@@ -245,6 +247,7 @@ class StreamedParts:
             coarse_part = partition_in_memory(
                 quotient, coarse_cap, given.seed, effort=self.effort, threads=self.threads
             )
+            coarse_part = numbered(quotient, coarse_part, len(cap))
         del quotient
         part = coarse_part[coarse_of]
         given.save(PARTS, {"part": part})

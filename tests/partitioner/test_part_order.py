@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lightning_gnnscale.partitioner.part_order import MOST_PARTS, order_parts
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import WeightedGraph
+from lightning_gnnscale.partitioner.part_order import MOST_PARTS, numbered, order_parts
 
 
 def cut(edges: np.ndarray, order: np.ndarray, groups: int) -> float:
@@ -41,3 +42,28 @@ def test_many_parts_are_left_as_they_are():
 
 def test_parts_without_edges_between_them():
     assert np.array_equal(np.sort(order_parts(np.zeros((9, 9)))), np.arange(9))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_a_graph_keep_their_nodes_and_get_other_numbers(weighted):
+    """A ring of 12 parts, numbered at random: neighbours on the ring follow each other, so halves are cut twice."""
+    rng, size = np.random.default_rng(0), 5
+    place = np.repeat(rng.permutation(12), size)
+    nodes = np.argsort(place, kind="stable")
+    ends = np.stack([nodes, np.roll(nodes, -1)])
+    ends = np.concatenate([ends, ends[::-1]], axis=1)
+    order = np.lexsort((ends[0], ends[1]))
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(ends[1], minlength=len(nodes)))])
+    weight = np.full(ends.shape[1] if weighted else 1, 3, np.int32)
+    graph = WeightedGraph(indptr, ends[0][order].astype(np.int32), weight, np.ones((1, 1), np.int32))
+    part = np.repeat(np.arange(12), size).astype(np.int16)
+    found = numbered(graph, part, 12)
+    assert found.dtype == part.dtype
+    assert len({*zip(part.tolist(), found.tolist(), strict=True)}) == 12, "each part has one number"
+    half = found >= 6
+    assert (half[ends[0]] != half[ends[1]]).sum() == 4, "two edges, in both directions"
+
+
+def test_two_parts_stay_as_they_are():
+    graph = WeightedGraph(np.array([0, 1, 2]), np.array([1, 0], np.int32), np.ones(1, np.int32), np.ones((1, 1)))
+    assert numbered(graph, np.array([1, 0], np.int16), 2).tolist() == [1, 0]
