@@ -50,6 +50,7 @@ RUNS = {
     "distdgl": ["recipe=distdgl", "dataset.name=cora", *ONE],
     "distmult_fb15k237": ["recipe=distmult_fb15k237", *ONE],
     "embeddings": ["recipe=embeddings", "dataset.name=cora", *ONE],
+    "gpu": ["recipe=gpu", "dataset.name=cora", *ONE],
     "graphsaint": ["recipe=graphsaint", "dataset.name=cora", *ONE],
     "halo_int8": ["recipe=halo_int8", "dataset.name=cora", *TWO],
     "hgt_mag_shape": ["recipe=hgt_mag_shape", "dataset.num_nodes=3000", "dataset.num_edges=20000", *ONE],

@@ -209,9 +209,10 @@ def fake_gpu(monkeypatch, world_size=1):
     """A device, and of several ranks this one: collectives leave what they are given as it is."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from lightning_gnnscale.triton_kernels.aggregate import device
+    from lightning_gnnscale.triton_kernels import aggregate, edge_attention
 
-    monkeypatch.setattr(device, "_triton_kernels", lambda: None)  # sums by torch: there is nothing to launch
+    for operation in (aggregate, edge_attention):  # by torch: there is nothing to launch
+        monkeypatch.setattr(operation.device, "_triton_kernels", lambda: None)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)

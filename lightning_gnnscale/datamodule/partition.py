@@ -54,6 +54,7 @@ from .placed_training import PlacedTraining, RankReads, with_scale
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model, num_layers_of, policy_of
 from .tiers import device_name, is_placeable
 from .train_loader import (
+    NO_GPU,
     RowsSetting,
     check_edge_weights,
     check_even_parts,
@@ -276,7 +277,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.rows != RowsSetting() or not self.stored_features:
             return ""
         if device_name(self.trainer) == "cpu":
-            return "no GPU to place them on"
+            return NO_GPU
         features = self.store.features
         if features is None or not is_placeable(features):
             return "no dense ones to place"

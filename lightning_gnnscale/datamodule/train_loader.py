@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lightning.pytorch.rows")
 ROWS = ("auto", *HOWS, "tiered", "owners")
+NO_GPU = "no GPU to place them on"
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
 _FOOTPRINTS = 3  # parts whose first batches tell what an epoch uses
 _DEGREE_SLICES, _DEGREES_EACH = 32, 8192  # nodes whose degrees tell how probable they are
@@ -376,7 +377,7 @@ def reads_by_memory(
 
 def _tell(place: RankPlace, how: str, why: str, not_placed: str, **facts: Any) -> None:
     record("row_reads", rank=place.rank, how=how, why=why, not_placed=not_placed, **facts)
-    if place.rank == 0:
+    if place.rank == 0 and (how, not_placed) != ("mapped", NO_GPU):  # without a choice there is nothing to say
         _log.info("Feature rows are %s: %s%s", how, why, f" ({not_placed})" if not_placed else "")
 
 

@@ -112,10 +112,10 @@ def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
     assert killer.left == 0 and equal(found, trained(make(store_root, scope="graph")))
 
 
-def test_only_neighbor_samplers_ask_owners(pool, store_root):
+def test_samplers_of_subgraphs_ask_no_owners(pool, store_root):
     options = {"source": gs.RayWorkers(address="auto"), "rows": "owners"}
-    with pytest.raises(ValueError, match=said("owners rows LayerwiseSampler")):
-        make(store_root, sampler=gs.LayerwiseSampler([20, 20]), **options)
+    with pytest.raises(ValueError, match=said("owners rows SaintSampler")):
+        make(store_root, sampler=gs.SaintSampler(), **options)
     with pytest.raises(ValueError, match=said('batches cross scope="graph"')):
         make(store_root, scope="part", **options)
     with pytest.raises(GNNScaleError, match=said("batches cross scope=graph")):

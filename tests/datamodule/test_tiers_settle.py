@@ -213,8 +213,10 @@ def test_other_settings_place_nothing_by_themselves(store_root, gpu, rows):
     assert gpu.asked == 0
 
 
-def test_on_a_cpu_nothing_is_placed_and_the_log_says_so(store_root, caplog):
+def test_on_a_cpu_nothing_is_placed_and_an_event_says_so(store_root, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch.rows"):
         fit(make(store_root), max_epochs=1)
     lines = [record.getMessage() for record in caplog.records if record.name == "lightning.pytorch.rows"]
-    assert len(lines) == 1 and "mapped" in lines[0] and "no GPU" in lines[0]
+    assert not lines, "there was no choice"
+    told = last("row_reads")
+    assert told["how"] == "mapped" and "no GPU" in told["not_placed"]

@@ -160,6 +160,6 @@ def test_a_batch_without_targets_weighs_nothing(tmp_path):
 )
 def test_what_a_batch_weighs(batch, weight):
     policy = GradientAveraging()
-    policy.setup(None)
+    policy.setup(SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu"))))
     policy.begin_batch(batch)
     assert policy._weight == weight

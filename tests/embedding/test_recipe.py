@@ -75,7 +75,7 @@ def test_distdgl_reads_the_rows_of_owners_and_on_one_machine_the_store(folder):
     [
         ({"scope": "part"}, 'parts scope="graph" rows="auto"'),
         ({"source": "processes"}, "source=threads task_graphs"),
-        ({"sampler": gs.SaintSampler()}, "NeighborSampler SaintSampler(kind='walk' rows=auto"),
+        ({"sampler": gs.SaintSampler()}, "NeighborSampler SaintSampler rows=auto"),
         ({"rows": "owner"}, "rows auto mapped owners gs.OwnerReads gs.PlacementSettings 'owner'"),
         ({"rows": gs.OwnerReads(memory_bytes="1GiB"), "source": "ray"}, "source=ray source.worker_memory_bytes"),
     ],

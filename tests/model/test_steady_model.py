@@ -26,7 +26,6 @@ MODELS = {
 }
 # Rows are mapped by the matrix of their edge type, and how many there are of each must be known on the host.
 RELATIONAL = {
-    "item: lightning_gnnscale/model/relational.py, prepare",
     "a mask as an index: lightning_gnnscale/model/block.py, head",
     "nonzero: lightning_gnnscale/model/block.py, target_pairs",
     "bincount: lightning_gnnscale/model/block.py, target_pairs",

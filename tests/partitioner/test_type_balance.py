@@ -96,7 +96,7 @@ def test_grem_keeps_balances_of_node_types_where_a_small_cut_would_not(mode):
         assert p.notes["balance_violations"] == {}
         by_probability = gs.partition(data.stream, "random", num_parts).quality
         assert p.quality.edge_cut_ratio < 0.6 * by_probability.edge_cut_ratio
-    assert largest_free > 1.12
+    assert largest_free > 1.1
 
 
 def test_metis_balances_node_types_where_its_library_is_there():

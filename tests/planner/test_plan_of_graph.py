@@ -118,6 +118,7 @@ def test_figures_of_the_parts_count_feature_rows(tmp_path, features):
 
 def test_a_store_is_planned_for_the_default_batches(tmp_path):
     batches = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "device_batches": 3, "mixed_parts": 4}
+    batches["placed_rows"] = "auto"
     graph = gs.SyntheticGraph(400, 1600, num_communities=4, seed=0)
     dm = gs.PartitionDataModule(root=tmp_path / "s", stream=graph.stream(), features=graph.features(8), num_parts=2)
     assert dm._batch_shape() == batches

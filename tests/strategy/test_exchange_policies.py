@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.errors import StrategyError, short
 from lightning_gnnscale.strategy.exchange import (
     EXCHANGE_POLICIES,
     BroadcastExchange,
@@ -126,7 +126,7 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(wrapper, inner):
         WRAPPERS[wrapper](inner)
     assert str(error.value) == (
         f"{wrapper}(exchange=...) must be HaloExchange(), BroadcastExchange() or another wrapper around one of them, "
-        f"got {inner!r}"
+        f"got {short(inner)}"
     )
 
 
