@@ -123,7 +123,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["model.backbone.hidden_channels=null"], ["model.backbone.hidden_channels must be an integer, got null"]),
         (["strategy/weights=model_averaging", "strategy.weights.every_n_epochs=null"],
          ["strategy.weights.every_n_epochs must be an integer, got null"]),
-        (["trainer.devices=null"], ["trainer.devices must be a list like [1,2] or text or an integer, got null"]),
+        (["trainer.devices=null"], ["trainer.devices must be an integer or text or a list like [1,2], got null"]),
         (["output=true"], ["output must be text, got True"]),
         (["evaluation.scratch=5"], ["evaluation.scratch must be text, got 5"]),
         (["paths.generated=5"], ["paths.generated must be text, got 5"]),
