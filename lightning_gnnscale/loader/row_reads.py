@@ -49,7 +49,7 @@ class RowReads:
             "planned", from a dense table.
         waiting_bytes: Most bytes of batches that wait so, without features; None: no limit.
         by_part: Batches that wait are sampled part after part, also where they mix several: two parts are in memory.
-        share_read: of "resident" and "planned", the share of rows of parts and halos that does not stay in memory.
+        share_read: Of "resident" and "planned" the share of rows of parts and halos that does not stay in memory.
         predicted_bytes: bytes of rows that an epoch is predicted to read; None: unknown.
         why: the reason, one line.
 

@@ -55,7 +55,7 @@ class Broadcast:
         streamed: how it is made.
         sizes: chunks of its sources.
         plan: buckets of rows.
-        memory_bytes: of everything.
+        memory_bytes: Bytes of everything.
 
     Cost: each source that a bucket needs is read once a bucket; each edge is read once, and those beyond memory are
         written and read once more. Sums are added in the order of the file, chunk after chunk, whatever memory is.

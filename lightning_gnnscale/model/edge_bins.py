@@ -49,8 +49,8 @@ class EdgeBins:
     Args:
         sizes: the bins.
         weight_dtype: dtype of the edges' weights; None: they have none.
-        keep_bytes: of edges in memory; blocks beyond them are written to the spool.
-        window_bytes: of edges that are read from the spool at once.
+        keep_bytes: Bytes of edges that stay in memory; blocks beyond them are written to the spool.
+        window_bytes: Bytes of edges that are read from the spool at once.
         spool: None: all edges stay in memory.
 
     Cost: an edge takes 6 bytes (8 with chunks of more than 65,536 nodes), and its weight; 8 bytes a bin a block.

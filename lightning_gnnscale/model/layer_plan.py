@@ -44,7 +44,7 @@ class BucketPlan(NamedTuple):
     Attributes:
         num_buckets: buckets of rows; the sources are read once for each.
         most_rows: rows of a bucket.
-        keep_bytes: of a bucket's edges that stay in memory; the others lie in a file.
+        keep_bytes: Bytes of a bucket's edges that stay in memory; the others lie in a file.
     """
 
     num_buckets: int
@@ -87,9 +87,9 @@ def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int,
     """Divide rows into as few buckets as memory has space for.
 
     Args:
-        num_rows, num_edges: of this process.
-        row_bytes, edge_bytes: of a row's sums, and of an edge.
-        memory_bytes: of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges
+        num_rows, num_edges: Rows and edges of this process.
+        row_bytes, edge_bytes: Bytes of a row's sums, and of an edge.
+        memory_bytes: Bytes of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges
             being sorted, but at most three quarters.
     """
     space = max(1, memory_bytes // 4, min(memory_bytes * 13 // 16, memory_bytes - FIXED_BYTES))
@@ -102,9 +102,9 @@ def choose_way(size: LayerSize, groups: GroupSize, row_bytes: int, edge_bytes: i
     """Choose the way that reads fewer bytes; what fits memory at once stays with groups of rows.
 
     Args:
-        size, groups: of the layer.
-        row_bytes: of a row while sources stream past.
-        edge_bytes: of an edge, grouped by source.
+        size, groups: Size and groups of the layer.
+        row_bytes: Bytes of a row while sources stream past.
+        edge_bytes: Bytes of an edge, grouped by source.
         memory_bytes: what the pass may hold.
     """
     buckets = plan_buckets(size.num_rows, size.num_edges, row_bytes, edge_bytes, memory_bytes)

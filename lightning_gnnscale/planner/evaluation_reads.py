@@ -19,7 +19,7 @@ def predict_evaluation_reads(
     Args:
         run: the graph, and how many processes there are.
         batches: widths, and fan-outs, one a layer.
-        csc_bytes, feature_bytes: of the graph and the features on the disk.
+        csc_bytes, feature_bytes: Bytes of the graph and the features on the disk.
         free_bytes: memory of one process; None: not limited.
     """
     num_nodes, hidden = run.num_nodes, batches.hidden_channels

@@ -238,9 +238,9 @@ class DistributedHops(HopSampling):
 
     Args:
         graph: Where the rows are.
+        state, seeds, key, workspace: As `NeighborSampler.begin` has them.
         options, times: As `HopSampling` has them.
         sampler: What edges are sampled by.
-        Others as of `NeighborSampler.begin`.
     """
 
     def __init__(
