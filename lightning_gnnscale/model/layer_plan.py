@@ -89,8 +89,8 @@ def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int,
     Args:
         num_rows, num_edges: Rows and edges of this process.
         row_bytes, edge_bytes: Bytes of a row's sums, and of an edge.
-        memory_bytes: Bytes of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges
-            being sorted, but at most three quarters.
+        memory_bytes: Bytes of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to
+            edges being sorted, but at most three quarters.
     """
     space = max(1, memory_bytes // 4, min(memory_bytes * 13 // 16, memory_bytes - FIXED_BYTES))
     num_buckets = max(1, min(num_rows, -(-num_rows * row_bytes // space)))

@@ -268,8 +268,8 @@ def _clusters(
         given, graph, threads: see `StreamedParts`.
         num_parts: number of parts that will be made of them.
         passes: rounds of label propagation, >= 1.
-        edges: Edges of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser or are
-            joined, up to one a part; and how many a cluster are enough for a sample.
+        edges: Edges of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser
+            or are joined, up to one a part; and how many a cluster are enough for a sample.
     """
     left = given.left_in(CLUSTERING)
     clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
