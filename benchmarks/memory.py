@@ -8,15 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
-from lightning_gnnscale.edge_stream.synthetic import lfr_graph
+from lightning_gnnscale.edge_stream.synthetic import SyntheticGraph, lfr_graph
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.events import recent
 from lightning_gnnscale.memory import format_bytes, parse_bytes
 from lightning_gnnscale.partitioner import Partitioning
 
@@ -40,6 +41,8 @@ COLUMNS = {
     "rate": ("seeds/s", ",.0f"),
     "speed_told": ("of uncapped speed", ".2f"),
     "read_bytes": ("read", format_bytes),
+    "written_bytes": ("written", format_bytes),
+    "used_bytes": ("used by batches", format_bytes),
     "major_faults": ("major faults", ">"),
     "peak_bytes": ("peak", format_bytes),
     "note": ("note", LEFT),
@@ -55,13 +58,20 @@ class MemoryBench:
 
     Attributes:
         num_nodes, num_edges, feature_dim: The generated graph, which has communities and float16 features.
-        partitioner, num_parts: How the store is cut.
+        graph: Arguments of `SyntheticGraph` in place of those of the LFR benchmark; None: LFR.
+        overlapping_rows: Row i of the features begins at the i-th of the values in their file, which then takes 2 bytes
+            a node. What is stored of them, and read, is as large as ever; they tell nothing of the labels.
+        feature_storage: How the store keeps features; None: as they are.
+        partitioner, partition_options, num_parts: How the store is cut.
         stages: Any of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
             exact), "predict".
-        caps: in units of the finished store's bytes.
-        interpreter_bytes: what a process holds before any work, added to each cap.
+        caps: in units of the store's bytes that a run without a cap has written; or sizes such as "8GiB".
+        interpreter_bytes: what a process holds before any work, added to each cap that is a share of the store.
+        uncapped: Also run each stage without a cap. False needs caps that are sizes.
         fanouts, batch_size, hidden_channels: The GraphSAGE that trains; it has one layer a fan-out.
         train_share: share of the nodes that train.
+        test_share: share of the nodes that are evaluated; None: all that neither train nor validate.
+        table_dtype: of evaluation's tables of hidden layers, see `EvaluationOptions`.
         limit_s: seconds after which a case is ended, and its row says so.
         pyg_python: interpreter of an environment with PyG and torch-sparse or pyg-lib. Its NeighborLoader then runs on
             the same memory-mapped features under the same caps, its structure in memory. None: it is left out.
@@ -71,24 +81,35 @@ class MemoryBench:
     num_nodes: int = 1_000_000
     num_edges: int = 10_000_000
     feature_dim: int = 128
+    graph: dict | None = None
+    overlapping_rows: bool = False
+    feature_storage: str | None = None
     partitioner: str = "streaming_multilevel"
+    partition_options: dict = field(default_factory=dict)
     num_parts: int = 32
     stages: Sequence[str] = STAGES
-    caps: Sequence[float] = (2, 1, 0.5, 0.25)
+    caps: Sequence[float | str] = (2, 1, 0.5, 0.25)
     interpreter_bytes: int | str = "400MiB"
+    uncapped: bool = True
     fanouts: Sequence[int] = (15, 10, 5)
     batch_size: int = 1024
     hidden_channels: int = 128
     train_share: float = 0.08
+    test_share: float | None = None
+    table_dtype: str = "float32"
     limit_s: float = 600
     pyg_python: str | None = None
     peer_batches: int = 32
 
     def __post_init__(self):
         unknown = sorted(set(self.stages) - set(STAGES))
-        if unknown or not all(cap > 0 for cap in self.caps):
+        sizes = [parse_bytes(cap, "bench.caps") if isinstance(cap, str) else cap for cap in self.caps]
+        if unknown or not all(cap > 0 for cap in sizes):
             got = unknown or list(self.caps)
             raise ValueError(f"bench.stages must be of {', '.join(STAGES)}, bench.caps above 0, got {got}")
+        if not self.uncapped and not all(isinstance(cap, str) for cap in self.caps):
+            got = list(self.caps)
+            raise ValueError(f"bench.uncapped=false needs bench.caps that are sizes such as 8GiB, got {got}")
         parse_bytes(self.interpreter_bytes, "bench.interpreter_bytes")
 
     def measure(self, runner: Runner) -> list[dict]:
@@ -102,11 +123,12 @@ class MemoryBench:
         folder, base = runner.folder, parse_bytes(self.interpreter_bytes, "bench.interpreter_bytes")
         folder.mkdir(parents=True, exist_ok=True)
         stages = [*self.stages, *[PYG] * (self.pyg_python is not None)]
-        store_bytes = cache(partial(self._store_bytes, folder))
+        store_bytes, graph = cache(partial(self._store_bytes, folder)), cache(partial(self._make_graph, folder))
 
-        def measured(stage: str, cap: float | None, label: str) -> dict:
-            total = store_bytes()
-            limit = None if cap is None else int(cap * total) + base
+        def measured(stage: str, cap: float | str | None, label: str) -> dict:
+            graph()
+            total = store_bytes() if self.uncapped else 0
+            limit = int(cap * total) + base if isinstance(cap, int | float) else parse_bytes(cap)
             if stage == PYG:
                 return {"cap_bytes": limit, **self._run_pyg(folder, limit)}
             stands = (folder / f"store-{label}" / "manifest.json").is_file()
@@ -117,14 +139,15 @@ class MemoryBench:
         rows: list[dict] = []
         facts = (self.num_nodes, self.partitioner, self.num_parts, list(self.fanouts), self.batch_size)
         facts += (self.hidden_channels, self.num_edges, self.feature_dim, self.train_share, base, self.peer_batches)
-        for cap in (None, *self.caps):
-            label = "none" if cap is None else f"{cap:g}"
+        facts += self._further_facts()
+        for cap in (*[None] * self.uncapped, *self.caps):
+            label = "none" if cap is None else cap if isinstance(cap, str) else f"{cap:g}"
             cases = [
                 Case({"stage": stage, "cap": label, "settings": digest(*facts)}, partial(measured, stage, cap, label))
                 for stage in stages
             ]
             rows += runner.rows(cases, "memory.csv", failed=lambda row: bool(row["note"] and row["seconds"] is None))
-            if cap is not None:
+            if cap is not None and self.uncapped:
                 shutil.rmtree(folder / f"store-{label}", ignore_errors=True)
         rows.sort(key=lambda row: stages.index(row["stage"]))
         uncapped = {row["stage"]: row["seconds"] for row in rows if row["cap"] == "none"}
@@ -132,33 +155,55 @@ class MemoryBench:
             seconds, before = row["seconds"], uncapped.get(row["stage"])
             row["speed"] = round(before / seconds, 2) if seconds and before else None
         if rows:
-            _present(rows, folder / "memory.png", f"store of {format_bytes(store_bytes())}, cold cache")
+            sizes = [path for path in folder.glob("store-*") if (path / "manifest.json").is_file()]
+            title = ", ".join(f"{path.name} of {format_bytes(_bytes_in(path))}" for path in sizes)
+            _present(rows, folder / "memory.png", f"{title or 'graph'}, cold cache")
         return rows
 
-    def _store_bytes(self, folder: Path) -> int:
-        """Make the graph and its store, where they are not there; return the store's bytes."""
+    def _further_facts(self) -> tuple:
+        """Return what other settings than those of older rows decide, where they are not the defaults."""
+        names = ("graph", "overlapping_rows", "feature_storage", "partition_options", "test_share")
+        return tuple((name, getattr(self, name)) for name in names if getattr(self, name) not in (None, False, {}))
+
+    def _make_graph(self, folder: Path) -> None:
+        """Write edges, features, labels and masks, where they are not there."""
         size = (self.num_nodes, self.num_edges)
-        facts = (*size, self.feature_dim, self.train_share, self.partitioner, self.num_parts)
+        facts = (*size, self.feature_dim, self.train_share, self.partitioner, self.num_parts, *self._further_facts())
         _keep_to(folder / "settings", digest(*facts))
-        graph = lfr_graph(*size)
+        graph = lfr_graph(*size) if self.graph is None else SyntheticGraph(*size, **self.graph)
         if not (folder / "edges.bin").is_file():
             write_edges(graph.stream(1 << 22), folder / "edges.bin", dtype="int32")
         if not (folder / "features.npy").is_file():
-            graph.features(dim=self.feature_dim, noise=1.0, dtype="float16", path=folder / "features.npy")
+            if self.overlapping_rows:
+                values = np.random.default_rng(0).standard_normal(self.num_nodes + self.feature_dim, dtype=np.float32)
+                np.save(folder / "features.npy", values.astype(np.float16))
+            else:
+                graph.features(dim=self.feature_dim, noise=1.0, dtype="float16", path=folder / "features.npy")
         if not (folder / "masks.npz").is_file():
-            masks = graph.masks(self.train_share, self.train_share / 8)
+            masks = graph.masks(self.train_share, self.train_share / 8, self.test_share)
             np.savez(folder / "masks.npz", labels=graph.labels() % 32, **masks)
+
+    def _features(self, folder: Path) -> np.ndarray:
+        """Return the (num_nodes, feature_dim) float16 features, mapped."""
+        values = np.load(folder / "features.npy", mmap_mode="r")
+        if not self.overlapping_rows:
+            return values
+        shape = (self.num_nodes, self.feature_dim)
+        return np.lib.stride_tricks.as_strided(values, shape, 2 * values.strides, writeable=False)
+
+    def _store_bytes(self, folder: Path) -> int:
+        """Make the graph's store without a cap, where it is not there; return its bytes."""
         if not (folder / "store-none" / "manifest.json").is_file():
             for stage in ("partition", "store"):
                 self._make(folder, stage, None, "none")
-        return sum(path.stat().st_size for path in (folder / "store-none").iterdir())
+        return _bytes_in(folder / "store-none")
 
     def _make(self, folder: Path, stage: str, cap_bytes: int | None, label: str) -> None:
         """Run a stage that others need; raise GNNScaleError where it fails."""
-        note = self._run_stage(folder, stage, cap_bytes, label)["note"]
-        if note:
+        row = self._run_stage(folder, stage, cap_bytes, label)
+        if row["seconds"] is None:
             cap = "without a cap" if cap_bytes is None else f"under a cap of {format_bytes(cap_bytes)}"
-            raise GNNScaleError(f"bench memory: the {stage} stage failed {cap}: {note}")
+            raise GNNScaleError(f"bench memory: the {stage} stage failed {cap}: {row['note']}")
 
     def _run_stage(self, folder: Path, stage: str, cap_bytes: int | None, label: str) -> dict:
         """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
@@ -215,16 +260,25 @@ class MemoryBench:
 
         stream = open_edge_stream(folder / "edges.bin", num_nodes=self.num_nodes, to_undirected=True, dtype="int32")
         if stage == "partition":
-            return lambda: gs.partition(stream, self.partitioner, num_parts=self.num_parts).save(folder / "parts")
+            options = {"num_parts": self.num_parts, **self.partition_options}
+
+            def cut() -> dict:
+                parts = gs.partition(stream, self.partitioner, **options)
+                parts.save(folder / "parts")
+                return {"note": f"cut {parts.quality.edge_cut_ratio:.3f}" if parts.quality else ""}
+
+            return cut
         with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
             arrays = dict(arrays)
         if stage == "store":
-            options = {"features": folder / "features.npy", "labels": arrays.pop("labels"), "masks": arrays}
+            options = {"features": self._features(folder), "labels": arrays.pop("labels"), "masks": arrays}
+            options |= {"feature_storage": self.feature_storage}
             options |= {"partitioner": partial(_kept_partitioning, str(folder / "parts")), "num_parts": self.num_parts}
             making = gs.PartitionDataModule(root=folder / store, stream=stream, overwrite=True, **options)
             making.verify = False
             return making.prepare_data
         options = {"batch_size": self.batch_size, "source": gs.Threads(2)}
+        options |= {"evaluation": gs.EvaluationOptions(table_dtype=self.table_dtype)}
         data = gs.PartitionDataModule(store=folder / store, sampler=gs.NeighborSampler(self.fanouts), **options)
         data.verify = False  # a read of its own, once a machine
         backbone = gs.model.GraphSAGE(data.num_features, self.hidden_channels, 32, num_layers=len(self.fanouts))
@@ -247,6 +301,10 @@ class MemoryBench:
 
 
 run = benchmark(MemoryBench)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _keep_to(path: Path, settings: str) -> None:
@@ -297,17 +355,22 @@ def work(bench: str, folder: str, stage: str, procs: str, label: str) -> None:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     action = MemoryBench(**json.loads(bench)).stage(Path(folder), stage, f"store-{label}")
-    begin_bytes, began = _read_bytes(), time.perf_counter()
+    begin_bytes, began = _disk_bytes(), time.perf_counter()
     told = action()
     seconds = time.perf_counter() - began
-    facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, **(told or {})}
+    end_bytes = _disk_bytes()
+    read_bytes, written_bytes = (end - begin for end, begin in zip(end_bytes, begin_bytes, strict=True))
+    facts = {"seconds": round(seconds, 2), "read_bytes": read_bytes, "written_bytes": written_bytes, **(told or {})}
+    reads = [event for event in recent() if event["event"] == "rows_read"]
+    facts |= {name: reads[-1].get(name) for name in ("used_bytes", "feature_bytes", "passes")} if reads else {}
     print(json.dumps(facts), flush=True)
     os._exit(0)  # what threads still hold does not matter
 
 
-def _read_bytes() -> int:
+def _disk_bytes() -> tuple[int, int]:
+    """Return the bytes that this process has read from the disk and written to it."""
     facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(facts["read_bytes"])
+    return int(facts["read_bytes"]), int(facts["write_bytes"])
 
 
 def _kept_partitioning(path: str, stream, num_parts: int, seed: int, masks, progress) -> Partitioning:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import memory
@@ -48,3 +49,19 @@ def test_a_folder_is_of_one_graph(tmp_path):
     memory._keep_to(tmp_path / "settings", "0a")
     with pytest.raises(GNNScaleError, match=said("graph settings hydra.run.dir=")):
         memory._keep_to(tmp_path / "settings", "0b")
+
+
+def test_caps_of_sizes_need_no_run_without_one(tmp_path):
+    with pytest.raises(ValueError, match=said("bench.uncapped=false bench.caps 8GiB 0.5")):
+        memory.run(tmp_path, uncapped=False, caps=["8GiB", 0.5])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overlapping_rows_are_as_many_and_as_wide_as_others(tmp_path):
+    bench = memory.MemoryBench(num_nodes=1000, num_edges=3000, feature_dim=8, overlapping_rows=True, test_share=0.01)
+    bench._make_graph(tmp_path)
+    rows = bench._features(tmp_path)
+    assert rows.shape == (1000, 8) and rows.dtype == np.float16
+    assert np.array_equal(rows[1:, :-1], rows[:-1, 1:])
+    with np.load(tmp_path / "masks.npz") as arrays:
+        assert 0 < arrays["test"].sum() < 50 < arrays["train"].sum()
