@@ -189,7 +189,7 @@ class MemoryBench:
         if not self.overlapping_rows:
             return values
         shape = (self.num_nodes, self.feature_dim)
-        return np.lib.stride_tricks.as_strided(values, shape, 2 * values.strides, writeable=False)
+        return np.ndarray(shape, values.dtype, buffer=values, strides=2 * values.strides)
 
     def _store_bytes(self, folder: Path) -> int:
         """Make the graph's store without a cap, where it is not there; return its bytes."""
