@@ -18,6 +18,7 @@ from .multilevel.cycle import level_cap
 from .multilevel.edge_form import EdgeClusters
 from .multilevel.quotient import ENOUGH_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
+from .multilevel.row_counts import count_parts
 from .multilevel.row_form import RowClusters
 from .multilevel.sweeps import SWEEPS, sweep
 from .multilevel.weighted_graph import (
@@ -195,11 +196,21 @@ def streaming_multilevel(
                 _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
             )
             part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
+            if phases.counts_quality() and isinstance(streamed, BlockGraph):
+                _count_quality(streamed, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
         source.close()
     return part.astype(np.int32)
+
+
+def _count_quality(graph: BlockGraph, part: np.ndarray, num_parts: int, threads: RowThreads) -> None:
+    """Count what the quality is made of while the rows are there: later it takes the stream, and a bit a part."""
+    with phases.phase("quality"):
+        counts = count_parts(graph, part, num_parts, threads, backwards=True)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=num_parts))])
+        phases.leave_counts(**counts._asdict(), part_offsets=offsets)
 
 
 def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | None:

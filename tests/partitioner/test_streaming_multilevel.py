@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
-from lightning_gnnscale.partitioner import partition, streaming_multilevel
+from lightning_gnnscale.partitioner import evaluate_partitioning, partition, streaming_multilevel
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
@@ -95,6 +96,27 @@ def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
         assert np.array_equal(multilevel(stream, 5, num_threads, **options).part_id, expected)
         if num_threads > 1:
             assert shared.count(num_threads) > 100
+
+
+@settings(max_examples=settings.default.max_examples // 4)
+@given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
+def test_quality_counted_over_rows_is_that_of_a_pass_over_the_stream(graph, layout, data):
+    num_nodes, edges = graph
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
+    stream, num_parts = stream_of(directed_edges, num_nodes), data.draw(st.integers(1, num_nodes))
+    masks = {"train": np.arange(num_nodes) % 3 == 0}
+    options = {"block_edges": data.draw(st.sampled_from([1, 4, 15])), "masks": masks, "num_threads": 2}
+    p = partition(stream, "streaming_multilevel", num_parts, **options)
+    assert p.quality == evaluate_partitioning(stream, p.part_id, num_parts, masks=masks)
+
+
+def test_quality_that_was_counted_reads_nothing_more(monkeypatch):
+    edges, _ = planted(size=60, outside=6)
+    p = partition(stream_of(edges, 240, layout="once"), "streaming_multilevel", 5, block_edges=SOME_BLOCKS)
+    monkeypatch.setattr(sys.modules[partition.__module__], "evaluate_partitioning", None)
+    assert p.quality.cut_edges == cut_of(edges, p.part_id) and p.seconds["quality"] > 0
+    not_asked = multilevel(stream_of(edges, 240, layout="once"), 5, block_edges=SOME_BLOCKS)
+    assert not_asked.quality is None and "quality" not in not_asked.seconds
 
 
 @first(1)

@@ -117,7 +117,7 @@ def _rent(v, part, price, node_weight):
 
 @kernel
 def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target):
-    """Move rows from offset on where they want to go, one after the other, if they gain still; return what they gain."""
+    """Move rows from offset on where they want to go, one after the other, if they gain still; return the gain."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     gained = np.int64(0)
     for i in range(num_rows):
