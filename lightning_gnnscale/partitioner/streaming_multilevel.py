@@ -16,7 +16,7 @@ from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit
 from .multilevel.cycle import level_cap
 from .multilevel.edge_form import EdgeClusters
-from .multilevel.quotient import ENOUGH_EDGES, build_quotient, number_clusters, quotient_bytes
+from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
 from .multilevel.row_counts import count_parts
 from .multilevel.row_form import RowClusters
@@ -86,7 +86,8 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     wanted = max(MIN_QUOTIENT_EDGES, per_node * num_nodes)
     edges = min(wanted, num_edges)
     # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
-    clusters = 20 * num_nodes + max(quotient_bytes(edges), _IN_MEMORY * edges)
+    held = edges if options["scratch"] is None else max(edges, min(JOINED_EDGES * num_nodes, num_edges))
+    clusters = 20 * num_nodes + max(quotient_bytes(held), _IN_MEMORY * edges)
     if options["scratch"] is None:
         return max(63 * num_nodes, clusters + 12 * num_nodes)
     return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
@@ -130,8 +131,9 @@ def streaming_multilevel(
             sweep more than that, each a pass; where few nodes move, the next sweep is the last. Without: rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
-            leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64); else clusters grow
-            coarser, and those that no longer grow node by node are joined in memory, up to one per part.
+            leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64). Else, with scratch
+            disk, clusters are joined in memory by up to half an edge a node, if that is 16 of each; else they grow
+            coarser by another pass; those that no longer grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
             graph 1, 2, 2, of a whole graph that fits one block 1, 3, 8.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
@@ -149,8 +151,9 @@ def streaming_multilevel(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: O(num_nodes + num_edges) time; 32 bytes a node with one constraint, or 20 and 60 an edge of the quotient
-        graph, whichever are more, and two blocks; scratch disk as in `open_external_csc`. Without scratch disk 63
-        bytes a node where nodes alone are balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
+        graph or of half an edge a node 27 to 80, whichever are more, and two blocks; scratch disk as in
+        `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
+        constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
@@ -334,7 +337,8 @@ def _clusters(
             largest = cluster_limit(graph, num_parts, 1.0) if last else None
             key = fold(given.seed, _SALT)
             enough = edges[1] if num_coarse > _MANY_CLUSTERS * num_parts else min(_THIN_SAMPLE, edges[1])
-            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, enough)
+            grown = None if last or isinstance(graph, EdgeGraph) else limit
+            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, enough, grown)
         if quotient is not None:
             return quotient, coarse_of
         # Too many edges between clusters: they may grow to twice the weight in another round.

@@ -10,6 +10,8 @@ from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.partitioner import evaluate_partitioning, partition, streaming_multilevel
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
+from lightning_gnnscale.partitioner.multilevel import quotient
+from lightning_gnnscale.partitioner.multilevel.row_form import RowClusters
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.partitioner.streamed_runs import (
@@ -248,6 +250,25 @@ def test_a_quotient_graph_that_is_too_large_makes_clusters_coarser(monkeypatch):
     for p in (coarse, coarsest):
         assert p.notes["balance_violations"] == {}
         assert cut_of(edges, p.part_id) <= 1.1 * cut_of(edges, group)
+
+
+def test_clusters_are_joined_in_memory_where_that_saves_a_pass(monkeypatch):
+    edges, group = planted(size=300, outside=5)
+    monkeypatch.setattr(streaming_multilevel, "MIN_QUOTIENT_EDGES", 1)
+    monkeypatch.setattr(quotient, "_ENOUGH_TO_JOIN", 1)
+    passes, original = [], RowClusters.step
+    monkeypatch.setattr(RowClusters, "step", lambda *args: (passes.append(args[1]), original(*args)))
+    counts = []
+    for joined_edges in (0.0, 2.0):
+        passes.clear()
+        monkeypatch.setattr(quotient, "JOINED_EDGES", joined_edges)
+        stream, options = stream_of(edges, 1200, layout="once"), {"block_edges": SOME_BLOCKS}
+        p = multilevel(stream, 4, quotient_edges_per_node=0.2, **options)
+        assert p.notes["quotient_edges"] <= 0.2 * 1200 and p.notes["balance_violations"] == {}
+        assert cut_of(edges, p.part_id) <= 1.05 * cut_of(edges, group)
+        assert np.array_equal(multilevel(stream, 4, 2, quotient_edges_per_node=0.2, **options).part_id, p.part_id)
+        counts.append(len(passes))
+    assert counts[1] < counts[0]
 
 
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
