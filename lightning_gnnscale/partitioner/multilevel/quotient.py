@@ -196,6 +196,8 @@ def build_quotient(
     quotient = _assemble(graph, tables, coarse_of, num_coarse)
     if len(quotient.indices) // 2 > few and grown is not None:
         quotient, joined = shrink(quotient, few, grown, fold(seed, num_coarse), threads, few_nodes)
+        if len(quotient.indices) // 2 > few and quotient.num_nodes > few_nodes:
+            return None  # too thin a sample would be left of so many clusters
         coarse_of[:] = joined[coarse_of]
         quotient = _thinned(graph, quotient, few, coarse_of, sample, threads)
     phases.note(quotient_sample=sample.rate)
