@@ -11,7 +11,7 @@ from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, total_weight
 
 BATCHES = 32  # a block; a fixed part of the method, whatever the threads
 # Pressure and slack of the last sweeps: parts that may grow for a while let more nodes find their place.
-SWEEPS = ((4.0, 1.2), (8.0, 1.1), (32.0, 1.0))
+SWEEPS = ((4.0, 1.2), (8.0, 1.1), (16.0, 1.0))
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
