@@ -18,7 +18,7 @@ from ..memory_peak import MemoryPeak
 from . import phases
 from .constraints import balance_by_node_type
 from .promises import check_ids, fill_empty_parts, settle_balance
-from .quality import PartitionQuality, check_masks, evaluate_partitioning
+from .quality import PartitionQuality, check_masks, evaluate_partitioning, quality_of_counts
 from .registry import complete_options, decisive_options, get_partitioner
 
 FORMAT_VERSION = 1
@@ -52,8 +52,9 @@ class Partitioning:
         method: name of the partitioner.
         options: its options, defaults filled in; those that decide nothing, see `decisive_options`, at their defaults.
         seed: decides every random choice.
-        quality: cut, replication and balances, measured by a pass over the stream when they are first read, printed,
-            pickled or saved; None if they are not to be evaluated. May be given as a function without arguments.
+        quality: cut, replication and balances. Where the method did not count them on its way, they are measured by a
+            pass over the stream when they are first read, printed, pickled or saved; None if they are not to be
+            evaluated. May be given as a function without arguments.
         seconds: wall-clock seconds by phase, and `total`; `evaluate` once the quality was measured.
         peak_bytes: largest anonymous + shared resident memory of the process tree above that at the start,
             sampled by a thread. METIS holds the interpreter while it works; only on Linux its peak is seen then.
@@ -176,8 +177,8 @@ def partition(
             with node types also node types, masks of a node type and edge types: {"paper": 1.05, "train:paper": 1.05,
                 "cites": 1.1}.
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
-        evaluate: let the result have a `quality`; the pass that it takes is made when it is first read, and the stream
-            is held till then.
+        evaluate: let the result have a `quality`. "streaming_multilevel" counts it at its end, where its rows are on
+            scratch disk; else the pass that it takes is made when it is first read, and the stream is held till then.
         edge_type_weight: {"cites": 2, "at": 0}: an edge of type "cites" counts as two edges, those of type "at" are
             left out. Whole numbers >= 0; edges of other types count as one. For methods that count repeated edges,
             without `deduplicate=True`.
@@ -206,13 +207,15 @@ def partition(
     seen = stream if not edge_type_weight else weigh_edge_types(stream, edge_type_weight)
     if edge_type_weight and options.get("deduplicate") and max(edge_type_weight.values()) > 1:
         raise ValueError("partitioner.deduplicate=true drops the repeats that edge_type_weight makes: leave one out")
-    with phases.recording(phases.PhaseRecord(num_parts=num_parts, judges_later=True)) as record, MemoryPeak() as peak:
+    asks = {"judges_later": True, "counts_quality": evaluate and seen is stream}
+    with phases.recording(phases.PhaseRecord(num_parts=num_parts, **asks)) as record, MemoryPeak() as peak:
         with phases.phase("total"):
             given = {"masks": of_node_types or None, "balance": balance, "progress": progress}
-            part_id = function(seen, num_parts, seed=seed, **given, **options)
+            part_id = made = function(seen, num_parts, seed=seed, **given, **options)
         peak_bytes = max(0, peak.update() - peak.start_bytes)
         part_id = fill_empty_parts(check_ids(method, part_id, stream.num_nodes, num_parts), num_parts)
         settle_balance(method, options, part_id, num_parts, balance, of_node_types)
+    counts = record.counts if part_id is made else None  # of other parts where empty ones were filled
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
@@ -221,6 +224,8 @@ def partition(
         made_with |= {"edge_type_weight": dict(edge_type_weight)}
 
     def measure() -> PartitionQuality:
+        if counts is not None:
+            return quality_of_counts(**counts, part_id=part_id, masks=asked)
         shared = {name: options[name] for name in ("deduplicate", "scratch") if name in options}
         graph = record.graph if seen is stream else None
         with phases.recording(record), phases.phase("evaluate"):

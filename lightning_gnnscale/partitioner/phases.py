@@ -21,6 +21,8 @@ class PhaseRecord:
         graph: the SimpleGraph that the method read, so that evaluation need not detect the layout again.
         num_parts: parts that were asked for; None: not told.
         judges_later: whether the caller that opened the record judges the parts, once they are final.
+        counts_quality: whether the method may count, while it has the graph at hand, what the quality is made of.
+        counts: arrays by name that it counted of its parts, as `quality_of_counts` takes them; None: it did not.
         judgement: the constraints that the method kept to, and the loads of its parts.
     """
 
@@ -29,6 +31,8 @@ class PhaseRecord:
     graph: object | None = None
     num_parts: int | None = None
     judges_later: bool = False
+    counts_quality: bool = False
+    counts: dict | None = None
     judgement: tuple | None = None
 
 
@@ -94,6 +98,19 @@ def take_judgement() -> tuple | None:
         return None
     judgement, record.judgement = record.judgement, None
     return judgement
+
+
+def counts_quality() -> bool:
+    """Whether the open record asks for the counts that the quality is made of."""
+    record = _open.get()
+    return record is not None and record.counts_quality
+
+
+def leave_counts(**counts) -> None:
+    """Put what was counted of the parts into the open record."""
+    record = _open.get()
+    if record is not None:
+        record.counts = counts
 
 
 def keep_graph(graph) -> None:

@@ -16,9 +16,11 @@ from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit
 from .multilevel.cycle import level_cap
 from .multilevel.edge_form import EdgeClusters
-from .multilevel.quotient import ENOUGH_EDGES, build_quotient, number_clusters, quotient_bytes
-from .multilevel.refinement import JetSpace, refine
+from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
+from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
+from .multilevel.row_counts import count_parts
 from .multilevel.row_form import RowClusters
+from .multilevel.sweeps import SWEEPS, sweep
 from .multilevel.weighted_graph import (
     MAX_PARTS,
     ONE,
@@ -70,6 +72,8 @@ _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer
 _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs less of the cut than coarser ones
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
+_WORTHWHILE = 0.01  # a sweep that lowers the cut by a smaller share of all edges is the last but one
+_SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
 
@@ -82,10 +86,11 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     wanted = max(MIN_QUOTIENT_EDGES, per_node * num_nodes)
     edges = min(wanted, num_edges)
     # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
-    clusters = 20 * num_nodes + max(quotient_bytes(edges), _IN_MEMORY * edges)
+    held = edges if options["scratch"] is None else max(edges, min(JOINED_EDGES * num_nodes, num_edges))
+    clusters = 20 * num_nodes + max(quotient_bytes(held), _IN_MEMORY * edges)
     if options["scratch"] is None:
         return max(63 * num_nodes, clusters + 12 * num_nodes)
-    return max(45 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
+    return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
 
 
 @graph_partitioner("streaming_multilevel", memory=_memory)
@@ -122,11 +127,13 @@ def streaming_multilevel(
             also refines each level in memory by fewer rounds.
         passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
             reads the stream twice.
-        refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
+        refinement_rounds: Rounds of refinement over the streamed graph, >= 0 (1, 2, 6). With scratch disk at most one
+            sweep more than that, each a pass; where few nodes move, the next sweep is the last. Without: rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
-            leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64); else clusters grow
-            coarser, and those that no longer grow node by node are joined in memory, up to one per part.
+            leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64). Else, with scratch
+            disk, clusters are joined in memory by up to half an edge a node, if that is 16 of each; else they grow
+            coarser by another pass; those that no longer grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
             graph 1, 2, 2, of a whole graph that fits one block 1, 3, 8.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
@@ -143,13 +150,14 @@ def streaming_multilevel(
         GNNScaleError: too little scratch disk, before anything is written.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: O(num_nodes + num_edges) time; 45 bytes a node with one constraint, or 20 and 60 an edge of the quotient
-        graph, whichever are more, and two blocks; scratch disk as in `open_external_csc`. Without scratch disk 63
-        bytes a node where nodes alone are balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
+    Cost: O(num_nodes + num_edges) time; 32 bytes a node with one constraint, or 20 and 60 an edge of the quotient
+        graph or of half an edge a node 27 to 80, whichever are more, and two blocks; scratch disk as in
+        `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
+        constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
-        al., Jet, 2024; the streamed form and balances of several weights are this project's.
+        al., Jet, 2024; the streamed form, its sweeps and balances of several weights are this project's.
     """
     if num_parts > MAX_PARTS:
         raise ValueError(
@@ -191,11 +199,21 @@ def streaming_multilevel(
                 _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
             )
             part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
+            if phases.counts_quality() and isinstance(streamed, BlockGraph):
+                _count_quality(streamed, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
         source.close()
     return part.astype(np.int32)
+
+
+def _count_quality(graph: BlockGraph, part: np.ndarray, num_parts: int, threads: RowThreads) -> None:
+    """Count what the quality is made of while the rows are there: later it takes the stream, and a bit a part."""
+    with phases.phase("quality"):
+        counts = count_parts(graph, part, num_parts, threads, backwards=True)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=num_parts))])
+        phases.leave_counts(**counts._asdict(), part_offsets=offsets)
 
 
 def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | None:
@@ -229,10 +247,36 @@ class StreamedParts:
         left = given.left_in(REFINEMENT)
         part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse(clusters)
         with phases.phase(REFINEMENT):
+            if isinstance(graph, BlockGraph):
+                return self._swept(left or {"part": part, "round": np.array(0)}, rounds)
             load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
             refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
             refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
         return part
+
+    def _swept(self, state: dict[str, np.ndarray], rounds: int) -> np.ndarray:
+        """Refine parts by sweeps, a pass each, from a state on that is saved after each."""
+        graph, cap, part = self.graph, self.cap, state["part"]
+        load = part_loads(graph.node_weight, part, len(cap))
+        number, last = int(state["round"]), rounds  # a sweep more than there are rounds
+        while number <= last and rounds:
+            if number == 0 or (number == last and (load > _SWEPT_BACK * cap).any()):
+                self._balance(part, load, number)
+            pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
+            gained = sweep(graph, part, load, cap, pressure, slack, self.threads, number % 2 == 0)
+            few = gained < _WORTHWHILE * graph.csc.num_edges  # then only the last one is left, which balances
+            number = last if few and number < last else number + 1
+            self.given.save(REFINEMENT, {"part": part, "round": np.array(number)})
+        self._balance(part, load, last + 1)
+        return part
+
+    def _balance(self, part: np.ndarray, load: np.ndarray, number: int) -> None:
+        """Move nodes out of parts that are over their caps, where there are any."""
+        if (load <= self.cap).all():
+            return
+        target, ratio = np.empty(len(part), PART_DTYPE), np.empty(len(part), np.float64)
+        key = fold(self.given.seed, _SALT, 2, number)
+        rebalance(self.graph, part, load, self.cap, inner_cap(self.cap), key, self.threads, target, ratio)
 
     def _coarse(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]]) -> np.ndarray:
         """Partition the graph of clusters, and carry its parts over to the nodes."""
@@ -293,7 +337,8 @@ def _clusters(
             largest = cluster_limit(graph, num_parts, 1.0) if last else None
             key = fold(given.seed, _SALT)
             enough = edges[1] if num_coarse > _MANY_CLUSTERS * num_parts else min(_THIN_SAMPLE, edges[1])
-            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, enough)
+            grown = None if last or isinstance(graph, EdgeGraph) else limit
+            quotient = build_quotient(graph, coarse_of, num_coarse, edges[0], largest, key, threads, enough, grown)
         if quotient is not None:
             return quotient, coarse_of
         # Too many edges between clusters: they may grow to twice the weight in another round.

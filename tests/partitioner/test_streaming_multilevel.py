@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import numpy as np
@@ -7,8 +8,10 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
-from lightning_gnnscale.partitioner import partition, streaming_multilevel
+from lightning_gnnscale.partitioner import evaluate_partitioning, partition, streaming_multilevel
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
+from lightning_gnnscale.partitioner.multilevel import quotient
+from lightning_gnnscale.partitioner.multilevel.row_form import RowClusters
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.partitioner.streamed_runs import (
@@ -95,6 +98,27 @@ def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
         assert np.array_equal(multilevel(stream, 5, num_threads, **options).part_id, expected)
         if num_threads > 1:
             assert shared.count(num_threads) > 100
+
+
+@settings(max_examples=settings.default.max_examples // 4)
+@given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
+def test_quality_counted_over_rows_is_that_of_a_pass_over_the_stream(graph, layout, data):
+    num_nodes, edges = graph
+    directed_edges = listed(edges, layout, data.draw(st.integers(0, 5)))
+    stream, num_parts = stream_of(directed_edges, num_nodes), data.draw(st.integers(1, num_nodes))
+    masks = {"train": np.arange(num_nodes) % 3 == 0}
+    options = {"block_edges": data.draw(st.sampled_from([1, 4, 15])), "masks": masks, "num_threads": 2}
+    p = partition(stream, "streaming_multilevel", num_parts, **options)
+    assert p.quality == evaluate_partitioning(stream, p.part_id, num_parts, masks=masks)
+
+
+def test_quality_that_was_counted_reads_nothing_more(monkeypatch):
+    edges, _ = planted(size=60, outside=6)
+    p = partition(stream_of(edges, 240, layout="once"), "streaming_multilevel", 5, block_edges=SOME_BLOCKS)
+    monkeypatch.setattr(sys.modules[partition.__module__], "evaluate_partitioning", None)
+    assert p.quality.cut_edges == cut_of(edges, p.part_id) and p.seconds["quality"] > 0
+    not_asked = multilevel(stream_of(edges, 240, layout="once"), 5, block_edges=SOME_BLOCKS)
+    assert not_asked.quality is None and "quality" not in not_asked.seconds
 
 
 @first(1)
@@ -226,6 +250,25 @@ def test_a_quotient_graph_that_is_too_large_makes_clusters_coarser(monkeypatch):
     for p in (coarse, coarsest):
         assert p.notes["balance_violations"] == {}
         assert cut_of(edges, p.part_id) <= 1.1 * cut_of(edges, group)
+
+
+def test_clusters_are_joined_in_memory_where_that_saves_a_pass(monkeypatch):
+    edges, group = planted(size=300, outside=5)
+    monkeypatch.setattr(streaming_multilevel, "MIN_QUOTIENT_EDGES", 1)
+    monkeypatch.setattr(quotient, "_ENOUGH_TO_JOIN", 1)
+    passes, original = [], RowClusters.step
+    monkeypatch.setattr(RowClusters, "step", lambda *args: (passes.append(args[1]), original(*args)))
+    counts = []
+    for joined_edges in (0.0, 2.0):
+        passes.clear()
+        monkeypatch.setattr(quotient, "JOINED_EDGES", joined_edges)
+        stream, options = stream_of(edges, 1200, layout="once"), {"block_edges": SOME_BLOCKS}
+        p = multilevel(stream, 4, quotient_edges_per_node=0.2, **options)
+        assert p.notes["quotient_edges"] <= 0.2 * 1200 and p.notes["balance_violations"] == {}
+        assert cut_of(edges, p.part_id) <= 1.05 * cut_of(edges, group)
+        assert np.array_equal(multilevel(stream, 4, 2, quotient_edges_per_node=0.2, **options).part_id, p.part_id)
+        counts.append(len(passes))
+    assert counts[1] < counts[0]
 
 
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...edge_stream.read_ahead import read_ahead
 from ...errors import EdgeStreamError
 from ...jit import kernel
 from .scratch import read_at, write_at
@@ -96,21 +97,13 @@ class EntryBuckets:
         Raises:
             EdgeStreamError: the number of entries of a row differs from its degree.
 
-        Cost: O(entries) time; the largest bucket's neighbours and READ_BYTES of memory, and for repeats a table of
-            four neighbours for each of the longest row's.
+        Cost: O(entries) time; twice the largest bucket's neighbours and READ_BYTES of memory, and for repeats a table
+            of four neighbours for each of the longest row's. A thread sorts a bucket while the one before is written.
         """
         dtype, num_entries = self.degree.dtype, int(self._entries.sum())
-        sorted_neighbors = np.empty(int(self._entries.max(initial=0)), dtype)
-        cursor = np.empty(int(np.diff(self.first_row).max(initial=0)) + 1, dtype)
-        chunks = np.empty((max(1, READ_BYTES // self._chunk_bytes()), self._chunk_bytes()), np.uint8)
         done = int(self._entries[: self._first_bucket[number]].sum())
-        for bucket in range(self._first_bucket[number], self._first_bucket[number + 1]):
-            count = int(self._entries[bucket])
-            out, degree = sorted_neighbors[:count], self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
-            _start_rows(degree, cursor)
-            self._place_bucket(file, bucket, chunks, cursor, out)
-            if not _rows_are_full(degree, cursor):
-                raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
+        for bucket, out in read_ahead(lambda stop: self._placed(file, number, stop)):
+            count, degree = len(out), self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
             if drop_repeats:
                 count = _drop_repeats(out, degree, np.empty(_table_size(int(degree.max(initial=0))), dtype))
             write_at(file, out[:count], self._position)
@@ -119,6 +112,22 @@ class EntryBuckets:
             if progress is not None:
                 progress("adjacency sort", done, num_entries)
         file.truncate(self._position)
+
+    def _placed(self, file, number: int, stop) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield each bucket of a round with its neighbours in rows, in one of two buffers that take turns."""
+        buffers = np.empty((2, int(self._entries.max(initial=0))), self.degree.dtype)
+        cursor = np.empty(int(np.diff(self.first_row).max(initial=0)) + 1, self.degree.dtype)
+        chunks = np.empty((max(1, READ_BYTES // self._chunk_bytes()), self._chunk_bytes()), np.uint8)
+        for bucket in range(self._first_bucket[number], self._first_bucket[number + 1]):
+            if stop.is_set():
+                return
+            out = buffers[bucket & 1, : self._entries[bucket]]
+            degree = self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
+            _start_rows(degree, cursor)
+            self._place_bucket(file, bucket, chunks, cursor, out)
+            if not _rows_are_full(degree, cursor):
+                raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
+            yield bucket, out
 
     def _cut_rounds(self) -> np.ndarray:
         """Return (num_rounds + 1,) first buckets, such that every round needs about the same space."""

@@ -67,17 +67,21 @@ class ExternalCSC:
     def num_blocks(self) -> int:
         return len(self.block_start) - 1
 
-    def blocks(self, first_block: int = 0) -> Iterator[AdjacencyBlock]:
+    def blocks(self, first_block: int = 0, backwards: bool = False) -> Iterator[AdjacencyBlock]:
         """Iterate over the blocks in order, the next one already being read by a thread.
 
         Args:
             first_block: blocks to leave out, in [0, num_blocks].
+            backwards: from the last block on. Passes that turn round find what the one before read last in the page
+                cache: as much of the graph as memory has left.
 
         Cost: O(num_nodes + num_edges) time; two blocks of memory, kept for the next call.
         """
-        if self.num_blocks - first_block <= 1:
-            return self._read(first_block, None)
-        return read_ahead(lambda stop: self._read(first_block, stop))
+        numbers = range(first_block, self.num_blocks)
+        numbers = numbers[::-1] if backwards else numbers
+        if len(numbers) <= 1:
+            return self._read(numbers, None)
+        return read_ahead(lambda stop: self._read(numbers, stop))
 
     def close(self) -> None:
         """Give the scratch disk and the buffers back."""
@@ -90,10 +94,10 @@ class ExternalCSC:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _read(self, first_block: int, stop) -> Iterator[AdjacencyBlock]:
-        buffers = [self._buffers(), self._buffers()] if self.num_blocks - first_block > 1 else [self._buffers()]
+    def _read(self, numbers: range, stop) -> Iterator[AdjacencyBlock]:
+        buffers = [self._buffers(), self._buffers()] if len(numbers) > 1 else [self._buffers()]
         try:
-            for block in range(first_block, self.num_blocks):
+            for block in numbers:
                 if stop is not None and stop.is_set():
                     return
                 offsets, entries = buffers[block % len(buffers)]

@@ -14,10 +14,12 @@ from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, ad
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
 STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
+JOINED_EDGES = 0.5  # a node, held at most while clusters are joined by a sample of their edges
 ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
 _ENTRIES_AHEAD = 32
+_ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
@@ -102,7 +104,7 @@ def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_ind
 
 
 def shrink(
-    graph: WeightedGraph, max_edges: int, largest: np.ndarray, seed: int, threads: RowThreads
+    graph: WeightedGraph, max_edges: int, largest: np.ndarray, seed: int, threads: RowThreads, few_nodes: float = 0
 ) -> tuple[WeightedGraph, np.ndarray]:
     """Contract a graph step by step until it has at most max_edges edges, or its clusters can grow no further.
 
@@ -112,6 +114,7 @@ def shrink(
         largest: (D,) int64, weight up to which a cluster grows, below 2**31.
         seed: decides order and ties.
         threads: their number does not change the result.
+        few_nodes: nodes that are few enough, whatever their edges.
 
     Returns:
         The coarse graph, and (num_nodes,) int32, the coarse node of every node.
@@ -120,7 +123,7 @@ def shrink(
     mean = -(-total_weight(graph) // max(1, graph.num_nodes))
     limit = np.minimum(largest, np.maximum(2, _GROWTH * mean))
     step = 0
-    while len(graph.indices) // 2 > max_edges:
+    while len(graph.indices) // 2 > max_edges and graph.num_nodes > few_nodes:
         label = cluster_nodes(graph, limit, fold(seed, _SALT, step), threads, passes=1)
         coarse, number = contract(graph, label)
         if coarse.num_nodes == graph.num_nodes and (limit >= largest).all():
@@ -139,6 +142,7 @@ def build_quotient(
     seed: int,
     threads: RowThreads,
     enough: float = ENOUGH_EDGES,
+    grown: np.ndarray | None = None,
 ) -> WeightedGraph | None:
     """Return the graph of clusters of a graph that is streamed.
 
@@ -156,6 +160,9 @@ def build_quotient(
         seed: decides how clusters are joined.
         threads: their number does not change the result.
         enough: edges a cluster, > 0, of which a sample is good enough.
+        grown: (D,) int64, weight of a cluster. Where it is given, up to half an edge a node is held for a while: then
+            fewer edges are enough, and clusters are joined by them up to this weight, until max_edges are left, or a
+            sample of so many.
 
     Returns:
         The quotient graph, or None where it has too many edges.
@@ -169,6 +176,9 @@ def build_quotient(
     tables = [PairTable(shift, shard) for shard in range(SHARDS)]
     pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
     sample = EdgeSample(fold(seed, _SAMPLE_SALT))
+    few, few_nodes = max_edges, max_edges / enough
+    if grown is not None and num_coarse > few_nodes and JOINED_EDGES * graph.num_nodes > max_edges:
+        max_edges, enough = int(JOINED_EDGES * graph.num_nodes), min(enough, _ENOUGH_TO_JOIN)
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):
@@ -183,8 +193,25 @@ def build_quotient(
             tables = [PairTable.of(partial, shift, shard) for shard in range(SHARDS)]
             max_edges = max(max_edges, len(partial.indices))  # where clusters can grow no further
             del partial
+    quotient = _assemble(graph, tables, coarse_of, num_coarse)
+    if len(quotient.indices) // 2 > few and grown is not None:
+        quotient, joined = shrink(quotient, few, grown, fold(seed, num_coarse), threads, few_nodes)
+        if len(quotient.indices) // 2 > few and quotient.num_nodes > few_nodes:
+            return None  # too thin a sample would be left of so many clusters
+        coarse_of[:] = joined[coarse_of]
+        quotient = _thinned(graph, quotient, few, coarse_of, sample, threads)
     phases.note(quotient_sample=sample.rate)
-    return _assemble(graph, tables, coarse_of, num_coarse)
+    return quotient
+
+
+def _thinned(graph, quotient: WeightedGraph, max_edges: int, coarse_of, sample: EdgeSample, threads) -> WeightedGraph:
+    """Return a graph of clusters with a sample of its weight, halved until it has at most max_edges edges."""
+    num_coarse = quotient.num_nodes
+    while len(quotient.indices) // 2 > max_edges:
+        tables = [PairTable.of(quotient, num_coarse.bit_length(), shard) for shard in range(SHARDS)]
+        sample.halve(tables, threads)
+        quotient = _assemble(graph, tables, coarse_of, num_coarse)
+    return quotient
 
 
 def quotient_bytes(num_edges: float) -> int:

@@ -83,8 +83,8 @@ class BlockGraph(NamedTuple):
         """The weight of all entries: twice that of the edges."""
         return 2 * self.csc.num_edges
 
-    def blocks(self) -> Iterator[WeightedRows]:
-        for block in self.csc.blocks():
+    def blocks(self, backwards: bool = False) -> Iterator[WeightedRows]:
+        for block in self.csc.blocks(backwards=backwards):
             yield WeightedRows(block.first_node, block.indptr, block.indices, ONE)
 
 
