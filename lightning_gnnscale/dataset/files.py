@@ -17,8 +17,8 @@ from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..keywords import passes_on
 from ..object_store import graph_name, is_url, local_copy
 from .columns import masks_by_name, named_file
-from .edge_types import column_of, header_of, numbered
 from .graph_dataset import GraphDataset, as_mask
+from .hetero_edges import column_of, header_of, numbered
 from .split import held_out, random_split
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from ..triton_kernels.gather_rows import RowCode, RowTables, gather_rows, gather_tiers
 from ..triton_kernels.gather_rows.cpu import first_outside
-from .cache_policies import write_rows
-from .feature_cache import FeatureCache
-from .row_layout import OUTSIDE, LaidRows, RowLayout, first_place, group_of
+from .feature_cache import FeatureCache, write_rows
+from .placement import OUTSIDE, LaidRows, RowLayout, first_place, group_of
 from .shared_rows import SharedRows, make_on_all, own_rows
 
 

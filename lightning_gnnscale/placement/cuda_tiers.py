@@ -25,7 +25,7 @@ from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
 from .link_cost import gpu_uuid, gpus_seen
-from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
+from .placement import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
 from .shared_rows import SharedRows, make_on_all
 
 _BLOCK_BYTES = 64 << 20

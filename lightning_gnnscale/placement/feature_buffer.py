@@ -18,8 +18,17 @@ from ..partition_store.typed_features import NodeTypes, TypedFeatures, TypedRows
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
-from .placement import Placement
-from .row_layout import FIRST_DEVICE, OUTSIDE, LaidRows, RowLayout, check_layout, group_of, row_places, tier_of_tables
+from .placement import (
+    FIRST_DEVICE,
+    OUTSIDE,
+    LaidRows,
+    Placement,
+    RowLayout,
+    check_layout,
+    group_of,
+    row_places,
+    tier_of_tables,
+)
 from .shared_rows import devices_here, digest_of, gather_objects, machine_id
 
 TIERS = ("local", "peer", "host", "disk", "cache")

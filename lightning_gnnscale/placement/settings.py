@@ -11,8 +11,7 @@ from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
 from .feature_cache import POLICIES, FeatureCache
 from .place import METHODS, Capacity, place
-from .placement import Placement
-from .row_layout import group_of
+from .placement import Placement, group_of
 
 CPU_SHARE = 0.1  # of the rows, on each of the devices that CPUs simulate: they have no memory of their own to ask
 

@@ -13,7 +13,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.placement import cuda_tiers
 from lightning_gnnscale.placement.cuda_tiers import CUDATiers, torch_dtype
-from lightning_gnnscale.placement.row_layout import FIRST_DEVICE, RowLayout, group_of, row_places, tier_of_tables
+from lightning_gnnscale.placement.placement import FIRST_DEVICE, RowLayout, group_of, row_places, tier_of_tables
 from tests.says import said
 from tests.tiers import all_pairs
 

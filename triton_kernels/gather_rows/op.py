@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..intrinsics import LINE_BYTES
 from . import cpu
-from .launch import decoding_plan, needs_wide_offsets, row_plan
-from .tiers import RowCode, RowTables
+from .tiers import RowCode, RowTables, decoding_plan, needs_wide_offsets, row_plan
 
 _HALF_ROWS = 1024  # decoded at a time on their way to float16
 _ITEM = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
