@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
+from ..edge_stream.array import write_npy_header
 from ..edge_stream.options import CHUNK_EDGES, StreamOptions
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_count
@@ -16,6 +17,7 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..keywords import passes_on
 from ..rng import combine, fold, unit
+from ..system import whole_file
 from .graph_dataset import GraphDataset
 from .hetero import hetero_graph
 from .split import held_out
@@ -235,16 +237,13 @@ def load_mag_shape(
 def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int, noise: float, seed: int) -> None:
     """Write (num_papers, dim) float16 rows around the mean of each class, whole or not at all."""
     means = np.random.default_rng(seed).standard_normal((num_classes, dim), np.float32)
-    partial = path.with_suffix(".tmp.npy")
-    rows = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float16, shape=(len(classes), dim))
     step = max(1, _CHUNK * 8 // dim)
-    for number, begin in enumerate(range(0, len(classes), step)):
-        own = classes[begin : begin + step]
-        sampled = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
-        rows[begin : begin + step] = means[own] + noise * sampled
-    rows.flush()
-    del rows
-    partial.rename(path)
+    with whole_file(path) as file:
+        write_npy_header(file, (len(classes), dim), np.float16)
+        for number, begin in enumerate(range(0, len(classes), step)):
+            own = classes[begin : begin + step]
+            sampled = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
+            file.write((means[own] + noise * sampled).astype(np.float16))
 
 
 def load_leaky_events(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UNREADABLE, EdgeStreamError, disk_errors, why_no_array
+from ..errors import UNREADABLE, EdgeStreamError, why_no_array
+from ..system import whole_file
 from ..values import as_array
 from .id_tables import IntegerTable, Strings, StringTable
 
@@ -154,16 +155,8 @@ class NodeIds:
     def save(self, path: str | os.PathLike) -> Path:
         """Write `np.asarray(node_ids)` as .npy, whole or not at all, and return its path."""
         path = Path(path)
-        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-        try:
-            with disk_errors(path, "written", "make space, or give another path"):
-                with open(temporary, "wb") as file:
-                    np.save(file, np.asarray(self))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            np.save(file, np.asarray(self))
         return path
 
     @classmethod

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream.array import load_npz_arrays
-from ..errors import disk_errors
+from ..system import whole_file
 from . import phases
 from .graph_access.external_csc import ExternalCSC, open_external_csc
 from .graph_access.layout import ScanState
@@ -25,6 +25,7 @@ from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 from .registry import WITHOUT_EFFECT, check_number, refuse_balance, register_partitioner
 
+_UNFINISHED = ".tmp"
 FIRST_PASS = "degrees"  # its phase, in checkpoints as in `Partitioning.seconds`
 
 _SEEN, _NEXT_CHUNK = "pass.seen", "pass.next_chunk"  # arrays of a checkpoint: edges read and their hashes; a number
@@ -273,31 +274,21 @@ class Checkpoint:
         return self.path is not None and self._chunks % self.every == 0
 
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write the arrays under a temporary name, flush them to disk, and rename.
+        """Write the arrays, whole or not at all.
 
         Raises:
             GNNScaleError: the disk is full, or cannot be written to; the state before stays.
         """
-        temporary = self._temporary()
-        with disk_errors(self.path, "saved", "make space, or give checkpoint=<another file>; what was saved stays"):
-            try:
-                with open(temporary, "wb") as file:
-                    np.savez(file, phase=phase, key=self._key, **arrays)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+        remedy = "make space, or give checkpoint=<another file>; what was saved stays"
+        with whole_file(self.path, remedy, "saved", _UNFINISHED) as file:
+            np.savez(file, phase=phase, key=self._key, **arrays)
 
     def remove(self) -> None:
         """Delete the file: the run is over."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-            self._temporary().unlink(missing_ok=True)  # of a process that was killed while it saved
-
-    def _temporary(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.tmp")
+            # of a process that was killed while it saved
+            self.path.with_name(self.path.name + _UNFINISHED).unlink(missing_ok=True)
 
 
 def _may_be_checkpoint(path: Path) -> bool:

@@ -15,6 +15,7 @@ from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, one_
 from ..foreign import has_all
 from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
+from ..system import whole_file
 from . import phases
 from .constraints import balance_by_node_type
 from .promises import check_ids, fill_empty_parts, settle_balance
@@ -109,11 +110,14 @@ class Partitioning:
         facts = json.loads(json.dumps(facts, default=_plain))
         text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be wrong: it is removed first and written last.
-        with disk_errors(folder, "written", "make space, and run the same command again"):
+        remedy = "make space, and run the same command again"
+        with disk_errors(folder, "written", remedy):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "partitioning.json").unlink(missing_ok=True)
-            _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
-            _write(folder / "partitioning.json", lambda file: file.write(text.encode()))
+            with whole_file(folder / "part_id.npy", remedy) as file:
+                np.save(file, self.part_id)
+            with whole_file(folder / "partitioning.json", remedy) as file:
+                file.write(text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Partitioning":
@@ -266,19 +270,6 @@ def _check_num_parts(num_parts, num_nodes: int) -> int:
     if not is_whole or not 1 <= num_parts <= num_nodes:
         raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {short(num_parts)}")
     return int(num_parts)
-
-
-def _write(path: Path, write) -> None:
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with disk_errors(path, "written", "make space, and run the same command again"):
-        try:
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _array_checksum(array: np.ndarray) -> int:
