@@ -331,7 +331,7 @@ def masks_by_name(masks) -> dict[str, Any]:
     from ..edge_stream.table import marked_by_words
 
     if isinstance(masks, str | os.PathLike):
-        masks = _local(masks)
+        masks = local_path(masks)
         if table_path(masks) is None:
             masks = opened(masks)
     try:
@@ -372,7 +372,7 @@ def opened(array):
     if not isinstance(array, str | os.PathLike):
         refuse_masked("array", array)
         return array if isinstance(array, np.ndarray) else _as_rows(array)
-    path = _local(array)
+    path = local_path(array)
     if table_path(path) is not None:
         return _as_rows(path)
     try:
@@ -381,12 +381,13 @@ def opened(array):
         raise ValueError(f"{array}: not a .npy file that numpy can map ({why_no_array(error)})") from None
 
 
-def _local(path: str | os.PathLike) -> str | os.PathLike:
+def local_path(path: str | os.PathLike, storage_options: Mapping | None = None) -> str | os.PathLike:
     """Return a path as it is, or that of the copy of a URL, with the columns that it names."""
     if not is_url(path):
         return path
     file, columns = split_columns(path)
-    return local_copy(file) if columns is None else f"{local_copy(file)}:{columns}"
+    local = str(local_copy(file, storage_options))
+    return local if columns is None else f"{local}:{columns}"
 
 
 def _as_rows(values):

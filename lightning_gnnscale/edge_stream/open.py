@@ -131,19 +131,20 @@ def open_edge_stream(
     try:
         stream = reader(opened, options, **reader_options)
         if nodes is not None:
-            stream.list_nodes(nodes if isinstance(nodes, NodeIds) else _listed(nodes))
+            stream.list_nodes(nodes if isinstance(nodes, NodeIds) else listed_nodes(nodes))
         return stream
     except OSError as error:
         raise EdgeStreamError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from error
 
 
-def _listed(nodes) -> NodeIds:
-    from .table import listed_ids
+def listed_nodes(nodes, where: str = "nodes") -> NodeIds:
+    """Return the ids of all nodes, see `table.listed_ids`; errors say where they were given."""
+    from .table import listed_ids  # imports pyarrow
 
     try:
         return listed_ids(nodes)
     except (ValueError, EdgeStreamError) as error:
-        raise ValueError(f"nodes: {str(error).removeprefix('nodes: ')}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix('nodes: ')}") from None
 
 
 def _reader_of(source) -> tuple[str, Callable, object]:
