@@ -29,15 +29,7 @@ Source = tuple[int | None, dict]  # number of the edge type, None of several; an
 def described_edges(
     node_types: tuple[str, ...], edges: Mapping | Sequence, edge_types: Sequence | None
 ) -> tuple[GraphSchema, list[Source]]:
-    """Return node types and edge types without added reverses, and the sources of the edges.
-
-    Args:
-        node_types: Names of the node types.
-        edges, edge_types: As `hetero_graph` takes them.
-
-    Raises:
-        ValueError: an edge type or an entry of another form, an unknown key, or no `relation` where edges need one.
-    """
+    """Return node types and edge types without added reverses, and the sources of the edges; see `hetero_graph`."""
     edges = _by_edge_type(edges)
     if isinstance(edge_types, str) or not isinstance(edge_types, Iterable | None):
         raise ValueError(f'edge_types must be a list such as ["author,writes,paper"], got {short(edge_types)}')
@@ -109,14 +101,9 @@ def opened_edges(
     """Return the edges of one source, with the edge type of each.
 
     Args:
-        source: As `described_edges` gives it.
-        schema: Node types and edge types without added reverses.
+        source, schema: As `described_edges` gives them.
         nodes: By node type, `num_nodes` and the ids `nodes`, None: edges name rows.
-        chunk_edges: See `open_edge_stream`.
         reader: Options of the readers of all files; those of the source come first.
-
-    Raises:
-        ValueError: edges of several node types that list ids, or `relation` of one edge type.
     """
     number, given = source
     relation = number
@@ -225,15 +212,7 @@ def _told_for_types(relation: Any) -> Iterator[None]:
 
 
 def joined_columns(values: list[dict], sources: list[EdgesByType]) -> dict[str, Any]:
-    """Return the columns of all edges, source after source, by the names of `GraphDataset`; None for those without.
-
-    Args:
-        values: By source, what is given of its edges.
-        sources: The edges.
-
-    Raises:
-        ValueError: values that do not fit the edges, or of another kind.
-    """
+    """Return the columns of all edges, source after source, by the names of `GraphDataset`; None for those without."""
     found = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
     return found | {"edge_label": _joined("labels", values, sources)}
 
@@ -328,9 +307,6 @@ def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema
     Args:
         edge_types: (num_edges,) strings or integers, as in the file.
         path: Their file, for messages.
-
-    Raises:
-        ValueError: neither strings nor integers, or a row without one.
     """
     if edge_types.ndim != 1 or edge_types.dtype.kind not in "iuUO":
         raise ValueError(

@@ -149,15 +149,9 @@ def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.memmap | None:
-    """Return an array of an .npz, mapped in place; a compressed one is written to a .npy first, once.
+    """Return an array of an .npz, mapped in place, or None where it has no such array.
 
-    Args:
-        path: the archive.
-        name: the array's.
-        extracted: returns the path of that .npy.
-
-    Returns:
-        A read-only map of the archive, or of the .npy; None where the archive has no such array.
+    A compressed one is written once, to the .npy whose path `extracted` returns, and mapped there.
 
     Raises:
         ValueError: the archive is damaged, or holds something else under that name.

@@ -20,14 +20,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ParquetStream(EdgeStream):
-    """Edges of some Parquet files, one after the other.
-
-    Args:
-        name: the path as given.
-        files: in the order in which they are read; rows without the two columns are refused.
-        src, dst: names or positions of the columns.
-        options: the options of all streams.
-    """
+    """Edges of some Parquet files, one after the other; src, dst: names or positions of the columns."""
 
     seekable = True
 
@@ -91,13 +84,9 @@ class ParquetStream(EdgeStream):
 
 
 def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.ndarray | Strings:
-    """Return a chunk of a column in the form that streams take ids: integers, or strings.
+    """Return a chunk of a column in the form that streams take ids: integers, or strings of any of Arrow's types.
 
-    Args:
-        name: the name of the source, for messages.
-        column: without a missing id; strings may be of any of Arrow's types.
-        first_edge: position of its first row.
-        keep_uint64: ids of 2**63 and above are kept as they are.
+    `first_edge` is the position of its first row; with `keep_uint64` ids of 2**63 and above are kept as they are.
 
     Raises:
         EdgeStreamError: an id is missing; names the edge.
@@ -193,11 +182,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
-    """Return the integer dtype of a column, int64 for strings that will be numbered.
-
-    Raises:
-        EdgeStreamError: the column holds something else; names the remedy.
-    """
+    """Return the integer dtype of a column, int64 for strings that will be numbered; EdgeStreamError for others."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if pa.types.is_integer(kind):
         return np.dtype(kind.to_pandas_dtype())

@@ -36,14 +36,10 @@ from .stream import EdgeStream, Progress
 def feature_ranges(
     community: np.ndarray, num_communities: int, dim: int, noise: float, keys: tuple, num_rows: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first node, float32 rows) of consecutive nodes.
+    """Yield (first node, float32 rows) of at most `num_rows` consecutive nodes: their community's centre, and noise.
 
-    Args:
-        community: (num_nodes,) int32 in [0, num_communities).
-        dim: columns.
-        noise: standard deviation of the noise in every column; centres have an expected length of 1.
-        keys: uint64 keys of the centres and of the noise.
-        num_rows: nodes at a time, >= 1.
+    The noise has one standard deviation in every column; centres have an expected length of 1. `keys` are the uint64
+    keys of the centres and of the noise.
     """
     centres = np.empty((num_communities, dim), np.float32)
     _gaussian_rows(keys[0], 0, 1.0 / math.sqrt(dim), centres)

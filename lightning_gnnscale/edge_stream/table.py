@@ -209,16 +209,7 @@ def _numbers(column: pa.ChunkedArray, name: str, dates: bool = False) -> np.ndar
 
 
 class TableStream(EdgeStream):
-    """Edges of two columns, which are shared; chunks are copies.
-
-    Args:
-        name: for messages.
-        ends: the two columns, integers, or strings with relabel.
-        options: the options of all streams.
-
-    Raises:
-        EdgeStreamError: other columns, or of different lengths.
-    """
+    """Edges of two columns, integers, or strings with relabel, which are shared; chunks are copies."""
 
     seekable = True
 
@@ -253,13 +244,7 @@ class TableStream(EdgeStream):
 def open_table(
     source, options: StreamOptions, src: str | int | None = None, dst: str | int | None = None
 ) -> EdgeStream:
-    """Stream a DataFrame of pandas or polars, or a Table of Arrow; other columns are ignored.
-
-    Args:
-        source: The table.
-        options: What all streams have.
-        src, dst: Names or positions of the columns; None: "src" and "dst" or another customary pair, else the only two.
-    """
+    """Stream a DataFrame of pandas or polars, or a Table of Arrow; src, dst: see `pick_columns`."""
     name, names = type(source).__name__, column_names(source)
     places = pick_columns(name, names, src, dst)
     tell_unread(name, names)
@@ -281,9 +266,7 @@ def open_columns(source, options: StreamOptions) -> EdgeStream:
 def listed_ids(ids: Any) -> NodeIds:
     """List the ids of all nodes, see `NodeIds.of`; from a column of strings only the table of ids is made.
 
-    Args:
-        ids: (num_nodes,) integers or strings, each once: a path of .npy, or of a column of a Parquet, .csv or .tsv
-            file, an array, a list, or a column.
+    `ids` is an array, a list, a column, or a path of .npy or of a column of a Parquet, .csv or .tsv file.
 
     Raises:
         ValueError, EdgeStreamError: of another shape or type, or an id is missing or repeated.

@@ -18,7 +18,6 @@ def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, p
 
     Args:
         stream: an EdgeStream; only its number of nodes is used.
-        num_parts: in [1, num_nodes].
         seed: decides the order.
         masks: those that are balanced.
         balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are assigned together, so that
@@ -57,7 +56,6 @@ def range_parts(graph: GraphInput, num_parts: int) -> np.ndarray:
         graph.balance: None or {"nodes": slack}: sizes differ by at most one node. {"volume": slack}: a node goes to the
             part in whose share of the volume (sum of degrees) its middle lies, so that no part is more than one node's
             degree above the mean; where that is above the slack, a warning says so. No other constraint is taken.
-        num_parts: in [1, num_nodes].
 
     Returns:
         (num_nodes,) int32 part ids, ascending. Ranges of equal volume may leave a part without nodes, to which

@@ -98,9 +98,6 @@ class GraphInput:
 
         Returns:
             (num_nodes,) degrees of `id_dtype(num_nodes)`; None where the run was left after the first pass.
-
-        Raises:
-            ValueError, GNNScaleError: see `open_simple_graph`.
         """
         self._load()
         with phases.phase(FIRST_PASS):
@@ -114,11 +111,7 @@ class GraphInput:
         return degree
 
     def open_rows(self, block_edges: int) -> ExternalCSC:
-        """Open the graph as rows on scratch disk, which are sorted again in a run that goes on.
-
-        Args:
-            block_edges: see `open_external_csc`.
-        """
+        """Open the graph as rows on scratch disk, see `open_external_csc`; a run that goes on sorts them again."""
         self._load()
         scan, self._scan, after_chunk = self._scan, None, None if self.phase else self._save_scan
         given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk)
@@ -137,9 +130,6 @@ class GraphInput:
             per_block: called as per_block(src, dst) with at most `simple_graph.BLOCK_EDGES` edges.
             arrays: called without arguments after a chunk that is saved for the state by name.
             what: its name for progress. None: the phase's.
-
-        Raises:
-            EdgeStreamError: the edges are not those of the first pass.
         """
         position = self._position or {_SEEN: np.zeros(2, np.uint64), _NEXT_CHUNK: np.zeros(1, np.int64)}
         self._position = {}

@@ -70,7 +70,6 @@ def grem(
             node goes to a part that has space for it in all of them; where none has, to the one that passes its caps
             least, and nodes move at the end of a pass. What cannot be kept is reported with its size. Where nodes are
             not named `epsilon` bounds them; None: it alone.
-        num_parts: in [1, num_nodes].
         mode: "recursive" bisects, and bisects the parts with their inner edges again; "direct" places into all parts
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
         refine: place a node again in every chunk that meets it; False fixes its first part (greedy streaming).
@@ -87,12 +86,6 @@ def grem(
 
     Returns:
         (num_nodes,) int32 part ids. Nodes that no edge has met go to the relatively lightest parts.
-
-    Raises:
-        ValueError: an option outside its range, a constraint that no partition can meet, or a layout that the edges
-            contradict.
-        EdgeStreamError: the edges changed between the passes.
-        GNNScaleError: too little scratch disk, before anything is written.
 
     Cost: two passes over the stream, and log2(num_parts) over scratch disk ("recursive"), of 2 ids an edge (4 in
         "recursive"). Memory: 16 bytes a node and 4 for every part that is placed into at a time (2 in "recursive",
@@ -135,16 +128,10 @@ def part_cap(num_nodes: int, num_parts: int, epsilon: float) -> int:
 
 
 def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
-    """Return the caps of the two sides of a bisection.
+    """Return the caps of the two sides of a bisection into `share` parts each, whose parts hold `cap` nodes at most.
 
-    Args:
-        num_nodes: Number of nodes to be bisected, at most cap * sum(share).
-        share: Number of parts that each side will be divided into.
-        cap: Largest number of nodes in each of these parts.
-
-    Returns:
-        ceil(num_nodes * share / sum(share) * r) for each side, with r = (cap * sum(share) / num_nodes)^(1 / levels):
-        the remaining slack is spent evenly over the ceil(log2(sum(share))) levels to come.
+    Each is ceil(num_nodes * share / sum(share) * r), with r = (cap * sum(share) / num_nodes)^(1 / levels): the
+    remaining slack is spent evenly over the ceil(log2(sum(share))) levels to come.
     """
     num_parts = sum(share)
     slack = (cap * num_parts / max(1, num_nodes)) ** (1 / math.ceil(math.log2(num_parts)))
@@ -220,17 +207,7 @@ class _Run:
         self._seed_method, self._left_state = seed_method, left
 
     def place(self, edges: EdgeFile, weight, num_nodes: int, share, caps: np.ndarray, step: int, what: str):
-        """Stream the edges once and return the (num_nodes,) parts.
-
-        Args:
-            edges: among `num_nodes` nodes.
-            weight: (num_nodes, D) int32, or None.
-            num_nodes: number of nodes.
-            share: (num_parts,) parts that each part will be divided into.
-            caps: (num_parts, D) int64.
-            step: number of the pass in the run.
-            what: its name for progress.
-        """
+        """Stream the edges once, as step number `step` of the run, and return the (num_nodes,) parts."""
         graph, placed_caps = self._graph, caps[:, 0] if weight is None else caps
         state = PlacementState.empty(num_nodes, placed_caps, self._refine)
         if step == self.first_step:
@@ -370,10 +347,7 @@ def seed_partitioner(
         share: (num_parts,) relative sizes of the parts, whole numbers >= 1.
         caps: (num_parts, D) int64 largest weights of the parts over all nodes.
         slack: (D,) float64, the largest part over the mean among the chunk's nodes, as far as the caps allow it. Used
-            by "multilevel" only, as is `weight`; other methods have their own balance.
-        weight: (num_nodes, D) int32 weights of the nodes; None: one each.
-        seed: Seed that is passed on to the method.
-        scratch: Scratch folder for registered partitioners that take one.
+            by "multilevel" only, as is `weight`, (num_nodes, D) or None; other methods have their own balance.
 
     Returns:
         A `SeedParts`. If a chunk has fewer nodes than there are parts, each node gets a part of its own.

@@ -41,12 +41,7 @@ class PlacementState(NamedTuple):
 
 
 class ChunkRows(NamedTuple):
-    """The edges of one chunk as rows of neighbours; row v is neighbors[ends[v - 1]:ends[v]], from 0 for node 0.
-
-    Attributes:
-        ends: (num_nodes,) int64.
-        neighbors: (2 * num_chunk_edges,) ids.
-    """
+    """The edges of one chunk as rows of neighbours: row v is neighbors[ends[v - 1]:ends[v]], from 0 for node 0."""
 
     ends: np.ndarray
     neighbors: np.ndarray

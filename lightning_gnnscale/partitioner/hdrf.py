@@ -1,11 +1,12 @@
-"""HDRF: every edge goes to a part that holds its ends and has few edges; hubs are the nodes that are cut.
+"""Edges placed one after the other: HDRF, PowerGraph's greedy rules, and DBH, a hash of the end with fewer edges.
 
-The replica sets and loads, and the questions asked of them, are shared with PowerGraph's greedy rules: which is the
-least loaded part held by both ends, by one end alone, by any part. A replica set is a bitmask, and so is the set of
-the least loaded parts, which answers most of these questions at once.
+HDRF and PowerGraph share replica sets and loads, and the questions asked of them: which is the least loaded part held
+by both ends, by one end alone, by any part. A replica set is a bitmask, and so is the set of the least loaded parts,
+which answers most of these questions at once.
 """
 
 import functools
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,6 @@ def hdrf(
 
     Args:
         graph: the graph, without `balance`: HDRF balances edges. Its seed decides masters="random" alone.
-        num_parts: in [1, num_nodes].
         balance_weight: lambda, dimensionless, >= 0; up to 1 it only breaks ties between parts that hold as much.
         epsilon: in the balance term, in edges, > 0.
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
@@ -83,10 +83,6 @@ def hdrf(
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
         4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
@@ -226,10 +222,7 @@ _SALT = 0x444248  # separates this use of the seed from all others
 _DEGREES_AHEAD = 24  # edges
 
 
-class _DBHState(NamedTuple):
-    """The (num_nodes,) degrees: placing changes nothing."""
-
-    degree: np.ndarray
+_Degrees = namedtuple("_Degrees", "degree")  # (num_nodes,): placing changes nothing
 
 
 @graph_partitioner("dbh")
@@ -239,16 +232,11 @@ def dbh(graph: GraphInput, num_parts: int, *, masters: str = "majority") -> np.n
     Args:
         graph: the graph, without `balance`: edges are balanced by probability. Its seed is that of the hash, and of
             masters="random".
-        num_parts: in [1, num_nodes].
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
             last edge; "random": one of its parts, by a hash of (seed, node).
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes. Memory a node: one id, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
         parts, 4 + min(degree, num_parts) with more.
@@ -257,11 +245,11 @@ def dbh(graph: GraphInput, num_parts: int, *, masters: str = "majority") -> np.n
     """
     key = np.uint64(fold(graph.seed, _SALT))
 
-    def place(src, dst, state: _DBHState, part) -> int:
+    def place(src, dst, state: _Degrees, part) -> int:
         _place_by_hash(src, dst, state.degree, key, num_parts, part)
         return len(src)
 
-    return place_edges(graph, num_parts, masters, _DBHState, _DBHState, [EdgePass("placing", place)])
+    return place_edges(graph, num_parts, masters, _Degrees, _Degrees, [EdgePass("placing", place)])
 
 
 @kernel
@@ -290,16 +278,11 @@ def powergraph(graph: GraphInput, num_parts: int, *, masters: str = "majority") 
     Args:
         graph: the graph, without `balance`: the rules balance edges. Its seed decides masters="random"
             alone.
-        num_parts: in [1, num_nodes].
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
             last edge; "random": one of its parts, by a hash of (seed, node).
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
         4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16

@@ -29,7 +29,6 @@ def kaminpar(graph: GraphInput, num_parts: int, *, threads: int = 1, preset: str
         graph: the graph; scratch disk is needed. Its seed is KaMinPar's own, in [0, 2**31).
         graph.balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean;
             a warning says where KaMinPar breaks it.
-        num_parts: in [1, num_nodes].
         threads: >= 1; with several threads the result differs from run to run.
         preset: a name of KaMinPar's own settings, for example "fast", "default", "eco", "strong" or "terapart".
 

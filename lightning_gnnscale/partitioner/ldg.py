@@ -70,7 +70,6 @@ def ldg(
         graph: the graph; scratch disk is needed. Its seed decides the order "random", nothing else.
         graph.balance: {"nodes": slack}: a part holds at most slack * num_nodes / num_parts nodes, >= 1. None: 1.0, the
             paper's. No other constraint is taken.
-        num_parts: in [1, num_nodes].
         passes: times that all nodes are assigned, >= 1; from the second on a neighbour that has not come yet counts
             where the last pass put it, and parts start empty again.
         order: "given": ascending ids. "random": inside each block, by a hash of (seed, pass, node); the blocks stay
@@ -79,11 +78,6 @@ def ldg(
 
     Returns:
         (num_nodes,) int32 part ids. A node without neighbours in a part with space goes to the least filled part.
-
-    Raises:
-        ValueError: an option outside its range, another constraint, or a layout that the edges contradict.
-        GNNScaleError: not enough scratch disk.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: O(num_nodes + num_edges) time in two passes over the stream and `passes` over its rows on scratch disk; 5
         bytes a node (6 from 129 parts on) and two blocks of memory; see `open_external_csc` for the disk.
@@ -104,16 +98,8 @@ def stream_nodes(
 ) -> np.ndarray:
     """Give every node to the part with the best score, `passes` times over; what LDG and Fennel share.
 
-    Args:
-        graph, num_parts, passes, order, block_edges: see `ldg`.
-        make_rule: called with the rows of the graph and the cap of a part.
-        default_slack: the largest part over the mean, where `balance` does not say.
-
-    Returns:
-        (num_nodes,) int32 part ids; no part holds more than its cap.
-
-    Cost: two passes over the stream and `passes` over its rows, O(num_nodes + num_edges) time each; 5 bytes a node (6
-        from 129 parts on, 8 from 32,769 on) and two blocks of memory.
+    `make_rule` is called with the rows of the graph and the cap of a part; `default_slack` is the largest part over the
+    mean where `graph.balance` does not say. The rest, and the cost: see `ldg`.
     """
     if set(graph.balance or ()) - {"nodes"}:
         raise ValueError(f"partitioner {graph.method!r} balances nodes alone, got balance={dict(graph.balance)}")
@@ -227,18 +213,12 @@ def fennel(
     Args:
         graph: see `ldg`.
         graph.balance: see `ldg`. None: a slack of 1.1, the paper's nu.
-        num_parts: in [1, num_nodes].
         gamma: exponent of the cost alpha * size ** gamma of a part, >= 1.
         alpha: its factor, >= 0. None: num_edges * num_parts ** (gamma - 1) / num_nodes ** gamma, the paper's.
         passes, order, block_edges: see `ldg`.
 
     Returns:
         (num_nodes,) int32 part ids.
-
-    Raises:
-        ValueError: an option outside its range, another constraint, or a layout that the edges contradict.
-        GNNScaleError: not enough scratch disk.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: see `ldg`.
     Source: Tsourakakis et al., WSDM 2014; restreamed: Nishimura and Ugander, KDD 2013. Differs: the price of a part is

@@ -32,7 +32,6 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean;
             None: nodes at METIS' default, 1.03. METIS may break a bound, with many parts above all: a warning says by
             how much.
-        num_parts: in [1, num_nodes].
         fast: what DistDGL does for power-law graphs: of a node with many neighbours few edges are looked at, one
             initial partition is made where METIS allows it to be asked for, and refined once.
 
@@ -79,12 +78,7 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
 def with_few_edges(adjacency: CSC, most: int, seed: int) -> CSC:
     """Return a symmetric adjacency without some edges between nodes that have many.
 
-    An edge stays where it is among the `most` first of either end, in the order of a hash.
-
-    Args:
-        adjacency: symmetric, without repeats.
-        most: >= 1.
-        seed: that of the hash.
+    An edge stays where it is among the `most` first of either end, in the order of a hash of the seed.
     """
     indptr, indices = adjacency.indptr, adjacency.indices
     last = _last_kept(indptr, indices, most, np.uint64(fold(seed)))
@@ -159,14 +153,7 @@ _BISECTED = 8  # most parts that are made by bisection, as METIS' programs and b
 
 
 class MetisLibrary(NamedTuple):
-    """A METIS that can be called.
-
-    Attributes:
-        path: Path of the shared library.
-        functions: The loaded library.
-        id_dtype, real_dtype: Dtypes that it was compiled for: int32 or int64, float32 or float64.
-        seed_option: Index of the seed in its array of options.
-    """
+    """A METIS that can be called, the dtypes it was compiled for, and where its options have the seed."""
 
     path: str
     functions: ctypes.CDLL

@@ -96,9 +96,6 @@ class Partitioning:
         Args:
             path: the folder; made where missing.
             measure: whether a quality that was not read yet is measured; else what is saved has none.
-
-        Raises:
-            GNNScaleError: the disk is full, or fails.
         """
         folder = Path(path)
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_id", "quality")}

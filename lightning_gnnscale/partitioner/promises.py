@@ -11,11 +11,7 @@ from .registry import promised_slack
 
 
 def check_ids(method: str, part_id, num_nodes: int, num_parts: int) -> np.ndarray:
-    """Return what a method returned as int32.
-
-    Raises:
-        ValueError: it is not an array of part ids.
-    """
+    """Return the part ids that a method returned as int32; ValueError where they are none."""
     part_id = np.asarray(part_id)
     if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
         raise ValueError(
@@ -32,11 +28,8 @@ def fill_empty_parts(part_id: np.ndarray, num_parts: int) -> np.ndarray:
     No part grows beyond what some part held, in nodes, volume or masks: a part that was empty gets one node.
 
     Args:
-        part_id: (num_nodes,) int32 in [0, num_parts), not changed; num_parts <= num_nodes.
-        num_parts: number of parts.
-
-    Returns:
-        The array itself where no part is empty, else a copy. The notes give the number of empty parts, `parts_filled`.
+        part_id: (num_nodes,) int32 in [0, num_parts), not changed, and returned where no part is empty.
+        num_parts: at most num_nodes.
 
     Cost: one count of the parts; where some are empty 17 bytes a node of the parts that give nodes, and 5 of all.
     """
@@ -69,16 +62,7 @@ def settle_balance(
 
     What the method itself had judged is judged again on the final parts. Volumes are known to the method alone: after
     empty parts were filled they are at most what it found; those of a method that judged none are in the notes,
-    `balance_unchecked`.
-
-    Args:
-        method, options: name and complete options of the method.
-        part_id: (num_nodes,) int32, the final parts.
-        num_parts: number of parts.
-        balance: what the caller asked for; None: the method's own promise counts.
-        masks: by name, those of node types and edge types too.
-
-    Cost: one count of the parts for each constraint.
+    `balance_unchecked`. Without a `balance` the method's own promise counts.
     """
     judged = phases.take_judgement()
     if judged is not None and _is_of(judged[0], judged[1], len(part_id), num_parts):

@@ -60,27 +60,16 @@ def available_partitioners() -> list[str]:
 
 
 def get_partitioner(name: str) -> Callable:
-    """Return the function registered under a name.
-
-    Raises:
-        ValueError: there is none; the message lists the names that exist.
-    """
+    """Return the function registered under a name; ValueError, with the names that exist, where there is none."""
     if not isinstance(name, str) or name not in _PARTITIONERS:
         raise ValueError(f"partitioner {short(name)} is unknown; available: {', '.join(available_partitioners())}")
     return _PARTITIONERS[name]
 
 
 def partition_bytes(name: str, num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> int | None:
-    """Return the memory that a partitioner is predicted to hold at its peak, without chunks of the stream, bytes.
+    """Return the bytes that a method is predicted to hold at its peak, without chunks of the stream; None: not known.
 
-    Args:
-        name: the method's name.
-        num_nodes, num_edges: counts of the graph; edges undirected.
-        num_parts: parts.
-        options: arguments of `partition`, as far as they were given; those of the method count.
-
-    Returns:
-        None where nothing is known of the method.
+    Edges are undirected; of the options, arguments of `partition`, those of the method count.
     """
     if name not in _MEMORY:
         return None
@@ -96,11 +85,7 @@ def promised_slack(name: str, options: Mapping, num_nodes: int, num_parts: int) 
 
 
 def complete_options(name: str, options: Mapping) -> dict:
-    """Return the options of a partitioner with its defaults filled in.
-
-    Raises:
-        ValueError: an option that it does not have; the message lists those that it has.
-    """
+    """Return the options of a partitioner with its defaults filled in; ValueError for one that it does not have."""
     parameters = list(inspect.signature(get_partitioner(name)).parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}

@@ -204,12 +204,6 @@ def sampled_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.
     Args:
         prior: (num_nodes,) estimates, not all 0.
         batches: ids that a batch reads, one array a batch, at least two; repeated ids count once.
-
-    Returns:
-        (num_nodes,) float32 in [0, 1].
-
-    Raises:
-        ValueError: fewer than two batches.
     """
     counts, number = np.zeros(len(prior)), 0
     for nodes in batches:
@@ -317,11 +311,7 @@ def access_probability(
 
 
 def checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Return training nodes as (num_train,) int64.
-
-    Raises:
-        ValueError: they are not distinct ids in [0, num_nodes), at least one.
-    """
+    """Return training nodes as (num_train,) int64; ValueError unless they are distinct ids, at least one."""
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or len(nodes) == 0:
         raise ValueError(f"train_nodes must be ids, at least one, got {nodes.dtype} of shape {nodes.shape}")

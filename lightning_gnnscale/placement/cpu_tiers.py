@@ -29,12 +29,7 @@ def lay_jointly(
 ) -> LaidRows:
     """Make the rows of one device, and those of the host if it is the first device here; map the rows of the others.
 
-    Args:
-        layout: Layout of the rows.
-        device: Device of this process.
-        here: The devices on this host.
-        exchange: See `FeatureBuffer.join`.
-        folder: Folder that the rows are kept in; None: memory.
+    `here` are the devices on this host; rows are kept in `folder`, None: memory. See `FeatureBuffer.join`.
     """
     placement, host_ids = layout.placement, layout.host_ids(here)
 
@@ -161,11 +156,7 @@ def _bytes(rows: np.ndarray) -> np.ndarray:
 
 
 def checked_nodes(nodes, num_rows: int) -> np.ndarray:
-    """Return ids as contiguous int32 or int64, all in [0, num_rows).
-
-    Raises:
-        ValueError: they are not, with the first that is not.
-    """
+    """Return ids as contiguous int32 or int64; ValueError unless all are in [0, num_rows)."""
     nodes = as_ids(nodes)
     outside = first_outside(nodes, num_rows)
     if outside >= 0:
@@ -174,11 +165,7 @@ def checked_nodes(nodes, num_rows: int) -> np.ndarray:
 
 
 def as_ids(nodes) -> np.ndarray:
-    """Return ids as contiguous int32 or int64.
-
-    Raises:
-        ValueError: they are not integers, or not one-dimensional.
-    """
+    """Return ids as contiguous int32 or int64; ValueError unless they are one-dimensional integers."""
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or (nodes.dtype.kind not in "iu" and len(nodes)):
         raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {nodes.shape}")

@@ -67,11 +67,7 @@ class FeatureCache:
         self.num_nodes: int | None = None
 
     def bind(self, num_nodes: int) -> None:
-        """Make the cache empty, for the nodes of one buffer.
-
-        Raises:
-            ValueError: it serves another buffer.
-        """
+        """Make the cache empty, for the nodes of one buffer; ValueError if it serves another."""
         if self.num_nodes is not None:
             raise ValueError("cache serves another buffer: give each FeatureBuffer a FeatureCache of its own")
         self.num_nodes = num_nodes
@@ -122,13 +118,8 @@ class FeatureCache:
     def resolve(self, nodes: np.ndarray, places: np.ndarray, limit: int, cache_place: int) -> ResolvedReads:
         """Pass reads through the cache, one after the other; hold `lock` until the rows found in it are copied.
 
-        Args:
-            nodes: (num,) integers in [0, num_nodes).
-            places: (num_nodes,) int64, as from `pack_places`; those below `limit` go through the cache.
-            cache_place: the place of slot 0.
-
-        Returns:
-            ResolvedReads. A row that is on its way into the cache is read from its old place.
+        Rows whose place, as from `pack_places`, is below `limit` go through the cache; slot 0 is at `cache_place`. A
+        row that is on its way into the cache is read from its old place.
         """
         found, slots, positions = (np.empty(len(nodes), np.int64) for _ in range(3))
         state = (self._slot_of, self._node_of, self._ready, self._links, self._ends)

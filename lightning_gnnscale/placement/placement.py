@@ -101,8 +101,7 @@ def read_costs(
     """Return the cost of a batch's reads on each device, in reads from the host; the largest should be small.
 
     Args:
-        rows, groups: see `Placement`.
-        prob: (num_nodes,) or (num_devices, num_nodes), as in `read_shares`.
+        rows, groups, prob: as in `read_shares`.
         alphas: (num_devices, num_devices) cost of a read from each peer, over that from the host.
     """
     costs = []
@@ -154,11 +153,9 @@ OUTSIDE = first_place(FIRST_DEVICE)  # places below are on no device of the grou
 
 
 class LaidRows(NamedTuple):
-    """The tables of some devices in memory, numbered as above, without the cache's.
+    """The tables of some devices in memory, None for what is not read; the cache's is left out.
 
-    Attributes:
-        tables: arrays or tensors; None for what is not read.
-        host_ids: (num_host,) the rows of the host table, ascending; None: all, by id.
+    `host_ids` are the rows of the host table, ascending; None: all, by id.
     """
 
     tables: list
@@ -190,14 +187,7 @@ class RowLayout:
         return host_rows(self.placement, devices) if self.copies_host else None
 
     def device_rows(self, device: int, free_bytes: int | None = None) -> np.ndarray:
-        """Return the ids of a device's rows.
-
-        Args:
-            free_bytes: Free memory of the device, bytes; None: unknown.
-
-        Raises:
-            PlacementError: the device has no space for them.
-        """
+        """Return the ids of a device's rows; PlacementError if it has no space for them, as far as that is known."""
         ids = self.placement.rows[device]
         space = min((size for size in (self.memory_bytes, free_bytes) if size is not None), default=None)
         if space is not None:
@@ -229,8 +219,6 @@ def bytes_by_tier(placement: Placement, device: int, devices: list[int], row_byt
     """Return the bytes of the rows on a device, on its peers beyond those, in the host table, and left in the store.
 
     Args:
-        placement: Placement of the rows.
-        device: The device that reads.
         devices: The devices of its host, which share the host table.
         row_bytes: (num_nodes,) bytes of each row as it is stored, or those of every row.
     """
@@ -242,13 +230,7 @@ def bytes_by_tier(placement: Placement, device: int, devices: list[int], row_byt
 
 
 def row_places(placement: Placement, device: int, host_ids: np.ndarray | None) -> np.ndarray:
-    """Return the (num_nodes,) int64 place of each row, as one device reads it.
-
-    Args:
-        placement: Placement of the rows.
-        device: The device that reads.
-        host_ids: Ids of the rows in the host table, ascending; None: the table has all rows, by id.
-    """
+    """Return the (num_nodes,) int64 place of each row, as one device reads it; host_ids: see `LaidRows`."""
     dev_num, buf_pos = placement.lookup(device)
     if host_ids is not None:
         on_host = np.flatnonzero(dev_num == HOST)
@@ -286,11 +268,7 @@ def check_layout(placement: Placement, features, device: int, fingerprint: str) 
 
 
 def check_host_space(num_rows: int, row_bytes: int, free_bytes: int) -> None:
-    """Refuse host rows that would take more memory than is free.
-
-    Raises:
-        PlacementError: with the largest number of rows that fit.
-    """
+    """Refuse host rows that would take more memory than is free; the error has the largest number that fits."""
     if num_rows * row_bytes > free_bytes:
         raise PlacementError(
             f"{num_rows} host rows of {row_bytes} bytes are pinned in {num_rows * row_bytes} bytes of memory, and "
@@ -299,11 +277,7 @@ def check_host_space(num_rows: int, row_bytes: int, free_bytes: int) -> None:
 
 
 def check_space(num_rows: int, row_bytes: int, memory_bytes: int, device) -> None:
-    """Refuse a buffer that is larger than what is free on its device.
-
-    Raises:
-        PlacementError: with the largest number of rows that fit.
-    """
+    """Refuse a buffer larger than what is free on its device; the error has the largest number of rows that fit."""
     if num_rows * row_bytes > memory_bytes:
         raise PlacementError(
             f"{num_rows} rows of {row_bytes} bytes need {num_rows * row_bytes} bytes on device {device}, which has "

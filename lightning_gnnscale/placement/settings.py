@@ -173,12 +173,7 @@ class PlacementSettings:
         """Return the cache of each node type; together they have the bytes of `cache_rows`.
 
         Each has space for as many rows as its node type has among the likeliest rows that no device of the group holds.
-
-        Args:
-            features: `TypedFeatures` of the store.
-            placement: The placement.
-            device: The device that reads.
-            prob: (num_nodes,) how likely the device reads each node.
+        `features` are the store's `TypedFeatures`; the device reads node i with the probability `prob[i]`.
         """
         far = np.ones(placement.num_nodes, bool)
         for peer in group_of(placement, device):

@@ -128,16 +128,12 @@ SOFTMAX_TILE = 512  # numbers that a program has under way
 
 
 def softmax(values: Tensor, grad: Tensor | None, indptr: Tensor, place: Tensor | None) -> Tensor:
-    """Launch the softmax of logits, or with the gradients of shares the gradients of logits.
+    """Launch the softmax of logits, or with the gradients of shares the gradients of logits; all are contiguous.
 
     Args:
-        values: (num_edges, heads) logits, or shares where there is a `grad`, contiguous.
-        grad: (num_edges, heads), contiguous, or None.
-        indptr: (num_rows + 1,) int64.
-        place: (num_edges,) integers, the position in `values` of each edge of the rows; None: its own number.
-
-    Returns:
-        (num_edges, heads), each number in the place of what it comes from.
+        values: (num_edges, heads) logits, or shares where there is a `grad` of the same shape.
+        place: (num_edges,) integers, the position in `values` and in what is returned of each edge of the rows; None:
+            its own number.
     """
     num_edges, heads = values.shape
     num_rows, out = len(indptr) - 1, torch.empty_like(values)

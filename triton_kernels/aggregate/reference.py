@@ -1,4 +1,8 @@
-"""The operations in plain torch: the oracle of the compiled forms, and the path of devices without one."""
+"""The operations in plain torch: the oracle of the compiled forms, and the path of devices without one.
+
+No kernel of this package finds the least or largest value over the in-edges: messages are gathered, and
+`segment_max_csr` of torch-scatter, or plain torch in several passes, says which edge of each row is the extreme one.
+"""
 
 from functools import cache
 from importlib.util import find_spec
@@ -15,17 +19,7 @@ def row_of_edge(indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
-    """Sum or average weight * x[source] over each row.
-
-    Args:
-        x: (num_src, heads, channels) floating.
-        indptr, indices: CSC rows, (num_dst + 1,) int64 and (num_edges,) integer.
-        weight: (num_edges, heads) or None.
-        mean: divide each row by its number of edges.
-
-    Returns:
-        (num_dst, heads, channels), the dtype of x.
-    """
+    """Sum or average weight * x[source] over each row; shapes as in `op.aggregate`, with heads."""
     messages = x.index_select(0, indices)
     if weight is not None:
         messages = messages * weight.unsqueeze(-1)
@@ -72,13 +66,8 @@ def torch_scatter() -> ModuleType | None:
 def extreme(x: Tensor, indptr: Tensor, indices: Tensor, largest: bool) -> Tensor:
     """Return the largest (or least) x[source] of each row, by head and channel; a row without edges gives 0.
 
-    Args:
-        x: (num_src, heads, channels) floating. NaN comes out of a row that holds nothing else.
-        indptr, indices: CSC rows, (num_dst + 1,) int64 and (num_edges,) integer.
-
-    Returns:
-        (num_dst, heads, channels), differentiable in x: the whole gradient goes to the first edge of a row among
-            equals.
+    x is (num_src, heads, channels), and NaN comes out of a row that holds nothing else. The result is differentiable:
+    the whole gradient goes to the first edge of a row among equals.
 
     Cost: holds the (num_edges, heads, channels) messages while it looks for the edges.
     """

@@ -1,4 +1,4 @@
-"""Rows in several tables: the table and row of each node, and where the tables are in memory."""
+"""Rows in several tables, where the tables are in memory, and how the Triton gathers of them are launched."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -38,15 +38,7 @@ class RowCode(NamedTuple):
 
 
 def pack_places(table: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Return table and row of each node as one number, so that one random read finds both.
-
-    Args:
-        table: (num_nodes,) integers in [0, 2**15): of a `Placement`, its `dev_num` moved up to begin at 0.
-        row: (num_nodes,) integers in [0, 2**48): its `buf_pos`.
-
-    Returns:
-        (num_nodes,) int64, table << 48 | row.
-    """
+    """Return table (< 2**15) and row (< 2**48) of each node as one int64, so that one random read finds both."""
     return (np.asarray(table, np.int64) << ROW_BITS) | np.asarray(row, np.int64)
 
 
@@ -146,11 +138,7 @@ class LaunchPlan(NamedTuple):
 
 
 def row_plan(row_bytes: int, alignment: int) -> LaunchPlan:
-    """Return how rows of `row_bytes` >= 1 are copied.
-
-    Args:
-        alignment: A power of two that divides the address of every table and of the output, in bytes.
-    """
+    """Return how rows of `row_bytes` >= 1 are copied; `alignment`, a power of two, divides all addresses, in bytes."""
     word_bytes = min(WORD_BYTES, alignment, row_bytes & -row_bytes)
     item_bytes = min(8, word_bytes)
     row_items = row_bytes // item_bytes
@@ -164,10 +152,7 @@ def row_plan(row_bytes: int, alignment: int) -> LaunchPlan:
 def decoding_plan(code: RowCode, value_bytes: int, alignment: int) -> LaunchPlan:
     """Return how quantised rows are decoded: codes are read as 32-bit words, values stored in wide words if they fit.
 
-    Args:
-        code: The form of the rows, of at least one column.
-        value_bytes: Bytes of a decoded value.
-        alignment: A power of two that divides the address of the output, in bytes.
+    A decoded value has `value_bytes`; `alignment`, a power of two, divides the address of the output, in bytes.
     """
     row = code.dim * value_bytes
     word_bytes = min(WORD_BYTES, alignment, row & -row)
@@ -191,10 +176,7 @@ def tile_columns(row_items: int, most: int) -> int:
 def needs_wide_offsets(num_rows: int, step_rows: int, row_items: int = 1) -> bool:
     """Return whether offsets of items exceed 32 bits with sign.
 
-    Args:
-        num_rows: Rows of the array.
-        step_rows: Rows of all programs together: positions are worked out up to two steps past the end.
-        row_items: Items of a row.
+    `step_rows` are those of all programs together: positions are worked out up to two steps past the end.
     """
     return (num_rows + 3 * step_rows) * row_items >= 1 << 31
 

@@ -18,11 +18,8 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
     """Return the nodes to sample for each hop as a tuple of ints.
 
     Args:
-        nodes_per_layer: one number for all hops, or one for each.
+        nodes_per_layer: one number >= 1 for all hops, or one for each.
         num_layers: hops, where one number is given (None: 2); else None, or the length of the list.
-
-    Raises:
-        ValueError: a number below 1 or not an integer, none given, or a list of another length than num_layers.
     """
     if num_layers is not None and (not _is_integer(num_layers) or num_layers < 1):
         raise ValueError(f"num_layers must be an integer >= 1, got {num_layers!r}: one hop for each layer of the model")

@@ -20,12 +20,7 @@ _BUCKET_SALT, _PERMUTE_SALT = 0x4255434B, 0x5045524D
 
 
 class EdgeFile:
-    """A file of edges without a name; the system frees it when it is closed or the process ends.
-
-    Args:
-        folder: where the file is.
-        dtype: int32 or int64, of the ids.
-    """
+    """A file of edges without a name, all ids of one dtype; the system frees it when it is closed."""
 
     def __init__(self, folder: Path, dtype: np.dtype):
         self.folder = folder
@@ -64,15 +59,6 @@ def shuffle_edges(graph: SimpleGraph, folder: Path, seed: int, progress=None) ->
     """Write the simple edges to scratch disk in a random order that is a function of (edges in their order, seed).
 
     Each edge goes to a bucket by a hash of its position; then each bucket is permuted in memory.
-
-    Args:
-        graph: the undirected simple graph behind a stream.
-        folder: where the file is.
-        seed: decides the order.
-        progress: called as progress("shuffle", edges done, edges in all) once a chunk.
-
-    Raises:
-        EdgeStreamError: the stream has changed since it was opened.
 
     Cost: one pass, and each edge written twice and read once (2 ids an edge); about STEP_EDGES and one bucket of
         memory: 2**20 edges, or num_edges / 1024 where that is more.

@@ -17,10 +17,7 @@ _REMEDY = "make space, or give scratch=<another folder>"
 
 
 def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
-    """Return the folder for scratch files.
-
-    Args:
-        scratch: a folder; "auto": the system's folder for temporary files; None: no scratch disk may be used.
+    """Return the folder for scratch files; "auto": the system's for temporary files; None: there is to be none.
 
     Raises:
         GNNScaleError: the folder does not exist or cannot be written to.
@@ -34,12 +31,7 @@ def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
 
 
 def reserve(folder: Path, needed: int, what: str) -> None:
-    """Report how much scratch disk will be used, and check that it is free before anything is written.
-
-    Args:
-        folder: where the files will be.
-        needed: bytes.
-        what: what they hold, for the message: "dropping the repeats of 5 edges".
+    """Report how many bytes of scratch disk `what` will take, and check that they are free before anything is written.
 
     Raises:
         GNNScaleError: too little free space; the message says how much is missing, and where.
@@ -55,11 +47,7 @@ def reserve(folder: Path, needed: int, what: str) -> None:
 
 
 def nameless_file(folder: Path):
-    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends.
-
-    Raises:
-        GNNScaleError: it cannot be made; as `read_at` and `write_at` do where the disk fails.
-    """
+    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends."""
     with disk_errors(folder, "used for scratch files", _REMEDY):
         return tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0)
 
