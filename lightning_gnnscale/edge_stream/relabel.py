@@ -163,7 +163,7 @@ class NodeIds:
 
     @classmethod
     def of(cls, ids) -> "NodeIds":
-        """List the ids of all nodes, integers or strings, each once: number i is ids[i]; edges of others are refused."""
+        """List the ids of all nodes, integers or strings, each once: number i is ids[i], and others are refused."""
         ids = np.asarray(as_array("ids", ids))
         kind = ids.dtype.kind
         are_strings = kind == "U" or (kind in "OT" and all(isinstance(one, str) for one in ids.flat))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import short
 from ..jit import kernel
-from ..triton_kernels.intrinsics import LINE_BYTES, copy_line, prefetch
+from ..triton_kernels.intrinsics import LINE_BYTES, copy_bytes, prefetch
 
 AHEAD_NODES, AHEAD_ROWS = 32, 8  # between a prefetch and its use
 LRU, SIEVE, BELADY = range(3)
@@ -334,14 +334,9 @@ def confirm(nodes, node_of, ready, slots, positions):
 @kernel
 def write_rows(rows, slots, out, positions, row_bytes):
     """Copy rows of out to slots; rows, out: one-dimensional uint8 views."""
-    whole = row_bytes - row_bytes % LINE_BYTES
     for k in range(len(slots)):
         if k + AHEAD_ROWS < len(slots):
             coming = positions[k + AHEAD_ROWS] * row_bytes
             for at in range(0, row_bytes, LINE_BYTES):
                 prefetch(out, coming + at)
-        target, source = slots[k] * row_bytes, positions[k] * row_bytes
-        for at in range(0, whole, LINE_BYTES):
-            copy_line(rows, target + at, out, source + at)
-        for at in range(whole, row_bytes):
-            rows[target + at] = out[source + at]
+        copy_bytes(rows, slots[k] * row_bytes, out, positions[k] * row_bytes, row_bytes)
