@@ -4,7 +4,6 @@ from . import (  # noqa: F401 (imported to be registered)
     baselines,
     grem,
     hdrf,
-    kaminpar,
     ldg,
     metis,
     neighborhood_block,
