@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -63,12 +64,8 @@ def generate(
         most = graph.num_communities
         raise ValueError(f"num_classes must be in [1, {most}], the communities, got {classes}")
     parameters = json.dumps({**graph.parameters(), **features}, sort_keys=True)
-    target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
-    target.mkdir(parents=True, exist_ok=True)
-    edges, rows = target / "edges.bin", target / "features.npy"
-    with held_lock(target / "lock", f"is generating the graph {target}"):
-        for left in target.glob("*.tmp*"):  # by a killed process
-            left.unlink()
+    with _locked_folder(folder, name, parameters) as target:
+        edges, rows = target / "edges.bin", target / "features.npy"
         if not edges.is_file():
             write_edges(graph.stream(options.get("chunk_edges", CHUNK_EDGES)), edges, dtype="int32", progress=progress)
         if not rows.is_file():
@@ -84,6 +81,17 @@ def generate(
         source={"generated": parameters, "num_classes": classes},
     )
     return held_out(dataset, hold_out)
+
+
+@contextmanager
+def _locked_folder(folder: str, name: str, parameters: str) -> Iterator[Path]:
+    """Yield the folder of the data with these parameters; other processes wait until the block is over."""
+    target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
+    target.mkdir(parents=True, exist_ok=True)
+    with held_lock(target / "lock", f"is generating the graph {target}"):
+        for left in target.glob("*.tmp*"):  # by a killed process
+            left.unlink()
+        yield target
 
 
 # MAG240M-LSC (Hu et al., 2021): nodes and edges of each type.
@@ -209,10 +217,8 @@ def load_mag_shape(
     classes = group_of(papers, num_groups) % num_classes
     facts = {"papers": papers, "dim": feature_dim, "classes": num_classes, "groups": num_groups, "seed": seed}
     text = json.dumps(facts | {"noise": feature_noise}, sort_keys=True)
-    target = Path(folder) / f"{name}-{fold(*text.encode()) >> 32:08x}"
-    target.mkdir(parents=True, exist_ok=True)
-    rows = target / "paper_features.npy"
-    with held_lock(target / "lock", f"is generating the features {rows}"):
+    with _locked_folder(folder, name, text) as target:
+        rows = target / "paper_features.npy"
         if not rows.is_file():
             _write_features(rows, classes, feature_dim, num_classes, feature_noise, seed)
     rng = np.random.default_rng(seed)

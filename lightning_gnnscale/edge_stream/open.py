@@ -58,17 +58,11 @@ ONE_NODE_TYPE = (
 
 def _known_num_nodes(data) -> int | None:
     """Return the data's own number of nodes, without PyG's guess from the largest id."""
-    return next((count for count in _node_counts(data) if count is not None), None)
-
-
-def _node_counts(data) -> Iterator[int | None]:
     keys = data.keys() if has_all(data, "keys") else ()
-    if "num_nodes" in keys:
-        yield int(data.num_nodes)
-    for key in ("x", "y", "pos", "train_mask"):
-        value = data[key] if key in keys else None
-        if is_array(value) and len(value.shape) > 0:
-            yield int(value.shape[0])
+    if "num_nodes" in keys and data.num_nodes is not None:
+        return int(data.num_nodes)
+    values = (data[key] for key in ("x", "y", "pos", "train_mask") if key in keys)
+    return next((int(value.shape[0]) for value in values if is_array(value) and len(value.shape) > 0), None)
 
 
 _ALLOWED = ".npy, .bin, .csv, .tsv, .txt (these three also with .gz), .parquet, a folder or glob of .parquet"

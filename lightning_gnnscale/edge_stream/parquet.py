@@ -37,10 +37,7 @@ class ParquetStream(EdgeStream):
                     tell_unread(name, names)
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
-        common = np.result_type(*dtypes)
-        if common.kind == "f":  # uint64 beside a signed type: ids above int64 are refused where they occur
-            common = np.dtype(np.int64)
-        super().__init__(name, options.out_dtype(common), options, sum(self._rows))
+        super().__init__(name, options.out_dtype(common_dtype(dtypes)), options, sum(self._rows))
         self._src, self._dst = src, dst
 
     def source_files(self) -> list[Path]:
@@ -179,6 +176,13 @@ def is_text(arrow_type: pa.DataType) -> bool:
         arrow_type = arrow_type.value_type
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def common_dtype(dtypes: list[np.dtype]) -> np.dtype:
+    """Return the integer dtype of ids that come in several."""
+    common = np.result_type(*dtypes)
+    # uint64 beside a signed type: ids above int64 are refused where they occur
+    return np.dtype(np.int64) if common.kind == "f" else common
 
 
 def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:

@@ -30,7 +30,7 @@ from ..foreign import (
 from ..values import of_tensor
 from .array import open_array
 from .options import StreamOptions, pick_columns, table_path, tell_unread
-from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings, plain_values
+from .parquet import BATCH_ROWS, arrow_ids, common_dtype, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
 from .stream import EdgeStream
 
@@ -219,9 +219,7 @@ class TableStream(EdgeStream):
             raise EdgeStreamError(f"{name}: src has {len(ends[0])} rows, dst {len(ends[1])}; one an edge")
         fields = [pa.field(end, column.type) for end, column in zip(("src", "dst"), ends, strict=True)]
         dtypes = [id_dtype_of(name, field, options.relabel) for field in fields]
-        common = np.result_type(*dtypes)
-        common = np.dtype(np.int64) if common.kind == "f" else common
-        super().__init__(name, options.out_dtype(common), options, len(ends[0]))
+        super().__init__(name, options.out_dtype(common_dtype(dtypes)), options, len(ends[0]))
 
     def _identity(self) -> dict:
         digest = hashlib.sha256()

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..errors import is_integer
 from ..jit import kernel
 from ..rng import fold, permutation
 from . import phases
@@ -139,8 +140,7 @@ def mixed(
     if stream.num_nodes is None:
         stream.count()
     largest = stream.num_nodes // num_parts
-    is_whole = isinstance(pieces, (int, np.integer)) and not isinstance(pieces, bool)
-    if not is_whole or not 1 <= pieces <= largest:
+    if not is_integer(pieces) or not 1 <= pieces <= largest:
         raise ValueError(f"partitioner.pieces must be in [1, {largest}] for {num_parts} parts, got {pieces}")
     num_pieces = num_parts * int(pieces)
     piece = method(stream, num_pieces, seed=seed, masks=masks, balance=balance, progress=progress, **options)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError, short
+from ..errors import GNNScaleError, is_integer, short
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..rng import combine, fold
@@ -359,7 +359,7 @@ def _write_parhip(folder: Path, adjacency: CSC):
 
 
 def _check_kaminpar(package, threads, preset: str, seed: int) -> None:
-    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+    if not is_integer(threads) or threads < 1:
         raise ValueError(f"partitioner.threads must be a whole number >= 1, got {short(threads)}")
     if preset not in package.context_names():
         names = ", ".join(sorted(package.context_names()))

@@ -11,7 +11,7 @@ import numpy as np
 from .. import events
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import file_states
-from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, one_line_of, short
+from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, is_integer, one_line_of, short
 from ..foreign import has_all
 from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
@@ -263,8 +263,7 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
 
 
 def _check_num_parts(num_parts, num_nodes: int) -> int:
-    is_whole = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
-    if not is_whole or not 1 <= num_parts <= num_nodes:
+    if not is_integer(num_parts) or not 1 <= num_parts <= num_nodes:
         raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {short(num_parts)}")
     return int(num_parts)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import short
+from ..errors import is_integer, short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import fold, permutation
@@ -467,9 +467,9 @@ def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:
 def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str | np.ndarray, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {short(method)}")
-    if not _is_integer(num_devices) or num_devices < 1:
+    if not is_integer(num_devices) or num_devices < 1:
         raise ValueError(f"num_devices must be an integer of at least 1, got {short(num_devices)}")
-    if not _is_integer(buffer_rows):
+    if not is_integer(buffer_rows):
         raise ValueError(f"buffer_rows must be an integer, got {short(buffer_rows)}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
@@ -483,10 +483,6 @@ def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | st
 def _check_store(store, num_nodes: int) -> None:
     if store.csc.num_rows != num_nodes:
         raise ValueError(f"prob is for {num_nodes} nodes, store has {store.csc.num_rows}: both must be of one graph")
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked_groups(groups: Sequence[Sequence[int]] | None, num_devices: int) -> tuple[tuple[int, ...], ...]:

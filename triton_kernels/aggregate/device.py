@@ -1,11 +1,11 @@
 """Sums, means and softmax over rows on a CUDA device: how the Triton kernels are launched."""
 
-from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from .. import triton_kernels_of
 from .reference import row_of_edge
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -94,14 +94,8 @@ def transpose(
     return by_source(indptr, indices, edge_factors(weight, indptr, len(indices), mean, dtype), num_src)
 
 
-@cache
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
-    try:
-        from . import kernel
-    except ImportError:
-        return None
-    return kernel
+    return triton_kernels_of(__package__)
 
 
 def is_available(x: Tensor) -> bool:

@@ -1,13 +1,13 @@
 """Row gathers: the checks, and the choice of the implementation."""
 
 import threading
-from functools import cache
 from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import triton_kernels_of
 from ..intrinsics import LINE_BYTES
 from . import cpu
 from .tiers import RowCode, RowTables, decoding_plan, needs_wide_offsets, row_plan
@@ -240,12 +240,8 @@ def _programs_at_once(out: Tensor, programs_per_sm: int) -> int:
     return programs_per_sm * (device.multi_processor_count if device else 1)
 
 
-@cache
-def _triton_kernels() -> ModuleType:
-    """Return the module of kernels, imported when first needed."""
-    from . import kernel
-
-    return kernel
+def _triton_kernels() -> ModuleType | None:
+    return triton_kernels_of(__package__)
 
 
 def _addresses(num: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...errors import is_integer
 from ...graph import CSC
 from ..sample_neighbors import SampledNeighbors, Workspace
 from ..sample_neighbors.cpu import EVERY_ROW, count_hop
@@ -21,7 +22,7 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
         nodes_per_layer: one number >= 1 for all hops, or one for each.
         num_layers: hops, where one number is given (None: 2); else None, or the length of the list.
     """
-    if num_layers is not None and (not _is_integer(num_layers) or num_layers < 1):
+    if num_layers is not None and (not is_integer(num_layers) or num_layers < 1):
         raise ValueError(f"num_layers must be an integer >= 1, got {num_layers!r}: one hop for each layer of the model")
     if isinstance(nodes_per_layer, str) or nodes_per_layer is None:
         raise ValueError(f"nodes_per_layer must be an integer >= 1 or a list of them, got {nodes_per_layer!r}")
@@ -30,7 +31,7 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
     if not sizes:
         raise ValueError("nodes_per_layer must name at least one hop, got []")
     for hop, size in enumerate(sizes):
-        if not _is_integer(size) or size < 1:
+        if not is_integer(size) or size < 1:
             where = "nodes_per_layer" if alike else f"nodes_per_layer[{hop}]"
             raise ValueError(f"{where} must be an integer >= 1, got {size!r}: the nodes sampled for a layer")
     if num_layers is not None and len(sizes) != num_layers:
@@ -195,7 +196,3 @@ def _check_preferred(preferred, scale: float, num_hops: int, num_rows: int) -> N
         raise ValueError(
             f"preferred must hold a bool array of shape ({num_rows},) for each of {num_hops} hops, got {given}"
         )
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

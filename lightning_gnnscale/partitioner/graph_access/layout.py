@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...edge_stream.options import LAYOUTS
 from ...errors import EdgeStreamError, short
 from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import mix64
 
-LAYOUTS = ("auto", "once", "both_ways", "directed")
 SAMPLE_COPIES = 1 << 13  # copies of pairs that the sample holds at most
 MIN_REPEATED_SHARE = 0.01  # from here on a source counts as having repeats
 
