@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..traits import StreamTraits
 from ..values import as_array, refuse_outside
 from . import phases
-from .registry import check_number
 
 
 def pack_in_order(sizes: np.ndarray, filled: np.ndarray) -> np.ndarray:

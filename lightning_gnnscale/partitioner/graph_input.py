@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream.array import load_npz_arrays
+from ..errors import check_number
 from ..system import whole_file
 from . import phases
 from .graph_access.external_csc import ExternalCSC, open_external_csc
 from .graph_access.layout import ScanState
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
-from .registry import WITHOUT_EFFECT, check_number, refuse_balance, register_partitioner
+from .registry import WITHOUT_EFFECT, register_partitioner
 
 _UNFINISHED = ".tmp"
 FIRST_PASS = "degrees"  # its phase, in checkpoints as in `Partitioning.seconds`
@@ -88,10 +89,6 @@ class GraphInput:
         if self.stream.num_nodes is None:
             self.stream.count()
         return self.stream.num_nodes
-
-    def refuse_balance(self) -> None:
-        """Raise ValueError where constraints are asked of the method, which has none."""
-        refuse_balance(self.method, self.balance)
 
     def open_simple(self) -> np.ndarray | None:
         """Open the undirected simple graph as `simple`, without the passes that an earlier process has made.

@@ -8,21 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ..edge_stream import open_edge_stream
-from ..errors import short
+from ..errors import check_number, short
 from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import MAX_DIMENSIONS, NODES, Constraints, judge, node_weights, resolve_constraints
-from .graph_access.edge_shuffle import SLICE_EDGES, EdgeFile, copy_edges, shuffle_edges
-from .graph_access.scratch import reserve, scratch_folder
+from .graph_access.scratch import SLICE_EDGES, EdgeFile, copy_edges, reserve, scratch_folder, shuffle_edges
 from .graph_input import GraphInput, graph_partitioner
 from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
 from .multilevel import Effort, partition_in_memory
 from .multilevel.weighted_graph import ONE, WeightedGraph, part_loads, total_weight
 from .registry import (
     available_partitioners,
-    check_number,
     complete_options,
     get_partitioner,
 )

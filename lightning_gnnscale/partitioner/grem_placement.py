@@ -8,7 +8,7 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .graph_access.edge_shuffle import EdgeFile
+from .graph_access.scratch import EdgeFile
 
 _AHEAD = 32  # neighbours, or edges
 _ROWS_AHEAD = 24  # nodes

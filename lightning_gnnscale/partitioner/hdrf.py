@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, check_number
 from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch, trailing_zeros
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 
 ROWS_AHEAD = 16  # edges

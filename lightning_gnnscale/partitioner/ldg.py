@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import short
+from ..errors import check_number, short
 from ..jit import kernel
 from ..rng import combine_array, fold
 from ..triton_kernels.intrinsics import prefetch
@@ -16,7 +16,6 @@ from . import phases
 from .constraints import judge, resolve_constraints
 from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 
 ORDERS = ("given", "random")
 LINEAR, POWER = range(2)  # how a part's size lowers its score

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError, is_integer, short
+from ..errors import GNNScaleError, check_number, is_integer, short
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..rng import combine, fold
@@ -22,7 +22,6 @@ from .constraints import judge, node_weights, part_loads, resolve_constraints
 from .graph_access.scratch import nameless_file, reserve, scratch_folder, write_at
 from .graph_access.simple_graph import symmetric_adjacency
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 
 _SLACK = 1.03  # METIS' default, and KaMinPar's
 KEPT_EDGES = 16  # of a node, where `fast` looks at few

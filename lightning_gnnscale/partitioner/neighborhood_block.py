@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..errors import check_number
 from ..graph import MASK_NAMES, id_dtype
 from ..jit import kernel
 from ..rng import fold
@@ -14,7 +15,6 @@ from .multilevel import Effort
 from .multilevel.clustering import cluster_limit
 from .multilevel.quotient import build_quotient, number_clusters, quotient_bytes
 from .multilevel.weighted_graph import MAX_PARTS, EdgeGraph, RowThreads, WeightedGraph, part_loads
-from .registry import check_number
 from .streaming_multilevel import MIN_QUOTIENT_EDGES, StreamedParts
 
 MAX_HOPS = 32  # nodes further away make blocks by their ids

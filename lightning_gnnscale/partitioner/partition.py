@@ -18,9 +18,8 @@ from ..memory_peak import MemoryPeak
 from ..system import whole_file
 from . import phases
 from .constraints import balance_by_node_type
-from .promises import check_ids, fill_empty_parts, settle_balance
 from .quality import PartitionQuality, check_masks, evaluate_partitioning
-from .registry import complete_options, decisive_options, get_partitioner
+from .registry import check_ids, complete_options, decisive_options, fill_empty_parts, get_partitioner, settle_balance
 
 FORMAT_VERSION = 1
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import fill_least, judge, node_weights, pack_several, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 
 _CLUSTERING = "clustering"  # a phase, also of a checkpoint
 

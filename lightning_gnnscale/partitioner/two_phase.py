@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import pack_in_order
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 
 _SALT = 0x3250534C  # separates this use of the seed from all others

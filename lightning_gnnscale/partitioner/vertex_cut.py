@@ -51,7 +51,9 @@ def place_edges(
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
     """
-    graph.refuse_balance()
+    if graph.balance:
+        given = dict(graph.balance)
+        raise ValueError(f"partitioner {graph.method!r} takes no balance constraints, got balance={given}")
     check_masters(masters)
     degree, names = graph.open_simple(), [edge_pass.name for edge_pass in passes]
     left = graph.left_in(graph.phase)

@@ -12,7 +12,7 @@ from lightning_gnnscale.partitioner import (
     register_partitioner,
     registry,
 )
-from lightning_gnnscale.partitioner.promises import fill_empty_parts
+from lightning_gnnscale.partitioner.registry import fill_empty_parts
 from tests.partitioner.graphs import ODD, stream_of
 from tests.says import said
 from tests.tiers import all_pairs

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...edge_stream.read_ahead import read_ahead
+from ...errors import check_number
 from ...jit import kernel
 from .. import phases
-from ..registry import check_number
 from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, sum_ranges
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, nameless_file, read_at, reserve, scratch_folder
