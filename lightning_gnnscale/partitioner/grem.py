@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .constraints import MAX_DIMENSIONS, NODES, Constraints, judge, node_weights, resolve_constraints
+from .constraints import MAX_DIMENSIONS, NODES, judge, node_weights, resolve_constraints
 from .graph_access.scratch import SLICE_EDGES, EdgeFile, copy_edges, reserve, scratch_folder, shuffle_edges
 from .graph_input import GraphInput, graph_partitioner
-from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
+from .grem_placement import PlacementState, SeedParts, place_edges
 from .multilevel import Effort, partition_in_memory
 from .multilevel.weighted_graph import ONE, WeightedGraph, part_loads, total_weight
 from .registry import (
@@ -101,17 +100,17 @@ def grem(
     degree = graph.open_simple()
     chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.simple.num_edges)
     phases.note(chunk_edges=chunk_edges)
-    bounds = _bounds(graph, num_parts, epsilon, degree)
+    *bounds, constraints = _bounds(graph, num_parts, epsilon, degree)
     del degree
     run = _Run(graph, num_parts, bounds, refine, chunk_edges, seed_method)
     edges = _ordered_edges(graph, folder, order, num_parts > 2 and mode == "recursive")
     if mode == "direct" or num_parts == 1:
-        share, caps = (1,) * num_parts, np.repeat(bounds.cap[None], num_parts, axis=0)
-        part_id = run.place(edges, bounds.weight, graph.num_nodes, share, caps, 0, _PLACING)
+        share, caps = (1,) * num_parts, np.repeat(run.cap[None], num_parts, axis=0)
+        part_id = run.place(edges, run.weight, graph.num_nodes, share, caps, 0, _PLACING)
     else:
         part_id = _bisect(edges, run)
-    if bounds.constraints is not None:
-        judge(bounds.constraints, part_loads(_node_weight(bounds.weight), part_id, num_parts))
+    if constraints is not None:
+        judge(constraints, part_loads(_node_weight(run.weight), part_id, num_parts))
     return part_id
 
 
@@ -136,28 +135,6 @@ def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
     return [min(math.ceil(num_nodes * part / num_parts * slack * (1 - _TOLERANCE)), cap * part) for part in share]
 
 
-class _Bounds(NamedTuple):
-    """What a part may hold; in D dimensions, one where nodes alone are bounded.
-
-    Attributes:
-        cap: (D,) int64, what each part may weigh.
-        slack: (D,) float64, the cap over the mean, about.
-        weight: (num_nodes, D) int32; None: nodes alone, which weigh one each.
-        constraints: what was asked for; None: nothing but `epsilon`.
-    """
-
-    cap: np.ndarray
-    slack: np.ndarray
-    weight: np.ndarray | None = None
-    constraints: Constraints | None = None
-
-    def side_caps(self, weight: np.ndarray | None, num_nodes: int, share: tuple[int, int]) -> np.ndarray:
-        """Return (2, D) int64 caps of the two sides of a bisection; a dimension beyond its cap is divided evenly."""
-        totals = [num_nodes] if weight is None else weight.sum(axis=0, dtype=np.int64).tolist()
-        caps = [max(cap, -(-total // sum(share))) for cap, total in zip(self.cap.tolist(), totals, strict=True)]
-        return np.array([side_caps(total, share, cap) for total, cap in zip(totals, caps, strict=True)], np.int64).T
-
-
 def _check_balance(balance: Mapping | None, epsilon: float) -> None:
     if balance and "nodes" in balance and epsilon != _EPSILON:
         raise ValueError(
@@ -171,9 +148,15 @@ def _check_balance(balance: Mapping | None, epsilon: float) -> None:
         )
 
 
-def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarray | None) -> _Bounds:
+def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarray | None) -> tuple:
+    """Return what a part may hold in each of D dimensions; one where nodes alone are bounded.
+
+    Returns:
+        (D,) int64, what each part may weigh; (D,) float64, about the cap over the mean; (num_nodes, D) int32 weights,
+        None: of one each; and the Constraints, None: nothing but `epsilon`.
+    """
     if not graph.balance:
-        return _Bounds(np.array([part_cap(graph.num_nodes, num_parts, epsilon)]), np.array([1 + epsilon]))
+        return np.array([part_cap(graph.num_nodes, num_parts, epsilon)]), np.array([1 + epsilon]), None, None
     balance = graph.balance if "nodes" in graph.balance else {"nodes": 1 + epsilon, **graph.balance}
     if "volume" not in balance:
         degree = np.ones(graph.num_nodes, np.int8)
@@ -184,7 +167,7 @@ def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarra
     weight = None if alone else node_weights(constraints, degree, np.int32)
     if "volume" in balance:
         graph.facts = {_DEGREE: weight[:, constraints.names.index("volume")]}
-    return _Bounds(constraints.cap, constraints.slack, weight, constraints)
+    return constraints.cap, constraints.slack, weight, constraints
 
 
 def _node_weight(weight: np.ndarray | None) -> np.ndarray:
@@ -195,14 +178,21 @@ def _node_weight(weight: np.ndarray | None) -> np.ndarray:
 class _Run:
     """What all passes of one run have in common, and the state in which an earlier process left them."""
 
-    def __init__(self, graph: GraphInput, num_parts: int, bounds: _Bounds, refine: bool, chunk_edges: int, seed_method):
+    def __init__(self, graph: GraphInput, num_parts: int, bounds, refine: bool, chunk_edges: int, seed_method):
         left = graph.left_in(_PLACING)
         left.pop(_DEGREE, None)
-        self.num_parts, self.bounds = num_parts, bounds
+        self.num_parts = num_parts
+        self.cap, self.slack, self.weight = bounds  # see `_bounds`
         self.part_id = left.pop("part_id", np.zeros(graph.num_nodes, np.int32))
         self.first_step = int(left.pop("step", -1))
         self._graph, self._refine, self._chunk_edges = graph, refine, chunk_edges
         self._seed_method, self._left_state = seed_method, left
+
+    def side_caps(self, weight: np.ndarray | None, num_nodes: int, share: tuple[int, int]) -> np.ndarray:
+        """Return (2, D) int64 caps of the two sides of a bisection; a dimension beyond its cap is divided evenly."""
+        totals = [num_nodes] if weight is None else weight.sum(axis=0, dtype=np.int64).tolist()
+        caps = [max(cap, -(-total // sum(share))) for cap, total in zip(self.cap.tolist(), totals, strict=True)]
+        return np.array([side_caps(total, share, cap) for total, cap in zip(totals, caps, strict=True)], np.int64).T
 
     def place(self, edges: EdgeFile, weight, num_nodes: int, share, caps: np.ndarray, step: int, what: str):
         """Stream the edges once, as step number `step` of the run, and return the (num_nodes,) parts."""
@@ -216,7 +206,7 @@ class _Run:
             graph.after_chunk(_PLACING, lambda: {"part_id": self.part_id, "step": np.int64(step), **state._asdict()})
             graph.tell(what, done, edges.num_edges)
 
-        limits = caps, self.bounds.slack, weight
+        limits = caps, self.slack, weight
         seed_parts = seed_partitioner(self._seed_method, share, *limits, graph.seed, graph.scratch)
         place_edges(edges, np.ascontiguousarray(placed_caps), self._chunk_edges, seed_parts, state, after_chunk, weight)
         return state.part
@@ -265,9 +255,9 @@ def _bisect(edges: EdgeFile, run: _Run) -> np.ndarray:
             side = (part_id[nodes] >= middle).astype(np.int32)
         else:
             what = f"placing, parts {first} to {first + num_parts - 1}"
-            weight = run.bounds.weight
+            weight = run.weight
             weight = weight[nodes] if weight is not None and len(nodes) < len(part_id) else weight
-            caps = run.bounds.side_caps(weight, len(nodes), share)
+            caps = run.side_caps(weight, len(nodes), share)
             side = run.place(edges, weight, len(nodes), share, caps, step, what)
             del weight
             part_id[nodes[side == 1]] = middle
@@ -353,13 +343,13 @@ def seed_partitioner(
     even = len(set(share)) == 1
     num_parts = len(share) if even or method == MULTILEVEL else sum(share)
 
-    def seed_parts(rows: ChunkRows, edges: EdgeFile, num_edges: int) -> np.ndarray:
-        rank = np.empty(len(rows.ends), rows.neighbors.dtype)
-        num_nodes = _rank_nodes(rows.ends, rank)
+    def seed_parts(ends: np.ndarray, neighbors: np.ndarray, edges: EdgeFile, num_edges: int) -> np.ndarray:
+        rank = np.empty(len(ends), neighbors.dtype)
+        num_nodes = _rank_nodes(ends, rank)
         if num_nodes < num_parts:
             found = np.arange(num_nodes)
         elif method == MULTILEVEL:
-            return _multilevel(rows, rank, num_nodes, np.array(share), caps, slack, weight, seed)
+            return _multilevel(ends, neighbors, rank, num_nodes, np.array(share), caps, slack, weight, seed)
         else:
             found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
         if num_parts > len(share):
@@ -369,10 +359,10 @@ def seed_partitioner(
     return seed_parts
 
 
-def _multilevel(rows, rank, num_nodes, share, caps, slack, weight, seed) -> np.ndarray:
-    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), rank.dtype)
-    _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
-    met = None if weight is None else weight[np.diff(rows.ends, prepend=0) > 0]
+def _multilevel(ends, neighbors, rank, num_nodes, share, caps, slack, weight, seed) -> np.ndarray:
+    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(neighbors), rank.dtype)
+    _compact_rows(ends, neighbors, rank, indptr, indices)
+    met = None if weight is None else weight[np.diff(ends, prepend=0) > 0]
     graph = WeightedGraph(indptr, indices, ONE, _node_weight(met))
     mean = -(-total_weight(graph) * share[:, None] // share.sum())
     cap = np.clip(np.floor(mean * slack).astype(np.int64), 1, np.maximum(caps, 1))

@@ -21,7 +21,7 @@ def lay_here(layout: RowLayout, devices: list[int]) -> LaidRows:
         rows[peer] = private_copy(layout, layout.device_rows(peer))
     host_ids = layout.host_ids(devices)
     host = features.array if host_ids is None else private_copy(layout, host_ids)
-    return LaidRows([features.array, host, *rows], host_ids)
+    return [features.array, host, *rows], host_ids
 
 
 def lay_jointly(
@@ -47,7 +47,7 @@ def lay_jointly(
         host = layout.features.array
         if layout.copies_host:
             host = (own_host or SharedRows.attach(handles[here[0]][1])).array
-        return LaidRows([layout.features.array, host, *rows], host_ids), None
+        return ([layout.features.array, host, *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)
     own.release()

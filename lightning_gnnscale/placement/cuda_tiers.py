@@ -48,7 +48,7 @@ def lay_here(layout: RowLayout, devices: list[int], on: str) -> LaidRows:
     host_ids = layout.host_ids(devices)
     check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
     host = pinned(private_copy(layout, host_ids), device_of(on, devices[0]))
-    return LaidRows([None, host, *rows], host_ids)
+    return [None, host, *rows], host_ids
 
 
 def lay_jointly(
@@ -87,7 +87,7 @@ def lay_jointly(
                 rows[peer] = taken_over(*handles[peer][0])
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
         host = own_host or SharedRows.attach(handles[here[0]][1], write=True)
-        return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
+        return ([None, pinned(host.array, own_device), *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)
     if own_host is not None:

@@ -96,10 +96,10 @@ class FeatureBuffer(Column):
         layout = _layout(placement, features, device, on, host, fingerprint, memory_bytes)
         self.placement, self.features, self.device, self.on, self.cache = placement, features, device, on, cache
         self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, np.dtype(features.dtype)
-        laid = laid or _row_module(on).lay_here(layout, [device], **_where(on))
+        tables, host_ids = laid or _row_module(on).lay_here(layout, [device], **_where(on))
         group = {FIRST_DEVICE + peer for peer in group_of(placement, device)}
-        tables = [table if i < FIRST_DEVICE or i in group else None for i, table in enumerate(laid.tables)]
-        self._places = row_places(placement, device, laid.host_ids)
+        tables = [table if i < FIRST_DEVICE or i in group else None for i, table in enumerate(tables)]
+        self._places = row_places(placement, device, host_ids)
         if cache is not None:
             cache.bind(self.num_rows)
         if on == "cpu":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -152,14 +152,9 @@ def first_place(table: int) -> int:
 OUTSIDE = first_place(FIRST_DEVICE)  # places below are on no device of the group
 
 
-class LaidRows(NamedTuple):
-    """The tables of some devices in memory, None for what is not read; the cache's is left out.
-
-    `host_ids` are the rows of the host table, ascending; None: all, by id.
-    """
-
-    tables: list
-    host_ids: np.ndarray | None
+# The tables of some devices in memory, None for what is not read, without the cache's; and the (num_host,) rows of the
+# host table, ascending; None: all, by id.
+LaidRows = tuple[list, np.ndarray | None]
 
 
 @dataclass(frozen=True)
