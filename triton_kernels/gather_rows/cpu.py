@@ -147,13 +147,6 @@ def copy_found(addresses, row_bytes, line_items, out):
 
 
 @kernel
-def row_addresses(rows, base, row_bytes, addresses):
-    """Write the address of each row of one table; rows, addresses: (num,)."""
-    for i in range(len(rows)):
-        addresses[i] = base + np.int64(rows[i]) * row_bytes
-
-
-@kernel
 def decode_found(addresses, row_bytes, dim, bits, streams, out):
     """Decode quantised rows from their addresses.
 

@@ -61,7 +61,8 @@ def gather_rows(
         cpu.copy_items(np.asarray(table).reshape(-1).view(unit), rows, out.reshape(-1).view(unit))
         return out
     addresses = _addresses(len(rows))
-    cpu.row_addresses(rows, table.ctypes.data, row_bytes, addresses)
+    np.multiply(rows, row_bytes, out=addresses, dtype=np.int64)
+    addresses += table.ctypes.data
     if code is not None:
         return _decode_found(addresses, code, out)
     _copy_found(addresses, row_bytes, out.reshape(-1).view(np.uint8))
