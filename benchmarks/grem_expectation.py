@@ -28,11 +28,11 @@ import os
 
 import numpy as np
 
+from lightning_gnnscale.errors import check_number
 from lightning_gnnscale.jit import kernel
 from lightning_gnnscale.partitioner.graph_access.scratch import AUTO
 from lightning_gnnscale.partitioner.graph_access.simple_graph import SimpleGraph, open_simple_graph
 from lightning_gnnscale.partitioner.quality import check_parts
-from lightning_gnnscale.partitioner.registry import check_number
 from lightning_gnnscale.rng import below, combine, fold, unit
 
 _SALT = 0x45585043

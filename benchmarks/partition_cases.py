@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
-from lightning_gnnscale.partitioner.kaminpar import kaminpar_is_installed
-from lightning_gnnscale.partitioner.metis import metis_is_installed
+from lightning_gnnscale.partitioner.metis import kaminpar_is_installed, metis_is_installed
 from lightning_gnnscale.partitioner.registry import complete_options
 
 from .graphs import GraphFile

@@ -22,7 +22,7 @@ from typing import NoReturn
 import numpy as np
 
 from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, open_edge_stream, write_edges
-from lightning_gnnscale.edge_stream.write import WRITE_SUFFIXES
+from lightning_gnnscale.edge_stream.open import WRITE_SUFFIXES
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.memory import format_bytes, resident_bytes
 from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning, partition

@@ -1,6 +1,7 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
 import difflib
+import math
 import os
 import re
 import signal
@@ -168,6 +169,13 @@ def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) 
     if not is_integer(value) or value < low or (high is not None and value > high):
         allowed = f"of at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be an integer {allowed}, got {short(value)}")
+
+
+def check_number(name: str, value: Any, at_least: float) -> None:
+    """Raise ValueError unless an argument is a finite number, also one of numpy, of at least `at_least`."""
+    is_number = isinstance(value, Real) and type(value).__name__ not in ("bool", "bool_")
+    if not is_number or not math.isfinite(value) or value < at_least:
+        raise ValueError(f"{name} must be a finite number >= {at_least}, got {short(value)}")
 
 
 def check_mapping(name: str, value: Any, example: str) -> None:

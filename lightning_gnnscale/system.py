@@ -1,7 +1,13 @@
-"""What this system can do that others cannot: hints on files, space ahead of writing, the cores that are allowed."""
+"""What this system does with files: hints, space ahead of writing, files that are whole or not there; and its cores."""
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import disk_errors
 
 CAN_FORK = hasattr(os, "fork")
 CAN_ADVISE = hasattr(os, "posix_fadvise")
@@ -42,3 +48,29 @@ def preallocate(fd: int, num_bytes: int) -> None:
 def sync_data(fd: int) -> None:
     """Wait until a file's data are on the disk."""
     (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)  # macOS has the latter alone
+
+
+@contextmanager
+def whole_file(
+    path: Path, remedy: str = "make space, or give another path", doing: str = "written", suffix: str = ""
+) -> Iterator[BinaryIO]:
+    """Yield a file to write that takes its path once the block is over and its bytes are on the disk.
+
+    Args:
+        path: the path; what was there stays if the block fails.
+        remedy, doing: see `disk_errors`.
+        suffix: of its name until then; "": one of this process.
+
+    Raises:
+        GNNScaleError: the disk is full, or cannot be written to.
+    """
+    temporary = path.with_name(path.name + (suffix or f".tmp{os.getpid()}"))
+    try:
+        with disk_errors(path, doing, remedy):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from ..partition_store.features import as_stored
 from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
 from ..placement.link_cost import gpu_uuid
 from ..placement.place import linked_groups
-from ..placement.row_layout import bytes_by_tier
+from ..placement.placement import bytes_by_tier
 from ..placement.shared_rows import gather_objects
 from ..planner.tier_sizes import FreeMemory, TierSizes, size_tiers
 

@@ -40,13 +40,7 @@ class CSRArrays(NamedTuple):
 
 
 class EdgeColumn(NamedTuple):
-    """How a column of the edges is stored, in the order of the rows, and what batches call it.
-
-    Attributes:
-        in_batch: Its name in a `MiniBatch`.
-        dtype: Stored dtype; None: as given.
-        num_dims: 1 for a number an edge, 2 for several.
-    """
+    """How a column of the edges is stored, and its name in a `MiniBatch`; dtype None: as given."""
 
     in_batch: str
     dtype: Any = None
@@ -108,11 +102,7 @@ class Columns:
 
 
 def load_arrays(stream, columns: Columns) -> dict[str, Any]:
-    """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names.
-
-    Args:
-        stream: Edges, counted.
-        columns: As given.
+    """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names; the stream is counted.
 
     Raises:
         ValueError: one has another shape or dtype than the graph asks for.
@@ -133,11 +123,7 @@ def load_arrays(stream, columns: Columns) -> dict[str, Any]:
 
 
 def checked_name(name: Any) -> str:
-    """Return the name of a node column.
-
-    Raises:
-        ValueError: it is no plain word, or one that a batch uses itself.
-    """
+    """Return the name of a node column; ValueError unless it is a plain word that a batch does not use itself."""
     if not str(name).isidentifier() or str(name) in _NAMES_OF_BATCHES:
         raise ValueError(
             "node_columns: a name must be a plain word that batches do not use themselves, such as image, got "
@@ -197,12 +183,10 @@ def _load_edge_column(name: str, given, num_edges: int) -> np.ndarray | None:
 
 
 def load_features(features, num_nodes: int) -> np.ndarray | CSRArrays | None:
-    """Return features as an array (memory-mapped where a path is given) or as a CSRArrays.
+    """Return features of `num_nodes` rows as an array (memory-mapped where a path is given) or as a CSRArrays.
 
-    Args:
-        features: (num_nodes, dim) array, memmap, table, tensor, or path of .npy, .parquet or .csv; a sparse matrix of
-            SciPy or torch; or (indptr, indices, data, shape).
-        num_nodes: rows expected.
+    They may be an array, a memmap, a table, a tensor, or the path of .npy, .parquet or .csv; a sparse matrix of SciPy
+    or torch; or (indptr, indices, data, shape).
     """
     if features is None:
         return None
@@ -233,15 +217,7 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> CSRArrays:
 
 
 def read_rows(where: str, rows: Any) -> Any:
-    """Return features as a data set holds them: sparse ones as CSR, others as `read_values` gives them.
-
-    Args:
-        where: What they are of, for messages.
-        rows: (num_rows, dim), or a column of a file.
-
-    Raises:
-        ValueError: see `read_values`.
-    """
+    """Return features as a data set holds them: sparse ones as CSR, others as `read_values` gives them."""
     if is_sparse(rows):
         return CSRArrays(*load_features(rows, rows.shape[0]))
     if type(rows) is tuple and len(rows) == 4:
@@ -253,12 +229,9 @@ def read_rows(where: str, rows: Any) -> Any:
 
 
 def read_values(where: str, values: Any, keep_path: bool = True) -> Any:
-    """Return values of a column as an array, one a row.
+    """Return values of a column as an array, one a row; where: what they are of, for messages.
 
-    Args:
-        where: What they are of, for messages.
-        values: An array, a tensor, a column, or the path of one.
-        keep_path: Whether a path of .npy stays a path, so that each process maps the file itself.
+    With `keep_path` a path of .npy stays a path, so that each process maps the file itself.
 
     Raises:
         ValueError: no such file, or nothing that numpy can hold.
@@ -331,7 +304,7 @@ def masks_by_name(masks) -> dict[str, Any]:
     from ..edge_stream.table import marked_by_words
 
     if isinstance(masks, str | os.PathLike):
-        masks = _local(masks)
+        masks = local_path(masks)
         if table_path(masks) is None:
             masks = opened(masks)
     try:
@@ -372,7 +345,7 @@ def opened(array):
     if not isinstance(array, str | os.PathLike):
         refuse_masked("array", array)
         return array if isinstance(array, np.ndarray) else _as_rows(array)
-    path = _local(array)
+    path = local_path(array)
     if table_path(path) is not None:
         return _as_rows(path)
     try:
@@ -381,12 +354,13 @@ def opened(array):
         raise ValueError(f"{array}: not a .npy file that numpy can map ({why_no_array(error)})") from None
 
 
-def _local(path: str | os.PathLike) -> str | os.PathLike:
+def local_path(path: str | os.PathLike, storage_options: Mapping | None = None) -> str | os.PathLike:
     """Return a path as it is, or that of the copy of a URL, with the columns that it names."""
     if not is_url(path):
         return path
     file, columns = split_columns(path)
-    return local_copy(file) if columns is None else f"{local_copy(file)}:{columns}"
+    local = str(local_copy(file, storage_options))
+    return local if columns is None else f"{local}:{columns}"
 
 
 def _as_rows(values):
@@ -396,14 +370,7 @@ def _as_rows(values):
 
 
 def check_whole(array) -> None:
-    """Refuse to read on in a memory map whose file was cut short: the system would end the process by a signal.
-
-    Args:
-        array: any array; those that no file backs pass.
-
-    Raises:
-        ValueError: the file ends before the array does; names it.
-    """
+    """Refuse to read on in a memory map whose file was cut short: the system would end the process by a signal."""
     memmap = backing_memmap(np.asanyarray(array))
     if memmap is None or memmap.filename is None:
         return

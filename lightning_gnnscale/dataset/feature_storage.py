@@ -13,15 +13,7 @@ _CODE_BITS = {"int8": 8, "int4": 4}
 
 
 def check_storage(storage: str | None, features) -> None:
-    """Refuse a `feature_storage` that is unknown, or does not go with the features.
-
-    Args:
-        storage: As given; None goes with everything.
-        features: An array, CSR features with `indptr`, `data` and `shape`, or None.
-
-    Raises:
-        ValueError: one line with the remedy.
-    """
+    """Refuse a `feature_storage` that is unknown, or does not go with the features: an array, CSR features, or None."""
     if storage is None:
         return
     if isinstance(features, Mapping) and storage in FEATURE_STORAGE:
@@ -48,12 +40,9 @@ def row_code(storage: str | None, dim: int) -> RowCode | None:
 
 
 def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtype, int]:
-    """Return the dtype and the number of items of a dense row as it is stored.
+    """Return the dtype and the number of items of a dense row of `dim` columns as it is stored.
 
-    Args:
-        storage: The `feature_storage`; None: as given.
-        dim: The columns.
-        given: The dtype of the rows before they are stored.
+    Storage None: as given.
     """
     code = row_code(storage, dim)
     return (np.dtype(storage or given), dim) if code is None else (np.dtype(np.uint8), code.row_bytes)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..edge_stream import NodeIds, open_edge_stream
+from ..edge_stream import open_edge_stream
+from ..edge_stream.open import listed_nodes
 from ..edge_stream.options import split_columns, table_path
-from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
+from ..errors import UNREADABLE, short, why_no_array
 from ..keywords import passes_on
-from ..object_store import graph_name, is_url, local_copy
-from .columns import masks_by_name, named_file
-from .edge_types import column_of, header_of, numbered
+from ..object_store import graph_name
+from .columns import local_path, masks_by_name, named_file
 from .graph_dataset import GraphDataset, as_mask
+from .hetero_edges import column_of, header_of, numbered
 from .split import held_out, random_split
 
 
@@ -98,35 +99,34 @@ def load_files(
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {short(reader)}")
     edge_type = None if edge_type is None else column_of(edges, edge_type)
-    given = (features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes, edge_label)
-    fetched = (
-        _fetched(path, stream_options.get("storage_options")) if is_url(path) else path for path in (*given, edge_type)
-    )
-    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, *fetched = fetched
-    nodes, edge_label, edge_type = fetched
-    arrays = {
-        key: _load(key, path)
-        for key, path in {
-            "features": features,
-            "labels": labels,
-            "train_mask": train_mask,
-            "val_mask": val_mask,
-            "test_mask": test_mask,
-            "edge_weight": edge_weight,
-            "edge_features": edge_features,
-            "edge_label": edge_label,
-            "edge_type": edge_type,
-        }.items()
-        if path is not None
+    given = {
+        "features": features,
+        "labels": labels,
+        "train_mask": train_mask,
+        "val_mask": val_mask,
+        "test_mask": test_mask,
+        "edge_weight": edge_weight,
+        "edge_features": edge_features,
+        "edge_label": edge_label,
+        "edge_type": edge_type,
+        "masks": masks,
+        "nodes": nodes,
     }
+    storage_options = stream_options.get("storage_options")
+    given = {key: local_path(path, storage_options) for key, path in given.items() if path is not None}
+    masks, nodes, edge_type = given.pop("masks", None), given.pop("nodes", None), given.get("edge_type")
+    arrays = {key: _load(key, path) for key, path in given.items()}
+    # As paths where they are mapped: spawned processes open the files instead of receiving the rows.
+    rows = {key: arrays[key] if _in_memory(path) else path for key, path in given.items()}
     arrays |= _of_words(masks, [key for key in arrays if key.endswith("_mask")])
     num_nodes, relabel = stream_options.pop("num_nodes", None), stream_options.pop("relabel", None)
     relabel = nodes is not None if relabel is None else relabel
     _check_named(arrays, needs_nodes=relabel and nodes is None)
-    node_ids = None if nodes is None else _listed_ids(nodes, relabel)
-    rows = _num_rows(arrays, {"num_nodes": num_nodes, "nodes": None if node_ids is None else len(node_ids)})
+    node_ids = None if nodes is None else listed_nodes(nodes)
+    known = {"num_nodes": num_nodes, "nodes": None if node_ids is None else len(node_ids)}
+    num_rows = _num_rows(arrays, known)
     if num_nodes is None:
-        num_nodes = rows if node_ids is None else len(node_ids)
+        num_nodes = num_rows if node_ids is None else len(node_ids)
     stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
     with warnings.catch_warnings():
         if edge_type is not None:  # not "edge_type: not read with the edges": it is read separately
@@ -143,18 +143,17 @@ def load_files(
     dataset = GraphDataset(
         name=name or graph_name(edges),
         stream=stream,
-        # As paths: spawned processes open the files instead of receiving the rows.
-        features=arrays.get("features") if _in_memory(features) else features,
+        features=rows.get("features"),
         labels=label_array,
         masks=split,
         num_classes=num_classes,
-        edge_weight=arrays.get("edge_weight") if _in_memory(edge_weight) else edge_weight,
-        edge_features=arrays.get("edge_features") if _in_memory(edge_features) else edge_features,
+        edge_weight=rows.get("edge_weight"),
+        edge_features=rows.get("edge_features"),
         edge_label=arrays.get("edge_label"),
         regression=regression,
         edge_type=types,
         schema=schema,
-        source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
+        source={key: _stamp(given[key]) for key in ("features", "labels") if key in given},
     )
     return held_out(dataset, hold_out)
 
@@ -201,27 +200,8 @@ def _num_rows(arrays: dict[str, np.ndarray], known: dict[str, int | None]) -> in
     return next(iter(rows.values()), None)
 
 
-def _listed_ids(nodes: str, relabel: bool) -> NodeIds:
-    """Return the listed ids, numbered by their rows; edges of other nodes are refused when read."""
-    if not relabel:
-        raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
-    from ..edge_stream.table import listed_ids  # imports pyarrow
-
-    try:
-        return listed_ids(nodes)
-    except (EdgeStreamError, ValueError) as error:
-        raise ValueError(f"nodes: {str(error).removeprefix('nodes: ')}") from None
-
-
-def _in_memory(path: str | None) -> bool:
-    return path is not None and table_path(path) is not None
-
-
-def _fetched(url: str, storage_options) -> str:
-    """Fetch a file, and return its path with the columns that the URL names."""
-    file, columns = split_columns(url)
-    local = local_copy(file, storage_options)
-    return str(local) if columns is None else f"{local}:{columns}"
+def _in_memory(path: str) -> bool:
+    return table_path(path) is not None
 
 
 def _load(key: str, path: str) -> np.ndarray:

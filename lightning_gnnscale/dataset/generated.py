@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
+from ..edge_stream.array import write_npy_header
 from ..edge_stream.options import CHUNK_EDGES, StreamOptions
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_count
@@ -16,6 +18,7 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..keywords import passes_on
 from ..rng import combine, fold, unit
+from ..system import whole_file
 from .graph_dataset import GraphDataset
 from .hetero import hetero_graph
 from .split import held_out
@@ -61,12 +64,8 @@ def generate(
         most = graph.num_communities
         raise ValueError(f"num_classes must be in [1, {most}], the communities, got {classes}")
     parameters = json.dumps({**graph.parameters(), **features}, sort_keys=True)
-    target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
-    target.mkdir(parents=True, exist_ok=True)
-    edges, rows = target / "edges.bin", target / "features.npy"
-    with held_lock(target / "lock", f"is generating the graph {target}"):
-        for left in target.glob("*.tmp*"):  # by a killed process
-            left.unlink()
+    with _locked_folder(folder, name, parameters) as target:
+        edges, rows = target / "edges.bin", target / "features.npy"
         if not edges.is_file():
             write_edges(graph.stream(options.get("chunk_edges", CHUNK_EDGES)), edges, dtype="int32", progress=progress)
         if not rows.is_file():
@@ -82,6 +81,17 @@ def generate(
         source={"generated": parameters, "num_classes": classes},
     )
     return held_out(dataset, hold_out)
+
+
+@contextmanager
+def _locked_folder(folder: str, name: str, parameters: str) -> Iterator[Path]:
+    """Yield the folder of the data with these parameters; other processes wait until the block is over."""
+    target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
+    target.mkdir(parents=True, exist_ok=True)
+    with held_lock(target / "lock", f"is generating the graph {target}"):
+        for left in target.glob("*.tmp*"):  # by a killed process
+            left.unlink()
+        yield target
 
 
 # MAG240M-LSC (Hu et al., 2021): nodes and edges of each type.
@@ -207,10 +217,8 @@ def load_mag_shape(
     classes = group_of(papers, num_groups) % num_classes
     facts = {"papers": papers, "dim": feature_dim, "classes": num_classes, "groups": num_groups, "seed": seed}
     text = json.dumps(facts | {"noise": feature_noise}, sort_keys=True)
-    target = Path(folder) / f"{name}-{fold(*text.encode()) >> 32:08x}"
-    target.mkdir(parents=True, exist_ok=True)
-    rows = target / "paper_features.npy"
-    with held_lock(target / "lock", f"is generating the features {rows}"):
+    with _locked_folder(folder, name, text) as target:
+        rows = target / "paper_features.npy"
         if not rows.is_file():
             _write_features(rows, classes, feature_dim, num_classes, feature_noise, seed)
     rng = np.random.default_rng(seed)
@@ -235,16 +243,13 @@ def load_mag_shape(
 def _write_features(path: Path, classes: np.ndarray, dim: int, num_classes: int, noise: float, seed: int) -> None:
     """Write (num_papers, dim) float16 rows around the mean of each class, whole or not at all."""
     means = np.random.default_rng(seed).standard_normal((num_classes, dim), np.float32)
-    partial = path.with_suffix(".tmp.npy")
-    rows = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float16, shape=(len(classes), dim))
     step = max(1, _CHUNK * 8 // dim)
-    for number, begin in enumerate(range(0, len(classes), step)):
-        own = classes[begin : begin + step]
-        sampled = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
-        rows[begin : begin + step] = means[own] + noise * sampled
-    rows.flush()
-    del rows
-    partial.rename(path)
+    with whole_file(path) as file:
+        write_npy_header(file, (len(classes), dim), np.float16)
+        for number, begin in enumerate(range(0, len(classes), step)):
+            own = classes[begin : begin + step]
+            sampled = np.random.default_rng((seed, number)).standard_normal((len(own), dim), np.float32)
+            file.write((means[own] + noise * sampled).astype(np.float16))
 
 
 def load_leaky_events(

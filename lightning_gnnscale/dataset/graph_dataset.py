@@ -32,12 +32,9 @@ def checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
     """Return the number of classes, or of labels a node where there are several.
 
     Args:
-        labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1.
+        labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1. Values of
+            the latter are left to `check_label_values`, before they are stored.
         num_classes: as the user gave it, or None.
-
-    Raises:
-        ValueError: implausible labels; names the row. Values of several a node are left to
-            `check_label_values`, before they are stored.
 
     Cost: one read of classes; with several a node, of the first rows up to a known one.
     """
@@ -85,11 +82,7 @@ def _checked_single(labels: np.ndarray, num_classes: int | None) -> int:
 
 
 def check_link_names(links: Any) -> None:
-    """Refuse links that are not by split, which would never be evaluated.
-
-    Raises:
-        ValueError: no mapping, another split than "val" and "test", or no `LinkSet`.
-    """
+    """Refuse links that are not by split, "val" or "test", which would never be evaluated."""
     check_mapping("links", links, '{"test": LinkSet(edges)}')
     for name, given in links.items():
         if name not in LINK_SPLITS:
@@ -99,11 +92,7 @@ def check_link_names(links: Any) -> None:
 
 
 def checked_targets(labels: np.ndarray) -> np.ndarray:
-    """Return numbers to predict as (num_nodes, num_targets) float32, NaN where they are unknown.
-
-    Raises:
-        ValueError: no numbers, an infinity, or none is known.
-    """
+    """Return numbers to predict as (num_nodes, num_targets) float32, NaN where they are unknown."""
     if labels.dtype.kind not in "fiub" or labels.ndim not in (1, 2):
         raise ValueError(
             f"labels must be (num_nodes,) or (num_nodes, num_targets) numbers, got {labels.dtype} of {labels.shape}"
@@ -347,9 +336,6 @@ def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchem
         stream: Edges. With `to_undirected` the reverse of an edge has an edge type of its own, named "rev_...".
         edge_type: (num_edges,) edge type of each edge, from 0.
         schema: Names of the edge types, without those of reverses; None: their numbers.
-
-    Raises:
-        ValueError: not one integer an edge, or the graph has several node types.
     """
     if edge_type.ndim != 1 or edge_type.dtype.kind not in "iu":
         raise ValueError(f"edge_type must be (num_edges,) integers, got {edge_type.dtype} of shape {edge_type.shape}")
@@ -371,13 +357,7 @@ def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchem
 
 
 def as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | None = None) -> np.ndarray:
-    """Return a (num_nodes,) bool mask.
-
-    Args:
-        key: for messages.
-        array: (num_nodes,) bool, or (num,) node ids, each once.
-        num_nodes: nodes of the graph.
-        node_ids: the ids of the nodes; None: row numbers.
+    """Return a (num_nodes,) bool mask of one, or of (num,) node ids, each once; node_ids None: row numbers.
 
     Raises:
         ValueError: of another shape or type, or an unknown or repeated id.

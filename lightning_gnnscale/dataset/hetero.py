@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..edge_stream.open import listed_nodes
 from ..edge_stream.options import CHUNK_EDGES
 from ..edge_stream.relations import HeteroStream, IdsByNodeType
 from ..errors import check_integer, check_mapping, is_integer, short
@@ -145,7 +146,7 @@ def _read_nodes(where: str, given: dict) -> dict:
             found[name] = read_rows(told, given[name]) if name == "features" else read_values(told, given[name], False)
             counts[name] = _num_rows(told, found[name])
     if given["nodes"] is not None:
-        found["nodes"] = _listed_ids(where, given["nodes"])
+        found["nodes"] = listed_nodes(given["nodes"], f"{where}.nodes")
         counts["nodes"] = len(found["nodes"])
     if not counts:
         raise ValueError(f"{where}: how many are there? give num_nodes, features, labels, time or nodes")
@@ -161,15 +162,6 @@ def _num_rows(where: str, rows: Any) -> int:
     if not shape:
         raise ValueError(f"{where} must have a row for each node, got {short(rows)}")
     return int(shape[0])
-
-
-def _listed_ids(where: str, nodes: Any) -> Any:
-    from ..edge_stream.table import listed_ids  # imports pyarrow
-
-    try:
-        return listed_ids(nodes)
-    except ValueError as error:
-        raise ValueError(f"{where}.nodes: {error}") from None
 
 
 def _ids_of(rows: Mapping[str, dict]) -> IdsByNodeType | None:

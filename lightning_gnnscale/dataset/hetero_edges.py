@@ -1,22 +1,23 @@
 """The edges of a heterogeneous graph: one source an edge type or several, and the values of the edges of all."""
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..edge_stream.open import open_edge_stream
-from ..edge_stream.options import UnreadColumns
+from ..edge_stream.options import UnreadColumns, split_columns, table_path
 from ..edge_stream.relations import EdgesByType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_mapping, short
-from ..graph import GraphSchema
+from ..graph import GraphSchema, check_num_edge_types
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times
 from .columns import load_features, opened
-from .edge_types import column_of, header_of, numbered
 
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
 _EXAMPLE = '["author,writes,paper=writes.parquet"]'
@@ -28,15 +29,7 @@ Source = tuple[int | None, dict]  # number of the edge type, None of several; an
 def described_edges(
     node_types: tuple[str, ...], edges: Mapping | Sequence, edge_types: Sequence | None
 ) -> tuple[GraphSchema, list[Source]]:
-    """Return node types and edge types without added reverses, and the sources of the edges.
-
-    Args:
-        node_types: Names of the node types.
-        edges, edge_types: As `hetero_graph` takes them.
-
-    Raises:
-        ValueError: an edge type or an entry of another form, an unknown key, or no `relation` where edges need one.
-    """
+    """Return node types and edge types without added reverses, and the sources of the edges; see `hetero_graph`."""
     edges = _by_edge_type(edges)
     if isinstance(edge_types, str) or not isinstance(edge_types, Iterable | None):
         raise ValueError(f'edge_types must be a list such as ["author,writes,paper"], got {short(edge_types)}')
@@ -108,14 +101,9 @@ def opened_edges(
     """Return the edges of one source, with the edge type of each.
 
     Args:
-        source: As `described_edges` gives it.
-        schema: Node types and edge types without added reverses.
+        source, schema: As `described_edges` gives them.
         nodes: By node type, `num_nodes` and the ids `nodes`, None: edges name rows.
-        chunk_edges: See `open_edge_stream`.
         reader: Options of the readers of all files; those of the source come first.
-
-    Raises:
-        ValueError: edges of several node types that list ids, or `relation` of one edge type.
     """
     number, given = source
     relation = number
@@ -224,15 +212,7 @@ def _told_for_types(relation: Any) -> Iterator[None]:
 
 
 def joined_columns(values: list[dict], sources: list[EdgesByType]) -> dict[str, Any]:
-    """Return the columns of all edges, source after source, by the names of `GraphDataset`; None for those without.
-
-    Args:
-        values: By source, what is given of its edges.
-        sources: The edges.
-
-    Raises:
-        ValueError: values that do not fit the edges, or of another kind.
-    """
+    """Return the columns of all edges, source after source, by the names of `GraphDataset`; None for those without."""
     found = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
     return found | {"edge_label": _joined("labels", values, sources)}
 
@@ -292,3 +272,60 @@ def int64_times(name: str, times: Any, unit: str = "row") -> np.ndarray:
 
 def _edges(source: EdgesByType) -> int:
     return source.stream.count()[1]
+
+
+NODE_TYPE = "node"  # of a graph with one node type
+
+
+def column_of(edges: str, edge_type: str, name: str = "edge_type") -> str:
+    """Return the path of the edge types, which may be the name of a column of the edge file; name: for messages.
+
+    Raises:
+        ValueError: a name, where the edge file has no columns to look it up in.
+    """
+    if table_path(edge_type) is not None or Path(edge_type).suffix == ".npy":
+        return edge_type
+    if table_path(edges) is None or split_columns(edges)[1] is not None:
+        raise ValueError(
+            f"{name}: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "
+            "that has columns; give types.npy or types.csv:edge_type, one type an edge"
+        )
+    return f"{edges}:{edge_type}"
+
+
+def header_of(edges: object, column: object) -> dict[str, bool]:
+    """Return what a column named in a text file of edges says to its reader: the file has a header."""
+    if not (isinstance(edges, str) and isinstance(column, str)) or table_path(edges) is None:
+        return {}
+    in_edges = (table_path(column) is None and Path(column).suffix != ".npy") or split_columns(column)[0] == edges
+    return {"header": True} if in_edges and ".parquet" not in Path(edges).suffixes else {}
+
+
+def numbered(edge_types: np.ndarray, path: str) -> tuple[np.ndarray, GraphSchema]:
+    """Return the number of the edge type of each edge, and the names in that order, which is sorted.
+
+    Args:
+        edge_types: (num_edges,) strings or integers, as in the file.
+        path: Their file, for messages.
+    """
+    if edge_types.ndim != 1 or edge_types.dtype.kind not in "iuUO":
+        raise ValueError(
+            f"edge_type: {path} must be one column of names or integers, got {edge_types.dtype} of shape "
+            f"{edge_types.shape}"
+        )
+    if edge_types.dtype == object:
+        import pyarrow as pa
+
+        column = pa.array(edge_types, pa.string()).dictionary_encode()
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise ValueError(f"edge_type: {path} has none at row {row} (counted from 0); give each edge a type")
+        found, places = column.dictionary.to_numpy(zero_copy_only=False).astype(str), column.indices.to_numpy()
+        order = np.argsort(found)
+        names, numbers = found[order], np.argsort(order)[places]
+    else:
+        names, numbers = np.unique(edge_types, return_inverse=True)
+    if not len(names):
+        raise ValueError(f"edge_type: {path} is empty; give each edge a type")
+    check_num_edge_types(2 * len(names), "edge_type")
+    return numbers, GraphSchema((NODE_TYPE,), tuple((NODE_TYPE, str(name), NODE_TYPE) for name in names))

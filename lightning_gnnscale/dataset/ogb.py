@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import importlib.util
-import os
 import shutil
 import tempfile
 import warnings
@@ -13,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream import open_edge_stream
-from ..edge_stream.array import ArrayFileStream, map_npz_member
+from ..edge_stream.array import ArrayFileStream, map_npz_member, write_npy_header
 from ..edge_stream.options import StreamOptions
 from ..errors import one_line_of, short
 from ..events import held_lock
 from ..keywords import passes_on
+from ..system import whole_file
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out
 
@@ -165,22 +165,17 @@ def _as_npy(path: Path, made: Path, num_rows: int, progress: Progress | None) ->
     target = _named(path, path.name.split(".")[0], made)
     if target.is_file():
         return target
-    temporary, done = target.with_name(f"{target.name}.tmp{os.getpid()}"), 0
-    with open(temporary, "wb") as file:
+    done = 0
+    with whole_file(target) as file:
         for rows in _text_blocks(path, np.float32):
             if done == 0:
-                header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, rows.shape[1])}
-                np.lib.format.write_array_header_1_0(file, header)
+                write_npy_header(file, (num_rows, rows.shape[1]), "<f4")
             done += len(rows)
             file.write(np.ascontiguousarray(rows, "<f4"))
             if progress is not None:
                 progress(f"read {path.name}", done, num_rows)
-        file.flush()
-        os.fsync(file.fileno())
-    if done != num_rows:
-        temporary.unlink()
-        raise ValueError(f"{path}: {done} rows, where {num_rows} are reported: the file is damaged or cut short")
-    os.replace(temporary, target)
+        if done != num_rows:
+            raise ValueError(f"{path}: {done} rows, where {num_rows} are reported: the file is damaged or cut short")
     return target
 
 

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -59,81 +60,47 @@ KEPT, VAL, TEST = 0, 1, 2
 SPLITS = {"val": VAL, "test": TEST}
 
 
-class KeepTraining(NamedTuple):
-    """The rule of `hold_out_edges`; a value, so that streams that follow it can go to other processes."""
-
-    key: np.uint64
-    val: float
-    test: float
-
-    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) uint8: KEPT, VAL or TEST."""
-        return _split_of(src, dst, self.key, self.test, self.test + self.val)
-
-    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) bool, whether training sees the edge."""
-        return self.split(src, dst, first_edge) == KEPT
+# The rules of `hold_out_edges`: (num,) uint8, KEPT, VAL or TEST, of some consecutive edges. They are functions of this
+# module with their arguments bound, so that streams that follow them can go to other processes.
 
 
-class KeepEdgeTypes(NamedTuple):
-    """The rule of `hold_out_edges` for one source of a graph with edge types, by a hash of ends and edge type.
+def _by_hash(src, dst, first_edge: int, *, key: np.uint64, val: float, test: float) -> np.ndarray:
+    return _split_of(src, dst, key, test, test + val)
 
-    Attributes:
-        key, val, test: As those of `KeepTraining`.
+
+def _by_hash_of_type(
+    src, dst, first_edge: int, *, key: np.uint64, val: float, test: float, relation, follows, within
+) -> np.ndarray:
+    """Split edges of one source of a graph with edge types, by a hash of ends and edge type.
+
+    Args:
         relation: Number of the edge type of all edges, or (num_edges,) integers.
         follows: (num_relations,) edge type that is held out together with this one, itself unless it is the reverse of
             another; -1: edges of the edge type are kept.
         within: (num_relations,) bool: both ends are of one node type, and their order has no effect.
     """
-
-    key: np.uint64
-    val: float
-    test: float
-    relation: int | np.ndarray
-    follows: np.ndarray
-    within: np.ndarray
-
-    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) uint8: KEPT, VAL or TEST."""
-        relation = _relations_at(self.relation, first_edge, len(src))
-        test, held = self.test, self.test + self.val
-        return _split_typed(src, dst, relation, self.follows, self.within, self.key, test, held)
-
-    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) bool, whether training sees the edge."""
-        return self.split(src, dst, first_edge) == KEPT
+    return _split_typed(src, dst, _relations_at(relation, first_edge, len(src)), follows, within, key, test, test + val)
 
 
-class KeepEarlier(NamedTuple):
-    """The rule of `hold_out_edges` by time, of one source.
+def _by_time(src, dst, first_edge: int, *, time, first: int, val: int, test: int, relation, chosen) -> np.ndarray:
+    """Split edges of one source by time.
 
-    Attributes:
-        time: (num_edges,) times of the edges of all sources.
-        first: Place of the source's first edge among them.
+    Args:
+        time: (num_edges,) times of the edges of all sources; the source's begin at `first`.
         val, test: Times from which on edges are held out for validation, and for test.
-        relation: As that of `KeepEdgeTypes`; None: one edge type.
+        relation: As above; None: one edge type.
         chosen: (num_relations,) bool: edge types whose edges are held out.
     """
+    time = np.asarray(time[first + first_edge : first + first_edge + len(src)])
+    held = (time >= val).astype(np.uint8) + (time >= test)
+    if relation is not None:
+        held[~chosen[_relations_at(relation, first_edge, len(src))]] = KEPT
+    return held
 
-    time: np.ndarray
-    first: int
-    val: int
-    test: int
-    relation: int | np.ndarray | None = None
-    chosen: np.ndarray | None = None
 
-    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) uint8: KEPT, VAL or TEST."""
-        begin = self.first + first_edge
-        time = np.asarray(self.time[begin : begin + len(src)])
-        held = (time >= self.val).astype(np.uint8) + (time >= self.test)
-        if self.relation is not None:
-            held[~self.chosen[_relations_at(self.relation, first_edge, len(src))]] = KEPT
-        return held
-
-    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
-        """Return (num,) bool, whether training sees the edge."""
-        return self.split(src, dst, first_edge) == KEPT
+def _keeps(rule: Callable, src, dst, first_edge: int) -> np.ndarray:
+    """Return (num,) bool, whether training sees the edges."""
+    return rule(src, dst, first_edge) == KEPT
 
 
 def _relations_at(relation: int | np.ndarray, first_edge: int, num: int) -> np.ndarray:
@@ -227,25 +194,27 @@ def hold_out_edges(
     sources = [one.stream for one in stream.sources] if typed else [stream]
     follows = _followed(schema, relations, reverses) if typed else None
     if by_time:
-        rules = _rules_by_time(stream, _values(stream, edges).get("edge_time"), float(val), float(test), follows)
-        described = {"hold_out": [float(val), float(test)], "from": [rules[0].val, rules[0].test]}
+        time = _values(stream, edges).get("edge_time")
+        rules, begin = _rules_by_time(stream, time, float(val), float(test), follows)
+        described = {"hold_out": [float(val), float(test)], "from": begin}
     elif typed:
         within = schema.sources == schema.targets
-        rules = [KeepEdgeTypes(key, float(val), float(test), one.relation, follows, within) for one in stream.sources]
+        given = {"key": key, "val": float(val), "test": float(test), "follows": follows, "within": within}
+        rules = [partial(_by_hash_of_type, relation=one.relation, **given) for one in stream.sources]
     else:
-        rules = [KeepTraining(key, float(val), float(test))]
+        rules = [partial(_by_hash, key=key, val=float(val), test=float(test))]
     if typed:
         described["follows"] = follows.tolist()
-    split = _split_sources(sources, rules, carries)
+    held, places = _split_sources(sources, rules, carries)
     values = _values(stream, edges)
     links = {}
     for name, number in SPLITS.items():
         if shares[name] == 0:
             continue
-        links[name] = _links_of(stream, split, number, values, follows, None if by_time else key)
+        links[name] = _links_of(stream, held, places, number, values, follows, None if by_time else key)
         if links[name].edges.shape[1] == 0:
             raise ValueError(f"{name}={shares[name]} holds none of {stream.num_edges} edges: raise it")
-    keep = None if split.places is None else split.places == KEPT
+    keep = None if places is None else places == KEPT
     kept = {name: rows[keep] for name, rows in values.items()}
     if typed and dataset.edge_type is not None:
         kept["edge_type"] = np.asarray(dataset.edge_type)[keep]
@@ -260,7 +229,7 @@ def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
 
 
 def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> np.ndarray:
-    """Return (num_relations,) int64 `KeepEdgeTypes.follows`."""
+    """Return (num_relations,) int64 `follows`, see `_by_hash_of_type`."""
     if isinstance(relations, str):
         raise ValueError(f"relations must be a list of edge types, got {short(relations)}: write [{relations}]")
     listed = np.flatnonzero(schema.listed)
@@ -299,8 +268,8 @@ def _relation(schema, name: str | int) -> int:
     return number
 
 
-def _rules_by_time(stream, time: np.ndarray | None, val: float, test: float, follows: np.ndarray | None) -> list:
-    """Return the rule of each source, by the times from which on edges are held out."""
+def _rules_by_time(stream, time: np.ndarray | None, val: float, test: float, follows: np.ndarray | None) -> tuple:
+    """Return the rule of each source, and the times from which on edges are held out for validation and test."""
     if time is None:
         raise ValueError("by_time=True needs edge_time, but the data set has none: give it, or leave by_time out")
     firsts, relations, chosen = [0], [None], None
@@ -319,38 +288,33 @@ def _rules_by_time(stream, time: np.ndarray | None, val: float, test: float, fol
     latest = int(order[-1]) + 1
     at = [math.ceil(len(order) * (1 - share)) for share in (val + test, test)]
     from_val, from_test = (int(order[place]) if place < len(order) else latest for place in at)
-    return [
-        KeepEarlier(time, first, from_val, from_test, relation, chosen)
+    rules = [
+        partial(_by_time, time=time, first=first, val=from_val, test=from_test, relation=relation, chosen=chosen)
         for first, relation in zip(firsts, relations, strict=True)
     ]
+    return rules, [from_val, from_test]
 
 
-class _Split(NamedTuple):
-    """What was held out: its ends by source, in the ids of the sources, and the split of each edge of the stream."""
-
-    held: list[dict[int, np.ndarray]]
-    places: np.ndarray | None
-
-
-def _split_sources(sources: list, rules: list, with_places: bool) -> _Split:
+def _split_sources(sources: list, rules: list, with_places: bool) -> tuple[list[dict], np.ndarray | None]:
+    """Return the held-out ends by source, in the ids of the sources, and the split of each edge of the stream."""
     places, held = [np.empty(0, np.uint8)], []
     for stream, rule in zip(sources, rules, strict=True):
         chunks: dict[int, list[np.ndarray]] = {VAL: [np.empty((2, 0), np.int64)], TEST: [np.empty((2, 0), np.int64)]}
         for chunk in stream.chunks():
-            split = rule.split(chunk.src, chunk.dst, chunk.first_edge)
+            split = rule(chunk.src, chunk.dst, chunk.first_edge)
             for number, found in chunks.items():
                 chosen = split == number
                 found.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
             if with_places:
                 places.append(split)
         held.append({number: np.concatenate(found, axis=1) for number, found in chunks.items()})
-    return _Split(held, np.concatenate(places) if with_places else None)
+    return held, np.concatenate(places) if with_places else None
 
 
-def _links_of(stream, split: _Split, number: int, values: dict, follows: np.ndarray | None, key) -> LinkSet:
+def _links_of(stream, held: list, places, number: int, values: dict, follows: np.ndarray | None, key) -> LinkSet:
     """Return the links of a split; key: of the hash that chooses directions; None: events are returned as they are."""
-    edges, relation = np.concatenate([held[number] for held in split.held], axis=1), None
-    rows = None if split.places is None else np.flatnonzero(split.places == number)
+    edges, relation = np.concatenate([ends[number] for ends in held], axis=1), None
+    rows = None if places is None else np.flatnonzero(places == number)
     undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
     if follows is not None:
         relation = np.asarray(stream.edge_type_of(rows)).astype(np.int64)
@@ -388,12 +352,12 @@ def _distinct_triples(edges: np.ndarray, relation: np.ndarray, reverse: np.ndarr
 def _filtered(stream, rules: list, described: dict, keep: np.ndarray | None):
     """Return the stream without what is held out."""
     if not isinstance(stream, HeteroStream):
-        return FilteredStream(stream, rules[0], described)
+        return FilteredStream(stream, partial(_keeps, rules[0]), described)
     sources, at = [], 0
     for one, rule in zip(stream.sources, rules, strict=True):
         kept = keep[at : at + one.stream.num_edges]
         at += one.stream.num_edges
-        found = FilteredStream(one.stream, rule, described)
+        found = FilteredStream(one.stream, partial(_keeps, rule), described)
         found.num_edges = int(kept.sum())
         relation = one.relation if np.ndim(one.relation) == 0 else np.asarray(one.relation)[kept]
         sources.append(EdgesByType(found, relation))

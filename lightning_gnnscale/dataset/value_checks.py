@@ -23,14 +23,7 @@ def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: An
     """Refuse sparse features, labels and edge values that would spoil training; dense features are left out.
 
     Dense features, the largest of all, are checked while they are stored: another read of them would cost more than
-    the partitioning that it saves.
-
-    Args:
-        features, labels, edge_weight, edge_features: as for `write_partition_store`, each may be None.
-        finite: refuse NaN and infinities in features and edge values.
-
-    Raises:
-        ValueError: names the place and the value.
+    the partitioning that it saves. Values are as for `write_partition_store`; without `finite` NaN and infinities pass.
 
     Cost: one read of the values, in blocks of 2^20.
     """
@@ -63,11 +56,7 @@ class ColumnRanges:
         self._high = high if self._high is None else np.maximum(self._high, high)
 
     def tell(self, name: str) -> None:
-        """Warn where a column's magnitude is hundreds of times that of another, and large by itself.
-
-        Args:
-            name: of the features, for the message.
-        """
+        """Warn where a column's magnitude is hundreds of times that of another, and large by itself."""
         if self._low is None:
             return
         magnitude = np.maximum(-self._low, self._high)
@@ -86,14 +75,7 @@ class ColumnRanges:
 
 
 def tell_odd_nodes(labels: Any, masks: Mapping[str, np.ndarray]) -> None:
-    """Warn of nodes that are in two masks, and of labels that are NaN.
-
-    Args:
-        labels: (num_nodes,) or (num_nodes, num_labels), or None.
-        masks: (num_nodes,) bool, by name.
-
-    Cost: one read of masks, and of labels that are floats.
-    """
+    """Warn of nodes that are in two masks, and of labels that are NaN."""
     names = sorted(masks, key=lambda name: (MASK_NAMES.index(name) if name in MASK_NAMES else len(MASK_NAMES), name))
     shared = {pair: int(np.count_nonzero(masks[pair[0]] & masks[pair[1]])) for pair in combinations(names, 2)}
     told = ", ".join(f"{one} and {other} {count}" for (one, other), count in shared.items() if count)
@@ -109,32 +91,16 @@ def tell_odd_nodes(labels: Any, masks: Mapping[str, np.ndarray]) -> None:
 
 
 def check_sparse_features(features: Any) -> None:
-    """Refuse CSR features with NaN or infinities, which would spoil every weight that they reach.
-
-    Args:
-        features: with `indptr`, `indices` and `data`, one row a node.
-
-    Raises:
-        ValueError: names the row and the column.
-
-    Cost: as `check_values`.
-    """
+    """Refuse CSR features with NaN or infinities; names the row and the column."""
     position = _first_not_finite(features.data)
     if position is not None:
         raise not_finite(features, position[0])
 
 
 def check_edge_values(name: str, values: Any) -> None:
-    """Refuse edge weights or features with NaN or infinities; weights are stored as float32.
+    """Refuse edge weights or features with NaN or infinities, also as float32, as weights are stored.
 
-    Args:
-        name: for the message.
-        values: (num_edges,) or (num_edges, dim) array, memmap or .npy path, by edge id.
-
-    Raises:
-        ValueError: names the edge.
-
-    Cost: as `check_values`.
+    Names the edge.
     """
     values = np.asarray(opened(values))
     stored, kept = (np.float32, " of float32") if name == "edge_weight" else (values.dtype, "")
@@ -145,27 +111,12 @@ def check_edge_values(name: str, values: Any) -> None:
 
 
 def least_value(values: Any) -> float:
-    """Return the smallest of edge values, 0.0 of none.
-
-    Args:
-        values: as for `check_edge_values`.
-
-    Cost: as `check_values`.
-    """
+    """Return the smallest of edge values, 0.0 of none."""
     return min((float(rows.min()) for _, rows in blocks(np.asarray(opened(values)))), default=0.0)
 
 
 def check_label_values(labels: np.ndarray) -> None:
-    """Refuse labels that make no sense.
-
-    Args:
-        labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1.
-
-    Raises:
-        ValueError: names the row, and the column.
-
-    Cost: as `check_values`.
-    """
+    """Refuse labels other than classes from 0, -1 and NaN, or of several a node other than 0, 1 and -1."""
     for begin, rows in blocks(labels):
         if labels.ndim == 2:
             _check_several(begin, rows)
@@ -192,13 +143,7 @@ def bad_value(place: str, value, dtype: np.dtype) -> ValueError:
 
 
 def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueError:
-    """Return the error for a value at a position of CSR features' `data`; it names row and column.
-
-    Args:
-        features: With `indptr`, `indices` and `data`.
-        position: Where a NaN, an infinity, or a value that `dtype` cannot hold is.
-        dtype: The dtype that the values are to be stored in; None: theirs.
-    """
+    """Return the error for a NaN, an infinity, or a value beyond `dtype`, at a position of CSR features' `data`."""
     row = int(np.searchsorted(features.indptr, position, side="right")) - 1
     column, value = features.indices[position], features.data[position]
     return bad_value(f"features: row {row}, column {column}", value, np.dtype(dtype or features.data.dtype))

@@ -1,9 +1,8 @@
 """Edge streams: edges of any source, in order, in bounded chunks."""
 
-from .open import open_edge_stream
+from .open import open_edge_stream, write_edges
 from .relabel import NodeIds
 from .stream import EdgeChunk, EdgeStream
 from .synthetic import SyntheticGraph, lfr_graph
-from .write import write_edges
 
 __all__ = ["EdgeChunk", "EdgeStream", "NodeIds", "SyntheticGraph", "lfr_graph", "open_edge_stream", "write_edges"]

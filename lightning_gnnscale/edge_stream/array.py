@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of, short
 from ..foreign import is_pair_of_arrays
+from ..system import whole_file
 from ..values import as_array, of_tensor
 from .options import StreamOptions
 from .read_ahead import ChunkPool
@@ -148,15 +149,9 @@ def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.memmap | None:
-    """Return an array of an .npz, mapped in place; a compressed one is written to a .npy first, once.
+    """Return an array of an .npz, mapped in place, or None where it has no such array.
 
-    Args:
-        path: the archive.
-        name: the array's.
-        extracted: returns the path of that .npy.
-
-    Returns:
-        A read-only map of the archive, or of the .npy; None where the archive has no such array.
+    A compressed one is written once, to the .npy whose path `extracted` returns, and mapped there.
 
     Raises:
         ValueError: the archive is damaged, or holds something else under that name.
@@ -176,11 +171,8 @@ def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.m
                     return np.memmap(path, dtype, "r", file.tell(), shape, order)
             target = extracted()
             if not target.is_file():
-                temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
-                with members.open(entry) as source, open(temporary, "wb") as file:
+                with members.open(entry) as source, whole_file(target) as file:
                     shutil.copyfileobj(source, file, 1 << 20)  # it compares the checksum at its end
-                    os.fsync(file.fileno())
-                os.replace(temporary, target)
         return np.load(target, mmap_mode="r")
     except UNREADABLE as error:
         raise ValueError(f"{name}: damaged, cut short or not an array: {one_line_of(error)}") from error
@@ -193,6 +185,12 @@ def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
     if version != (1, 0):
         read_header = np.lib.format.read_array_header_2_0
     return read_header(file)
+
+
+def write_npy_header(file, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Write the head of a .npy whose values follow, in C order."""
+    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def native_ids(name: str, values: np.ndarray, keep_uint64: bool) -> np.ndarray:

@@ -13,11 +13,9 @@ _HASH_START, _HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001
 
 
 class Strings(NamedTuple):
-    """Some strings, concatenated.
+    """Some strings: (num_bytes,) uint8 UTF-8, string i from offsets[i] to offsets[i + 1], int32.
 
-    Attributes:
-        data: (num_bytes,) uint8, UTF-8; read-only, so that compiled loops see one array type.
-        offsets: (num_strings + 1,) int32, string i is data[offsets[i]:offsets[i + 1]]; read-only.
+    Both are read-only, so that compiled loops see one array type.
     """
 
     data: np.ndarray

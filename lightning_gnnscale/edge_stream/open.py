@@ -1,4 +1,4 @@
-"""One function that opens every edge source."""
+"""Two doors: one function that opens every edge source, one that writes any stream's edges to a file."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from ..errors import EdgeStreamError
+import numpy as np
+
+from ..errors import EdgeStreamError, short
 from ..foreign import (
     has_all,
     is_array,
@@ -21,11 +23,12 @@ from ..foreign import (
     is_tabular,
 )
 from ..object_store import is_url, local_copy
+from ..system import whole_file
 from .adjacency import AdjacencyStream, open_adjacency, told
-from .array import ArrayStream, open_array, open_bin, open_npy
+from .array import ArrayStream, open_array, open_bin, open_npy, write_npy_header
 from .options import CHUNK_EDGES, StreamOptions
 from .relabel import NodeIds
-from .stream import EdgeStream
+from .stream import EdgeStream, Progress
 from .synthetic import SyntheticGraph
 
 
@@ -55,17 +58,11 @@ ONE_NODE_TYPE = (
 
 def _known_num_nodes(data) -> int | None:
     """Return the data's own number of nodes, without PyG's guess from the largest id."""
-    return next((count for count in _node_counts(data) if count is not None), None)
-
-
-def _node_counts(data) -> Iterator[int | None]:
     keys = data.keys() if has_all(data, "keys") else ()
-    if "num_nodes" in keys:
-        yield int(data.num_nodes)
-    for key in ("x", "y", "pos", "train_mask"):
-        value = data[key] if key in keys else None
-        if is_array(value) and len(value.shape) > 0:
-            yield int(value.shape[0])
+    if "num_nodes" in keys and data.num_nodes is not None:
+        return int(data.num_nodes)
+    values = (data[key] for key in ("x", "y", "pos", "train_mask") if key in keys)
+    return next((int(value.shape[0]) for value in values if is_array(value) and len(value.shape) > 0), None)
 
 
 _ALLOWED = ".npy, .bin, .csv, .tsv, .txt (these three also with .gz), .parquet, a folder or glob of .parquet"
@@ -128,19 +125,20 @@ def open_edge_stream(
     try:
         stream = reader(opened, options, **reader_options)
         if nodes is not None:
-            stream.list_nodes(nodes if isinstance(nodes, NodeIds) else _listed(nodes))
+            stream.list_nodes(nodes if isinstance(nodes, NodeIds) else listed_nodes(nodes))
         return stream
     except OSError as error:
         raise EdgeStreamError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from error
 
 
-def _listed(nodes) -> NodeIds:
-    from .table import listed_ids
+def listed_nodes(nodes, where: str = "nodes") -> NodeIds:
+    """Return the ids of all nodes, see `table.listed_ids`; errors say where they were given."""
+    from .table import listed_ids  # imports pyarrow
 
     try:
         return listed_ids(nodes)
     except (ValueError, EdgeStreamError) as error:
-        raise ValueError(f"nodes: {str(error).removeprefix('nodes: ')}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix('nodes: ')}") from None
 
 
 def _reader_of(source) -> tuple[str, Callable, object]:
@@ -236,3 +234,78 @@ def _open_synthetic(graph: SyntheticGraph, options: StreamOptions) -> EdgeStream
         remove_self_loops=options.remove_self_loops,
         relabel=options.relabel,
     )
+
+
+WRITE_SUFFIXES = (".bin", ".npy", ".parquet", ".csv", ".tsv", ".txt")
+_SLICE_EDGES = 1 << 17
+
+
+def write_edges(
+    stream: EdgeStream, path: str | os.PathLike, dtype: str | None = None, progress: Progress | None = None
+) -> Path:
+    """Write a stream's edges in their order, whole or not at all.
+
+    Args:
+        stream: any stream; its `to_undirected` and `remove_self_loops` are not applied.
+        path: .bin (pairs of raw ids), .npy ((num_edges, 2)), .parquet (columns src, dst, with checksums), .csv (header
+            src,dst), .tsv or .txt (no header).
+        dtype: "int32" or "int64"; None: the stream's.
+        progress: called as (what, edges done, num_edges).
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: another suffix or dtype.
+        EdgeStreamError: the stream cannot be read, or an id does not fit the dtype.
+        GNNScaleError: the disk is full, or cannot be written to.
+    """
+    path = Path(path)
+    if path.suffix not in WRITE_SUFFIXES:
+        raise ValueError(f"write_edges: path must end in one of {', '.join(WRITE_SUFFIXES)}, got {short(path.name)}")
+    id_type = stream.dtype if dtype is None else np.dtype(dtype).newbyteorder("=")
+    if id_type.name not in ("int32", "int64"):
+        raise ValueError(f"write_edges: dtype must be int32 or int64, got {id_type.name}")
+    if path.suffix == ".npy":
+        stream.count()
+    pieces = _pieces(stream, id_type, progress)
+    with whole_file(path) as file:
+        if path.suffix not in (".bin", ".npy"):
+            _write_table(file, path.suffix, id_type, pieces)
+            return path
+        if path.suffix == ".npy":
+            write_npy_header(file, (stream.num_edges, 2), id_type)
+        for ends in pieces:
+            file.write(memoryview(np.stack(ends, axis=1).astype(id_type, copy=False)).cast("B"))
+    return path
+
+
+def _write_table(file, suffix: str, id_type: np.dtype, pieces: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    schema = pa.schema([(end, pa.from_numpy_dtype(id_type)) for end in ("src", "dst")])
+    if suffix == ".parquet":
+        writer = pa.parquet.ParquetWriter(file, schema, write_page_checksum=True)
+    else:
+        form = {"include_header": suffix == ".csv", "delimiter": "," if suffix == ".csv" else "\t"}
+        writer = pa.csv.CSVWriter(file, schema, write_options=pa.csv.WriteOptions(**form, quoting_style="none"))
+    with writer:
+        for ends in pieces:
+            columns = [pa.array(end.astype(id_type, copy=False)) for end in ends]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def _pieces(stream: EdgeStream, id_type: np.dtype, progress: Progress | None) -> Iterator[tuple]:
+    narrows = stream.dtype.itemsize > id_type.itemsize
+    for chunk in stream.chunks():
+        if narrows and len(chunk.src):
+            largest = max(int(chunk.src.max()), int(chunk.dst.max()))
+            if largest > np.iinfo(id_type).max:
+                raise EdgeStreamError(f"{stream.name}: node {largest} does not fit {id_type.name}: write int64")
+        for start in range(0, len(chunk.src), _SLICE_EDGES):
+            part = slice(start, start + _SLICE_EDGES)
+            yield chunk.src[part], chunk.dst[part]
+        if progress is not None:
+            progress("write edges", chunk.first_edge + len(chunk.src), stream.num_edges)

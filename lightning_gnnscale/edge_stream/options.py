@@ -52,9 +52,6 @@ def pick_columns(source: str, names: list[str], src: str | int | None, dst: str 
         source: for messages.
         names: the table's columns.
         src, dst: a name or a position each; None: a customary pair of names, else the only two columns.
-
-    Raises:
-        ValueError: there is no such column, or more than two and no customary names.
     """
     listed = ", ".join(names)
     if src is None and dst is None:
@@ -94,13 +91,7 @@ _OF_EDGES = {
 
 
 class UnreadColumns(UserWarning):
-    """Columns with data of the edges that are not read with them.
-
-    Args:
-        source: Name of the file or table.
-        columns: Their names.
-        remedy: How to give them.
-    """
+    """Columns with data of the edges that are not read with them, and how to give them."""
 
     def __init__(self, source: str, columns: list[str], remedy: str):
         super().__init__(f"{source}: {', '.join(columns)}: not read with the edges; {remedy}")

@@ -20,14 +20,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ParquetStream(EdgeStream):
-    """Edges of some Parquet files, one after the other.
-
-    Args:
-        name: the path as given.
-        files: in the order in which they are read; rows without the two columns are refused.
-        src, dst: names or positions of the columns.
-        options: the options of all streams.
-    """
+    """Edges of some Parquet files, one after the other; src, dst: names or positions of the columns."""
 
     seekable = True
 
@@ -44,10 +37,7 @@ class ParquetStream(EdgeStream):
                     tell_unread(name, names)
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
-        common = np.result_type(*dtypes)
-        if common.kind == "f":  # uint64 beside a signed type: ids above int64 are refused where they occur
-            common = np.dtype(np.int64)
-        super().__init__(name, options.out_dtype(common), options, sum(self._rows))
+        super().__init__(name, options.out_dtype(common_dtype(dtypes)), options, sum(self._rows))
         self._src, self._dst = src, dst
 
     def source_files(self) -> list[Path]:
@@ -91,13 +81,9 @@ class ParquetStream(EdgeStream):
 
 
 def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.ndarray | Strings:
-    """Return a chunk of a column in the form that streams take ids: integers, or strings.
+    """Return a chunk of a column in the form that streams take ids: integers, or strings of any of Arrow's types.
 
-    Args:
-        name: the name of the source, for messages.
-        column: without a missing id; strings may be of any of Arrow's types.
-        first_edge: position of its first row.
-        keep_uint64: ids of 2**63 and above are kept as they are.
+    `first_edge` is the position of its first row; with `keep_uint64` ids of 2**63 and above are kept as they are.
 
     Raises:
         EdgeStreamError: an id is missing; names the edge.
@@ -192,12 +178,15 @@ def is_text(arrow_type: pa.DataType) -> bool:
     return any(is_kind(arrow_type) for is_kind in kinds)
 
 
-def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
-    """Return the integer dtype of a column, int64 for strings that will be numbered.
+def common_dtype(dtypes: list[np.dtype]) -> np.dtype:
+    """Return the integer dtype of ids that come in several."""
+    common = np.result_type(*dtypes)
+    # uint64 beside a signed type: ids above int64 are refused where they occur
+    return np.dtype(np.int64) if common.kind == "f" else common
 
-    Raises:
-        EdgeStreamError: the column holds something else; names the remedy.
-    """
+
+def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
+    """Return the integer dtype of a column, int64 for strings that will be numbered; EdgeStreamError for others."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if pa.types.is_integer(kind):
         return np.dtype(kind.to_pandas_dtype())

@@ -9,12 +9,7 @@ from ..rng import below, combine, unit
 
 
 def largest_weight(exponent: float, ratio: float) -> float:
-    """Return the cap c of Pareto weights at which c / E[min(w, c)] is a given ratio.
-
-    Args:
-        exponent: P(w > x) = x ** (1 - exponent) for x >= 1; > 2.
-        ratio: the largest expected degree over the mean one, >= 1.
-    """
+    """Return the cap c at which c / E[min(w, c)] is a given ratio >= 1, for P(w > x) = x ** (1 - exponent)."""
     low, high = 1.0, 1e15
     for _ in range(200):
         middle = np.sqrt(low * high)
@@ -30,16 +25,9 @@ def mean_size(smallest: float, largest: float, exponent: float, num_communities:
 
 
 def community_sizes(num_nodes: int, num_communities: int, exponent: float, largest: float) -> np.ndarray:
-    """Return the sizes at equally spaced quantiles of a power law that ends at `largest`.
+    """Return the (num_communities,) int64 sizes, descending and >= 1, at equally spaced quantiles of a power law.
 
-    Args:
-        num_nodes: what the sizes add up to, but for rounding.
-        num_communities: how many.
-        exponent: density of sizes s ~ s ** -exponent, >= 1.
-        largest: >= num_nodes / num_communities.
-
-    Returns:
-        (num_communities,) int64, descending, each >= 1.
+    Their density is s ** -exponent up to `largest`; they add up to num_nodes, but for rounding.
     """
     low, high = 1e-9, largest
     for _ in range(200):
@@ -63,7 +51,6 @@ def settle(key, neighbors_inside, sizes, out):
     """Give each node a community with more nodes than it has neighbours inside, in proportion to the sizes.
 
     Args:
-        key: uint64 that the node's hash starts from.
         neighbors_inside: (num_nodes,) float64, expected neighbours of a node in its own community.
         sizes: (num_communities,) int64, descending; they add up to less than 2**31.
         out: (num_nodes,) int32; a node for which no community is large enough goes to the largest one.
@@ -107,13 +94,9 @@ class SampleTables(NamedTuple):
 
 
 def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray, homophily: float) -> SampleTables:
-    """Return the tables for nodes with these communities and expected degrees (up to a factor).
+    """Return the tables for nodes with these communities and expected degrees.
 
-    Args:
-        community: (num_nodes,) int32 in [0, num_communities).
-        num_communities: at most num_nodes / 2.
-        weight: (num_nodes,) float64, >= 1; rounded in place to multiples of 2**-16.
-        homophily: in [0, 1].
+    `weight` holds the latter up to a factor, >= 1; it is rounded in place to multiples of 2**-16.
     """
     np.rint(weight * _WEIGHT_ONE, out=weight)
     offsets, order = _group(community, num_communities)

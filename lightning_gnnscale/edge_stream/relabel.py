@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UNREADABLE, EdgeStreamError, disk_errors, why_no_array
+from ..errors import UNREADABLE, EdgeStreamError, why_no_array
+from ..system import whole_file
 from ..values import as_array
 from .id_tables import IntegerTable, Strings, StringTable
 
@@ -55,13 +56,7 @@ class NodeIds:
         vars(self).update(state, _lock=threading.Lock())
 
     def encode(self, src, dst) -> tuple[np.ndarray, np.ndarray]:
-        """Number the ids of some consecutive edges, and remember the new ones.
-
-        Args:
-            src, dst: (num_edges,) integers, or `Strings`.
-
-        Returns:
-            Two (num_edges,) int64 arrays.
+        """Number the ids, integers or `Strings`, of some consecutive edges, and remember the new ones.
 
         Raises:
             EdgeStreamError: integers after strings, or the reverse; integers that no 64-bit type holds together; an
@@ -120,22 +115,11 @@ class NodeIds:
         return [data[start:end].tobytes().decode() for start, end in pairwise(offsets)]
 
     def strings(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of (num,) node numbers where `are_strings`.
-
-        Returns:
-            (num + 1,) int64 offsets and (num_bytes,) uint8: id i is the UTF-8 text from offset i to offset i + 1.
-        """
+        """Return the ids of (num,) numbers where `are_strings`: (num + 1,) int64 offsets, and UTF-8 bytes."""
         return self._table.take(np.ascontiguousarray(numbers, dtype=np.int64))
 
     def index_of(self, ids) -> np.ndarray:
-        """Return the (num,) int64 node numbers of the user's ids.
-
-        Args:
-            ids: (num,) integers or strings, as in the edges.
-
-        Raises:
-            ValueError: an id is not among the stream's, or not a whole number where those are.
-        """
+        """Return the (num,) int64 node numbers of the user's ids; ValueError for one that is not among the stream's."""
         if self.are_strings:
             found = self._table.find(Strings.of([str(name) for name in ids]))
         elif self._table is not None:
@@ -154,16 +138,8 @@ class NodeIds:
     def save(self, path: str | os.PathLike) -> Path:
         """Write `np.asarray(node_ids)` as .npy, whole or not at all, and return its path."""
         path = Path(path)
-        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-        try:
-            with disk_errors(path, "written", "make space, or give another path"):
-                with open(temporary, "wb") as file:
-                    np.save(file, np.asarray(self))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            np.save(file, np.asarray(self))
         return path
 
     @classmethod
@@ -187,14 +163,7 @@ class NodeIds:
 
     @classmethod
     def of(cls, ids) -> "NodeIds":
-        """List the ids of all nodes: number i is ids[i], and edges of other ids are refused.
-
-        Args:
-            ids: (num_nodes,) integers or strings, each once.
-
-        Raises:
-            ValueError: of another shape or type, or an id is repeated.
-        """
+        """List the ids of all nodes, integers or strings, each once: number i is ids[i], and others are refused."""
         ids = np.asarray(as_array("ids", ids))
         kind = ids.dtype.kind
         are_strings = kind == "U" or (kind in "OT" and all(isinstance(one, str) for one in ids.flat))

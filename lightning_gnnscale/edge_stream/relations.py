@@ -20,11 +20,9 @@ _HASH_BLOCK = 1 << 22
 
 
 class EdgesByType(NamedTuple):
-    """Edges of one edge type, or of several that a number beside each edge distinguishes.
+    """Edges of one edge type, or of several that (num_edges,) integers distinguish.
 
-    Attributes:
-        stream: Edges; ids count the nodes of a node type from 0.
-        relation: Number of the edge type; or (num_edges,) integers, the edge type of each edge.
+    Ids count a node type's nodes from 0.
     """
 
     stream: EdgeStream

@@ -75,14 +75,7 @@ class EdgeStream:
         return f"{type(self).__name__}({self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
     def list_nodes(self, node_ids: NodeIds) -> None:
-        """Take the ids of all nodes, by their rows, instead of numbers by first appearance.
-
-        Args:
-            node_ids: as `NodeIds.of` makes them.
-
-        Raises:
-            ValueError: the stream was opened without relabel=True, or with another num_nodes.
-        """
+        """Take the ids of all nodes by their rows, see `NodeIds.of`, instead of numbers by first appearance."""
         if self.node_ids is None:
             raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
         if self.options.num_nodes not in (None, len(node_ids)):

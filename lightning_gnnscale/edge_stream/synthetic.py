@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import check_integer, disk_errors
+from ..errors import check_integer
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
+from ..system import whole_file
+from .array import write_npy_header
 from .options import CHUNK_EDGES, StreamOptions, checked_number
 from .planted_edges import (
     SAMPLE_VERSION,
@@ -34,14 +36,10 @@ from .stream import EdgeStream, Progress
 def feature_ranges(
     community: np.ndarray, num_communities: int, dim: int, noise: float, keys: tuple, num_rows: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first node, float32 rows) of consecutive nodes.
+    """Yield (first node, float32 rows) of at most `num_rows` consecutive nodes: their community's centre, and noise.
 
-    Args:
-        community: (num_nodes,) int32 in [0, num_communities).
-        dim: columns.
-        noise: standard deviation of the noise in every column; centres have an expected length of 1.
-        keys: uint64 keys of the centres and of the noise.
-        num_rows: nodes at a time, >= 1.
+    The noise has one standard deviation in every column; centres have an expected length of 1. `keys` are the uint64
+    keys of the centres and of the noise.
     """
     centres = np.empty((num_communities, dim), np.float32)
     _gaussian_rows(keys[0], 0, 1.0 / math.sqrt(dim), centres)
@@ -232,19 +230,10 @@ class SyntheticGraph:
                 out[first : first + len(rows)] = rows
             return out
         path = Path(path)
-        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-        header = {"descr": dtype.str, "fortran_order": False, "shape": (self.num_nodes, dim)}
-        try:
-            with disk_errors(path, "written", "make space, or give another folder"):
-                with open(temporary, "wb") as file:
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for _, rows in self._feature_ranges(dim, dtype, noise, progress):
-                        file.write(memoryview(rows).cast("B"))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path, "make space, or give another folder") as file:
+            write_npy_header(file, (self.num_nodes, dim), dtype)
+            for _, rows in self._feature_ranges(dim, dtype, noise, progress):
+                file.write(memoryview(rows).cast("B"))
         return np.load(path, mmap_mode="r")
 
     def _feature_ranges(self, dim: int, dtype: np.dtype, noise: float, progress) -> Iterator[tuple[int, np.ndarray]]:

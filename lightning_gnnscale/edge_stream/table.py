@@ -30,7 +30,7 @@ from ..foreign import (
 from ..values import of_tensor
 from .array import open_array
 from .options import StreamOptions, pick_columns, table_path, tell_unread
-from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings, plain_values
+from .parquet import BATCH_ROWS, arrow_ids, common_dtype, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
 from .stream import EdgeStream
 
@@ -209,16 +209,7 @@ def _numbers(column: pa.ChunkedArray, name: str, dates: bool = False) -> np.ndar
 
 
 class TableStream(EdgeStream):
-    """Edges of two columns, which are shared; chunks are copies.
-
-    Args:
-        name: for messages.
-        ends: the two columns, integers, or strings with relabel.
-        options: the options of all streams.
-
-    Raises:
-        EdgeStreamError: other columns, or of different lengths.
-    """
+    """Edges of two columns, integers, or strings with relabel, which are shared; chunks are copies."""
 
     seekable = True
 
@@ -228,9 +219,7 @@ class TableStream(EdgeStream):
             raise EdgeStreamError(f"{name}: src has {len(ends[0])} rows, dst {len(ends[1])}; one an edge")
         fields = [pa.field(end, column.type) for end, column in zip(("src", "dst"), ends, strict=True)]
         dtypes = [id_dtype_of(name, field, options.relabel) for field in fields]
-        common = np.result_type(*dtypes)
-        common = np.dtype(np.int64) if common.kind == "f" else common
-        super().__init__(name, options.out_dtype(common), options, len(ends[0]))
+        super().__init__(name, options.out_dtype(common_dtype(dtypes)), options, len(ends[0]))
 
     def _identity(self) -> dict:
         digest = hashlib.sha256()
@@ -253,13 +242,7 @@ class TableStream(EdgeStream):
 def open_table(
     source, options: StreamOptions, src: str | int | None = None, dst: str | int | None = None
 ) -> EdgeStream:
-    """Stream a DataFrame of pandas or polars, or a Table of Arrow; other columns are ignored.
-
-    Args:
-        source: The table.
-        options: What all streams have.
-        src, dst: Names or positions of the columns; None: "src" and "dst" or another customary pair, else the only two.
-    """
+    """Stream a DataFrame of pandas or polars, or a Table of Arrow; src, dst: see `pick_columns`."""
     name, names = type(source).__name__, column_names(source)
     places = pick_columns(name, names, src, dst)
     tell_unread(name, names)
@@ -281,9 +264,7 @@ def open_columns(source, options: StreamOptions) -> EdgeStream:
 def listed_ids(ids: Any) -> NodeIds:
     """List the ids of all nodes, see `NodeIds.of`; from a column of strings only the table of ids is made.
 
-    Args:
-        ids: (num_nodes,) integers or strings, each once: a path of .npy, or of a column of a Parquet, .csv or .tsv
-            file, an array, a list, or a column.
+    `ids` is an array, a list, a column, or a path of .npy or of a column of a Parquet, .csv or .tsv file.
 
     Raises:
         ValueError, EdgeStreamError: of another shape or type, or an id is missing or repeated.

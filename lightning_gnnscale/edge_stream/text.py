@@ -57,16 +57,7 @@ class TextFormat(NamedTuple):
 
 
 def detect_format(path: Path, separator, comment: str, header, src, dst, id_type: str) -> TextFormat:
-    """Detect the format from the first lines of a file, except for what the user gives.
-
-    Args:
-        path: the file.
-        separator, comment, header, src, dst, id_type: as `open_text` takes them.
-
-    Raises:
-        EdgeStreamError: no line has two fields.
-        ValueError: src or dst name no field.
-    """
+    """Detect the format from the first lines of a file, except for what the user gives, as `open_text` takes it."""
     sample = list(itertools.islice(edge_lines(path, comment.encode()), _SAMPLE_LINES))
     if not sample:
         raise EdgeStreamError(f"{path}: the file holds no edges")
@@ -181,14 +172,7 @@ ID_TYPES = ("auto", "integer", "string")
 
 
 class TextStream(EdgeStream):
-    """Edges of one text file, one a line; blank lines and comments are left out.
-
-    Args:
-        path: the file, decompressed on the way where it ends in .gz.
-        text_format: how its lines are built.
-        given: the reader options, for the fingerprint.
-        options: the options of all streams.
-    """
+    """Edges of one text file, decompressed where it ends in .gz, one a line; blank lines and comments are left out."""
 
     def __init__(self, path: Path, text_format: TextFormat, given: dict, options: StreamOptions):
         super().__init__(str(path), options.out_dtype(np.dtype(np.int64)), options)

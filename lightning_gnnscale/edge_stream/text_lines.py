@@ -26,10 +26,8 @@ class PlainText(io.RawIOBase):
     Text that pyarrow would misread, such as `0x10` and `"3"11`, is refused with its line.
 
     Args:
-        path: the file, decompressed on the way where it ends in .gz.
         separator: between fields; empty: runs of blanks.
         comment: characters of which one begins a comment line.
-        first_line: where to begin, from 1.
         numbers: positions of the fields that must be whole numbers.
     """
 

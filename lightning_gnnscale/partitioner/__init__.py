@@ -2,16 +2,11 @@
 
 from . import (  # noqa: F401 (imported to be registered)
     baselines,
-    dbh,
-    fennel,
     grem,
     hdrf,
-    kaminpar,
     ldg,
     metis,
-    mixed,
     neighborhood_block,
-    powergraph,
     spring,
     streaming_multilevel,
     two_phase,

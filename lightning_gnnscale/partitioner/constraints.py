@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..traits import StreamTraits
 from ..values import as_array, refuse_outside
 from . import phases
-from .registry import check_number
 
 
 def pack_in_order(sizes: np.ndarray, filled: np.ndarray) -> np.ndarray:
@@ -21,9 +21,7 @@ def pack_in_order(sizes: np.ndarray, filled: np.ndarray) -> np.ndarray:
         filled: (num_parts,) int64, what the parts hold; added to in place.
 
     Returns:
-        (num_items,) int32 part ids.
-
-    Cost: O(num_parts + num_items) log num_parts time; 4 bytes an item.
+        (num_items,) int32 part ids, in O(num_parts + num_items) log num_parts time.
     """
     part = np.empty(len(sizes), np.int32)
     heap = np.lexsort((np.arange(len(filled)), filled))  # sorted, hence a heap
@@ -39,13 +37,7 @@ def _pack(sizes, filled, heap, part):
 
 @kernel
 def fill_least(filled, heap, size):
-    """Add a size to the least filled part, the lowest of several, and return it.
-
-    Args:
-        filled: (num_parts,) int64, what the parts hold.
-        heap: (num_parts,) the parts as a binary heap by (filled, part); kept as one.
-        size: to add, >= 0.
-    """
+    """Add a size to the least filled part, and return it; `heap` has the parts by (filled, part), and keeps them so."""
     chosen = heap[0]
     filled[chosen] += size
     slot = 0
@@ -123,16 +115,13 @@ def _edges_by_type(stream, relations: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def pack_several(weight: np.ndarray, num_parts: int) -> np.ndarray:
-    """Give items of several weights to parts, the heaviest first, each where the fullest dimension stays least full.
+    """Give items to parts, the heaviest first, each where the fullest of its D dimensions stays least full.
 
     Args:
         weight: (num_items, D) integers >= 0.
-        num_parts: Number of parts.
 
     Returns:
-        (num_items,) int32 part ids.
-
-    Cost: O(num_items * (num_parts * D + log num_items)) time.
+        (num_items,) int32 part ids, in O(num_items * (num_parts * D + log num_items)) time.
     """
     share = weight / np.maximum(weight.sum(axis=0) / num_parts, 1)
     part = np.empty(len(weight), np.int32)

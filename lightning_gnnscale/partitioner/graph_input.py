@@ -17,14 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream.array import load_npz_arrays
-from ..errors import disk_errors
+from ..errors import check_number
+from ..system import whole_file
 from . import phases
 from .graph_access.external_csc import ExternalCSC, open_external_csc
 from .graph_access.layout import ScanState
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
-from .registry import WITHOUT_EFFECT, check_number, refuse_balance, register_partitioner
+from .registry import WITHOUT_EFFECT, register_partitioner
 
+_UNFINISHED = ".tmp"
 FIRST_PASS = "degrees"  # its phase, in checkpoints as in `Partitioning.seconds`
 
 _SEEN, _NEXT_CHUNK = "pass.seen", "pass.next_chunk"  # arrays of a checkpoint: edges read and their hashes; a number
@@ -88,18 +90,11 @@ class GraphInput:
             self.stream.count()
         return self.stream.num_nodes
 
-    def refuse_balance(self) -> None:
-        """Raise ValueError where constraints are asked of the method, which has none."""
-        refuse_balance(self.method, self.balance)
-
     def open_simple(self) -> np.ndarray | None:
         """Open the undirected simple graph as `simple`, without the passes that an earlier process has made.
 
         Returns:
             (num_nodes,) degrees of `id_dtype(num_nodes)`; None where the run was left after the first pass.
-
-        Raises:
-            ValueError, GNNScaleError: see `open_simple_graph`.
         """
         self._load()
         with phases.phase(FIRST_PASS):
@@ -113,11 +108,7 @@ class GraphInput:
         return degree
 
     def open_rows(self, block_edges: int) -> ExternalCSC:
-        """Open the graph as rows on scratch disk, which are sorted again in a run that goes on.
-
-        Args:
-            block_edges: see `open_external_csc`.
-        """
+        """Open the graph as rows on scratch disk, see `open_external_csc`; a run that goes on sorts them again."""
         self._load()
         scan, self._scan, after_chunk = self._scan, None, None if self.phase else self._save_scan
         given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk)
@@ -136,9 +127,6 @@ class GraphInput:
             per_block: called as per_block(src, dst) with at most `simple_graph.BLOCK_EDGES` edges.
             arrays: called without arguments after a chunk that is saved for the state by name.
             what: its name for progress. None: the phase's.
-
-        Raises:
-            EdgeStreamError: the edges are not those of the first pass.
         """
         position = self._position or {_SEEN: np.zeros(2, np.uint64), _NEXT_CHUNK: np.zeros(1, np.int64)}
         self._position = {}
@@ -273,31 +261,21 @@ class Checkpoint:
         return self.path is not None and self._chunks % self.every == 0
 
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write the arrays under a temporary name, flush them to disk, and rename.
+        """Write the arrays, whole or not at all.
 
         Raises:
             GNNScaleError: the disk is full, or cannot be written to; the state before stays.
         """
-        temporary = self._temporary()
-        with disk_errors(self.path, "saved", "make space, or give checkpoint=<another file>; what was saved stays"):
-            try:
-                with open(temporary, "wb") as file:
-                    np.savez(file, phase=phase, key=self._key, **arrays)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+        remedy = "make space, or give checkpoint=<another file>; what was saved stays"
+        with whole_file(self.path, remedy, "saved", _UNFINISHED) as file:
+            np.savez(file, phase=phase, key=self._key, **arrays)
 
     def remove(self) -> None:
         """Delete the file: the run is over."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-            self._temporary().unlink(missing_ok=True)  # of a process that was killed while it saved
-
-    def _temporary(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.tmp")
+            # of a process that was killed while it saved
+            self.path.with_name(self.path.name + _UNFINISHED).unlink(missing_ok=True)
 
 
 def _may_be_checkpoint(path: Path) -> bool:

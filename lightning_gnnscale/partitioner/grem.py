@@ -3,26 +3,23 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from ..edge_stream import open_edge_stream
-from ..errors import short
+from ..errors import check_number, short
 from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .constraints import MAX_DIMENSIONS, NODES, Constraints, judge, node_weights, resolve_constraints
-from .graph_access.edge_shuffle import SLICE_EDGES, EdgeFile, copy_edges, shuffle_edges
-from .graph_access.scratch import reserve, scratch_folder
+from .constraints import MAX_DIMENSIONS, NODES, judge, node_weights, resolve_constraints
+from .graph_access.scratch import SLICE_EDGES, EdgeFile, copy_edges, reserve, scratch_folder, shuffle_edges
 from .graph_input import GraphInput, graph_partitioner
-from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
+from .grem_placement import PlacementState, SeedParts, place_edges
 from .multilevel import Effort, partition_in_memory
 from .multilevel.weighted_graph import ONE, WeightedGraph, part_loads, total_weight
 from .registry import (
     available_partitioners,
-    check_number,
     complete_options,
     get_partitioner,
 )
@@ -70,7 +67,6 @@ def grem(
             node goes to a part that has space for it in all of them; where none has, to the one that passes its caps
             least, and nodes move at the end of a pass. What cannot be kept is reported with its size. Where nodes are
             not named `epsilon` bounds them; None: it alone.
-        num_parts: in [1, num_nodes].
         mode: "recursive" bisects, and bisects the parts with their inner edges again; "direct" places into all parts
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
         refine: place a node again in every chunk that meets it; False fixes its first part (greedy streaming).
@@ -88,12 +84,6 @@ def grem(
     Returns:
         (num_nodes,) int32 part ids. Nodes that no edge has met go to the relatively lightest parts.
 
-    Raises:
-        ValueError: an option outside its range, a constraint that no partition can meet, or a layout that the edges
-            contradict.
-        EdgeStreamError: the edges changed between the passes.
-        GNNScaleError: too little scratch disk, before anything is written.
-
     Cost: two passes over the stream, and log2(num_parts) over scratch disk ("recursive"), of 2 ids an edge (4 in
         "recursive"). Memory: 16 bytes a node and 4 for every part that is placed into at a time (2 in "recursive",
         which takes 4 more); one chunk, 2 ids an edge; what the seed method takes for a chunk; and where more than
@@ -110,17 +100,17 @@ def grem(
     degree = graph.open_simple()
     chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.simple.num_edges)
     phases.note(chunk_edges=chunk_edges)
-    bounds = _bounds(graph, num_parts, epsilon, degree)
+    *bounds, constraints = _bounds(graph, num_parts, epsilon, degree)
     del degree
     run = _Run(graph, num_parts, bounds, refine, chunk_edges, seed_method)
     edges = _ordered_edges(graph, folder, order, num_parts > 2 and mode == "recursive")
     if mode == "direct" or num_parts == 1:
-        share, caps = (1,) * num_parts, np.repeat(bounds.cap[None], num_parts, axis=0)
-        part_id = run.place(edges, bounds.weight, graph.num_nodes, share, caps, 0, _PLACING)
+        share, caps = (1,) * num_parts, np.repeat(run.cap[None], num_parts, axis=0)
+        part_id = run.place(edges, run.weight, graph.num_nodes, share, caps, 0, _PLACING)
     else:
         part_id = _bisect(edges, run)
-    if bounds.constraints is not None:
-        judge(bounds.constraints, part_loads(_node_weight(bounds.weight), part_id, num_parts))
+    if constraints is not None:
+        judge(constraints, part_loads(_node_weight(run.weight), part_id, num_parts))
     return part_id
 
 
@@ -135,42 +125,14 @@ def part_cap(num_nodes: int, num_parts: int, epsilon: float) -> int:
 
 
 def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
-    """Return the caps of the two sides of a bisection.
+    """Return the caps of the two sides of a bisection into `share` parts each, whose parts hold `cap` nodes at most.
 
-    Args:
-        num_nodes: Number of nodes to be bisected, at most cap * sum(share).
-        share: Number of parts that each side will be divided into.
-        cap: Largest number of nodes in each of these parts.
-
-    Returns:
-        ceil(num_nodes * share / sum(share) * r) for each side, with r = (cap * sum(share) / num_nodes)^(1 / levels):
-        the remaining slack is spent evenly over the ceil(log2(sum(share))) levels to come.
+    Each is ceil(num_nodes * share / sum(share) * r), with r = (cap * sum(share) / num_nodes)^(1 / levels): the
+    remaining slack is spent evenly over the ceil(log2(sum(share))) levels to come.
     """
     num_parts = sum(share)
     slack = (cap * num_parts / max(1, num_nodes)) ** (1 / math.ceil(math.log2(num_parts)))
     return [min(math.ceil(num_nodes * part / num_parts * slack * (1 - _TOLERANCE)), cap * part) for part in share]
-
-
-class _Bounds(NamedTuple):
-    """What a part may hold; in D dimensions, one where nodes alone are bounded.
-
-    Attributes:
-        cap: (D,) int64, what each part may weigh.
-        slack: (D,) float64, the cap over the mean, about.
-        weight: (num_nodes, D) int32; None: nodes alone, which weigh one each.
-        constraints: what was asked for; None: nothing but `epsilon`.
-    """
-
-    cap: np.ndarray
-    slack: np.ndarray
-    weight: np.ndarray | None = None
-    constraints: Constraints | None = None
-
-    def side_caps(self, weight: np.ndarray | None, num_nodes: int, share: tuple[int, int]) -> np.ndarray:
-        """Return (2, D) int64 caps of the two sides of a bisection; a dimension beyond its cap is divided evenly."""
-        totals = [num_nodes] if weight is None else weight.sum(axis=0, dtype=np.int64).tolist()
-        caps = [max(cap, -(-total // sum(share))) for cap, total in zip(self.cap.tolist(), totals, strict=True)]
-        return np.array([side_caps(total, share, cap) for total, cap in zip(totals, caps, strict=True)], np.int64).T
 
 
 def _check_balance(balance: Mapping | None, epsilon: float) -> None:
@@ -186,9 +148,15 @@ def _check_balance(balance: Mapping | None, epsilon: float) -> None:
         )
 
 
-def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarray | None) -> _Bounds:
+def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarray | None) -> tuple:
+    """Return what a part may hold in each of D dimensions; one where nodes alone are bounded.
+
+    Returns:
+        (D,) int64, what each part may weigh; (D,) float64, about the cap over the mean; (num_nodes, D) int32 weights,
+        None: of one each; and the Constraints, None: nothing but `epsilon`.
+    """
     if not graph.balance:
-        return _Bounds(np.array([part_cap(graph.num_nodes, num_parts, epsilon)]), np.array([1 + epsilon]))
+        return np.array([part_cap(graph.num_nodes, num_parts, epsilon)]), np.array([1 + epsilon]), None, None
     balance = graph.balance if "nodes" in graph.balance else {"nodes": 1 + epsilon, **graph.balance}
     if "volume" not in balance:
         degree = np.ones(graph.num_nodes, np.int8)
@@ -199,7 +167,7 @@ def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarra
     weight = None if alone else node_weights(constraints, degree, np.int32)
     if "volume" in balance:
         graph.facts = {_DEGREE: weight[:, constraints.names.index("volume")]}
-    return _Bounds(constraints.cap, constraints.slack, weight, constraints)
+    return constraints.cap, constraints.slack, weight, constraints
 
 
 def _node_weight(weight: np.ndarray | None) -> np.ndarray:
@@ -210,27 +178,24 @@ def _node_weight(weight: np.ndarray | None) -> np.ndarray:
 class _Run:
     """What all passes of one run have in common, and the state in which an earlier process left them."""
 
-    def __init__(self, graph: GraphInput, num_parts: int, bounds: _Bounds, refine: bool, chunk_edges: int, seed_method):
+    def __init__(self, graph: GraphInput, num_parts: int, bounds, refine: bool, chunk_edges: int, seed_method):
         left = graph.left_in(_PLACING)
         left.pop(_DEGREE, None)
-        self.num_parts, self.bounds = num_parts, bounds
+        self.num_parts = num_parts
+        self.cap, self.slack, self.weight = bounds  # see `_bounds`
         self.part_id = left.pop("part_id", np.zeros(graph.num_nodes, np.int32))
         self.first_step = int(left.pop("step", -1))
         self._graph, self._refine, self._chunk_edges = graph, refine, chunk_edges
         self._seed_method, self._left_state = seed_method, left
 
-    def place(self, edges: EdgeFile, weight, num_nodes: int, share, caps: np.ndarray, step: int, what: str):
-        """Stream the edges once and return the (num_nodes,) parts.
+    def side_caps(self, weight: np.ndarray | None, num_nodes: int, share: tuple[int, int]) -> np.ndarray:
+        """Return (2, D) int64 caps of the two sides of a bisection; a dimension beyond its cap is divided evenly."""
+        totals = [num_nodes] if weight is None else weight.sum(axis=0, dtype=np.int64).tolist()
+        caps = [max(cap, -(-total // sum(share))) for cap, total in zip(self.cap.tolist(), totals, strict=True)]
+        return np.array([side_caps(total, share, cap) for total, cap in zip(totals, caps, strict=True)], np.int64).T
 
-        Args:
-            edges: among `num_nodes` nodes.
-            weight: (num_nodes, D) int32, or None.
-            num_nodes: number of nodes.
-            share: (num_parts,) parts that each part will be divided into.
-            caps: (num_parts, D) int64.
-            step: number of the pass in the run.
-            what: its name for progress.
-        """
+    def place(self, edges: EdgeFile, weight, num_nodes: int, share, caps: np.ndarray, step: int, what: str):
+        """Stream the edges once, as step number `step` of the run, and return the (num_nodes,) parts."""
         graph, placed_caps = self._graph, caps[:, 0] if weight is None else caps
         state = PlacementState.empty(num_nodes, placed_caps, self._refine)
         if step == self.first_step:
@@ -241,7 +206,7 @@ class _Run:
             graph.after_chunk(_PLACING, lambda: {"part_id": self.part_id, "step": np.int64(step), **state._asdict()})
             graph.tell(what, done, edges.num_edges)
 
-        limits = caps, self.bounds.slack, weight
+        limits = caps, self.slack, weight
         seed_parts = seed_partitioner(self._seed_method, share, *limits, graph.seed, graph.scratch)
         place_edges(edges, np.ascontiguousarray(placed_caps), self._chunk_edges, seed_parts, state, after_chunk, weight)
         return state.part
@@ -290,9 +255,9 @@ def _bisect(edges: EdgeFile, run: _Run) -> np.ndarray:
             side = (part_id[nodes] >= middle).astype(np.int32)
         else:
             what = f"placing, parts {first} to {first + num_parts - 1}"
-            weight = run.bounds.weight
+            weight = run.weight
             weight = weight[nodes] if weight is not None and len(nodes) < len(part_id) else weight
-            caps = run.bounds.side_caps(weight, len(nodes), share)
+            caps = run.side_caps(weight, len(nodes), share)
             side = run.place(edges, weight, len(nodes), share, caps, step, what)
             del weight
             part_id[nodes[side == 1]] = middle
@@ -370,10 +335,7 @@ def seed_partitioner(
         share: (num_parts,) relative sizes of the parts, whole numbers >= 1.
         caps: (num_parts, D) int64 largest weights of the parts over all nodes.
         slack: (D,) float64, the largest part over the mean among the chunk's nodes, as far as the caps allow it. Used
-            by "multilevel" only, as is `weight`; other methods have their own balance.
-        weight: (num_nodes, D) int32 weights of the nodes; None: one each.
-        seed: Seed that is passed on to the method.
-        scratch: Scratch folder for registered partitioners that take one.
+            by "multilevel" only, as is `weight`, (num_nodes, D) or None; other methods have their own balance.
 
     Returns:
         A `SeedParts`. If a chunk has fewer nodes than there are parts, each node gets a part of its own.
@@ -381,13 +343,13 @@ def seed_partitioner(
     even = len(set(share)) == 1
     num_parts = len(share) if even or method == MULTILEVEL else sum(share)
 
-    def seed_parts(rows: ChunkRows, edges: EdgeFile, num_edges: int) -> np.ndarray:
-        rank = np.empty(len(rows.ends), rows.neighbors.dtype)
-        num_nodes = _rank_nodes(rows.ends, rank)
+    def seed_parts(ends: np.ndarray, neighbors: np.ndarray, edges: EdgeFile, num_edges: int) -> np.ndarray:
+        rank = np.empty(len(ends), neighbors.dtype)
+        num_nodes = _rank_nodes(ends, rank)
         if num_nodes < num_parts:
             found = np.arange(num_nodes)
         elif method == MULTILEVEL:
-            return _multilevel(rows, rank, num_nodes, np.array(share), caps, slack, weight, seed)
+            return _multilevel(ends, neighbors, rank, num_nodes, np.array(share), caps, slack, weight, seed)
         else:
             found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
         if num_parts > len(share):
@@ -397,10 +359,10 @@ def seed_partitioner(
     return seed_parts
 
 
-def _multilevel(rows, rank, num_nodes, share, caps, slack, weight, seed) -> np.ndarray:
-    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), rank.dtype)
-    _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
-    met = None if weight is None else weight[np.diff(rows.ends, prepend=0) > 0]
+def _multilevel(ends, neighbors, rank, num_nodes, share, caps, slack, weight, seed) -> np.ndarray:
+    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(neighbors), rank.dtype)
+    _compact_rows(ends, neighbors, rank, indptr, indices)
+    met = None if weight is None else weight[np.diff(ends, prepend=0) > 0]
     graph = WeightedGraph(indptr, indices, ONE, _node_weight(met))
     mean = -(-total_weight(graph) * share[:, None] // share.sum())
     cap = np.clip(np.floor(mean * slack).astype(np.int64), 1, np.maximum(caps, 1))

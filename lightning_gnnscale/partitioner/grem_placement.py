@@ -8,7 +8,7 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .graph_access.edge_shuffle import EdgeFile
+from .graph_access.scratch import EdgeFile
 
 _AHEAD = 32  # neighbours, or edges
 _ROWS_AHEAD = 24  # nodes
@@ -40,19 +40,8 @@ class PlacementState(NamedTuple):
         return cls(part, counts, np.zeros(caps.shape, np.int64), np.zeros(1, np.int64))
 
 
-class ChunkRows(NamedTuple):
-    """The edges of one chunk as rows of neighbours; row v is neighbors[ends[v - 1]:ends[v]], from 0 for node 0.
-
-    Attributes:
-        ends: (num_nodes,) int64.
-        neighbors: (2 * num_chunk_edges,) ids.
-    """
-
-    ends: np.ndarray
-    neighbors: np.ndarray
-
-
-SeedParts = Callable[[ChunkRows, EdgeFile, int], np.ndarray]
+# (ends, neighbors, edges, number of edges) of a first chunk to the part of each node that has an edge in it.
+SeedParts = Callable[[np.ndarray, np.ndarray, EdgeFile, int], np.ndarray]
 
 
 def place_edges(
@@ -71,8 +60,8 @@ def place_edges(
         caps: (num_parts,) int64, nodes a part may hold; together at least the nodes. With weights (num_parts, D): what
             it may weigh; kept wherever a part with space is found, and by moves at the end where it was not.
         chunk_edges: edges a chunk, >= 1; part of the method.
-        seed_parts: called as seed_parts(rows, edges, number of edges) with the first chunk, before anything else is
-            placed; returns the part of each node that has an edge in it, by ascending node id.
+        seed_parts: called as seed_parts(ends, neighbors, edges, number of edges) with the first chunk, before anything
+            else is placed; returns the part of each node that has an edge in it, by ascending node id.
         state: how far the pass has come.
         after_chunk: called with the number of edges done once a chunk.
         weight: (num_nodes, D) int32, what a node weighs in each dimension, more than 0 in one of them. None: its size.
@@ -81,20 +70,21 @@ def place_edges(
         chunk, besides the state and what `seed_parts` takes; at the end, where caps are passed, 24 bytes for each node
         of the parts that pass theirs.
     """
-    buffers = _chunk_buffers(edges, chunk_edges, len(state.part))
+    ends = np.empty(len(state.part), np.int64)
+    space = np.empty(2 * min(chunk_edges, edges.num_edges), edges.dtype)
     refine = len(state.counts) > 0
     while int(state.next_chunk[0]) * chunk_edges < edges.num_edges:
         start = int(state.next_chunk[0]) * chunk_edges
         stop = min(start + chunk_edges, edges.num_edges)
         with phases.phase("chunks"):
-            rows = _read_rows(edges, start, stop, buffers)
+            neighbors = _read_rows(edges, start, stop, ends, space)
         if start == 0:
             with phases.phase("seed"):
-                seed = seed_parts(rows, edges, stop)
-            _take_seed(rows.ends, rows.neighbors, seed, *state[:3], caps, weight)
+                seed = seed_parts(ends, neighbors, edges, stop)
+            _take_seed(ends, neighbors, seed, *state[:3], caps, weight)
         else:
             with phases.phase("placing"):
-                _place_chunk(rows.ends, rows.neighbors, *state[:3], caps, weight, refine)
+                _place_chunk(ends, neighbors, *state[:3], caps, weight, refine)
         state.next_chunk[0] += 1
         after_chunk(stop)
     _place_rest(state.part, state.sizes, caps, weight)
@@ -103,21 +93,23 @@ def place_edges(
             _relieve(state, caps, weight)
 
 
-def _chunk_buffers(edges: EdgeFile, chunk_edges: int, num_nodes: int) -> ChunkRows:
-    longest = min(chunk_edges, edges.num_edges)
-    return ChunkRows(np.empty(num_nodes, np.int64), np.empty(2 * longest, edges.dtype))
+def _read_rows(edges: EdgeFile, start: int, stop: int, ends: np.ndarray, space: np.ndarray) -> np.ndarray:
+    """Sort the edges [start, stop) by node: row v is neighbors[ends[v - 1]:ends[v]], from 0 for node 0.
 
+    They are read twice, so that they are never held together with their rows.
 
-def _read_rows(edges: EdgeFile, start: int, stop: int, buffers: ChunkRows) -> ChunkRows:
-    """Sort the edges [start, stop) by node, reading them twice so that they are never held together with their rows."""
-    ends, neighbors = buffers.ends, buffers.neighbors[: 2 * (stop - start)]
+    Args:
+        ends: (num_nodes,) int64, filled.
+        space: ids, of which the neighbours, (2 * (stop - start),), fill and return the front.
+    """
+    neighbors = space[: 2 * (stop - start)]
     ends[:] = 0
     for pairs in edges.pieces(start, stop):
         _count_ends(pairs, ends)
     _starts_from_counts(ends)
     for pairs in edges.pieces(start, stop):
         _fill_rows(pairs, ends, neighbors)
-    return ChunkRows(ends, neighbors)
+    return neighbors
 
 
 @kernel

@@ -1,20 +1,21 @@
-"""HDRF: every edge goes to a part that holds its ends and has few edges; hubs are the nodes that are cut.
+"""Edges placed one after the other: HDRF, PowerGraph's greedy rules, and DBH, a hash of the end with fewer edges.
 
-The replica sets and loads, and the questions asked of them, are shared with PowerGraph's greedy rules: which is the
-least loaded part held by both ends, by one end alone, by any part. A replica set is a bitmask, and so is the set of
-the least loaded parts, which answers most of these questions at once.
+HDRF and PowerGraph share replica sets and loads, and the questions asked of them: which is the least loaded part held
+by both ends, by one end alone, by any part. A replica set is a bitmask, and so is the set of the least loaded parts,
+which answers most of these questions at once.
 """
 
 import functools
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, check_number
 from ..jit import kernel
+from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch, trailing_zeros
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 
 ROWS_AHEAD = 16  # edges
@@ -74,7 +75,6 @@ def hdrf(
 
     Args:
         graph: the graph, without `balance`: HDRF balances edges. Its seed decides masters="random" alone.
-        num_parts: in [1, num_nodes].
         balance_weight: lambda, dimensionless, >= 0; up to 1 it only breaks ties between parts that hold as much.
         epsilon: in the balance term, in edges, > 0.
         masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
@@ -82,10 +82,6 @@ def hdrf(
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
         4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
@@ -219,3 +215,128 @@ def find_least(load, smallest, least):
             least[part >> _WORD_SHIFT] |= _ONE << np.uint64(part & (_WORD_BITS - 1))
             found += 1
     return found
+
+
+_SALT = 0x444248  # separates this use of the seed from all others
+_DEGREES_AHEAD = 24  # edges
+
+
+_Degrees = namedtuple("_Degrees", "degree")  # (num_nodes,): placing changes nothing
+
+
+@graph_partitioner("dbh")
+def dbh(graph: GraphInput, num_parts: int, *, masters: str = "majority") -> np.ndarray:
+    """Place each edge by a hash of its end with the lower degree, and give each node a master among its parts.
+
+    Args:
+        graph: the graph, without `balance`: edges are balanced by probability. Its seed is that of the hash, and of
+            masters="random".
+        masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
+            last edge; "random": one of its parts, by a hash of (seed, node).
+
+    Returns:
+        (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
+
+    Cost: two passes. Memory a node: one id, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
+        parts, 4 + min(degree, num_parts) with more.
+    Source: Xie et al., Distributed Power-law Graph Computing, NIPS 2014, with the degrees of the whole graph.
+        Differs: of two ends with one degree the lower id is hashed.
+    """
+    key = np.uint64(fold(graph.seed, _SALT))
+
+    def place(src, dst, state: _Degrees, part) -> int:
+        _place_by_hash(src, dst, state.degree, key, num_parts, part)
+        return len(src)
+
+    return place_edges(graph, num_parts, masters, _Degrees, _Degrees, [EdgePass("placing", place)])
+
+
+@kernel
+def _place_by_hash(src, dst, degree, key, num_parts, part):
+    length = len(src)
+    for i in range(length):
+        if i + _DEGREES_AHEAD < length:
+            prefetch(degree, np.int64(src[i + _DEGREES_AHEAD]))
+            prefetch(degree, np.int64(dst[i + _DEGREES_AHEAD]))
+        u, v = src[i], dst[i]
+        u_lower = degree[u] < degree[v] or (degree[u] == degree[v] and u < v)
+        part[i] = below(combine(key, u if u_lower else v), num_parts)
+
+
+@graph_partitioner("powergraph")
+def powergraph(graph: GraphInput, num_parts: int, *, masters: str = "majority") -> np.ndarray:
+    """Place each edge (u, v) by the greedy rules, and give each node a master among its parts.
+
+    With A(v) the parts that hold an edge of v, the edge goes to the least loaded part
+
+    1. of A(u) and A(v) in common, where there is one;
+    2. else, where neither is empty, of the end with more edges still to be placed, of either where these are equal;
+    3. of the one that is not empty;
+    4. of all, where both are empty.
+
+    Args:
+        graph: the graph, without `balance`: the rules balance edges. Its seed decides masters="random"
+            alone.
+        masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
+            last edge; "random": one of its parts, by a hash of (seed, node).
+
+    Returns:
+        (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
+
+    Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
+        4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
+        parts, 4 + min(degree, num_parts) with more.
+    Source: Gonzalez et al., PowerGraph, OSDI 2012, section 4.2, run in order on one machine ("coordinated"). Differs:
+        of several least loaded parts the lowest is taken.
+    """
+
+    def start(degree) -> ReplicaState:
+        state = ReplicaState.empty(degree, num_parts)
+        state.rows[:, 0] = degree
+        return state
+
+    def place(src, dst, state: ReplicaState, part) -> int:
+        _place_by_cases(src, dst, *state, part)
+        return len(src)
+
+    return place_edges(graph, num_parts, masters, ReplicaState, start, [EdgePass("placing", place)])
+
+
+@kernel
+def _place_by_cases(src, dst, rows, load, least, limits, part):
+    """Place a block of edges by PowerGraph's four cases; writes `part`, changes the state."""
+    flat, width, length = rows.reshape(-1), rows.shape[1], len(src)
+    smallest, num_least = limits[SMALLEST], limits[NUM_LEAST]
+    for i in range(length):
+        if i + ROWS_AHEAD < length:
+            prefetch(flat, width * np.int64(src[i + ROWS_AHEAD]))
+            prefetch(flat, width * np.int64(dst[i + ROWS_AHEAD]))
+        u, v = src[i], dst[i]
+        chosen = _by_cases(rows, u, v, load, least)
+        part[i] = chosen
+        rows[u, 0] -= 1
+        rows[v, 0] -= 1
+        hold(rows, u, v, chosen)
+        load[chosen] += 1
+        num_least -= leave(least, chosen, 1)
+        if num_least == 0:
+            smallest += 1
+            num_least = find_least(load, smallest, least)
+    limits[SMALLEST], limits[NUM_LEAST] = smallest, num_least
+
+
+@kernel(inline="always")
+def _by_cases(rows, u, v, load, least):
+    """Return the part that the greedy rules choose, the lowest of several."""
+    both = least_loaded(rows, u, v, SHARED, load, least)
+    if both >= 0:
+        return both
+    of_u, of_v = least_loaded(rows, u, u, SHARED, load, least), least_loaded(rows, v, v, SHARED, load, least)
+    if of_u < 0 and of_v < 0:
+        return first_part(least)
+    if of_v < 0 or (of_u >= 0 and rows[u, 0] > rows[v, 0]):
+        return of_u
+    if of_u < 0 or rows[v, 0] > rows[u, 0]:
+        return of_v
+    u_first = load[of_u] < load[of_v] or (load[of_u] == load[of_v] and of_u < of_v)
+    return of_u if u_first else of_v

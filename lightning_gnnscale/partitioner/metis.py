@@ -1,25 +1,29 @@
-"""METIS, in memory: the reference for cut and for memory. Needs the extra `[metis]`, or METIS' shared library."""
+"""METIS and KaMinPar, in memory: the references for cut, speed and memory.
+
+METIS needs the extra `[metis]` or its shared library, KaMinPar the extra `[kaminpar]`.
+"""
 
 import ctypes
 import ctypes.util
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, check_number, is_integer, short
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..rng import combine, fold
 from . import phases
 from .constraints import judge, node_weights, part_loads, resolve_constraints
+from .graph_access.scratch import nameless_file, reserve, scratch_folder, write_at
 from .graph_access.simple_graph import symmetric_adjacency
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 
-_SLACK = 1.03  # METIS' default
+_SLACK = 1.03  # METIS' default, and KaMinPar's
 KEPT_EDGES = 16  # of a node, where `fast` looks at few
 
 
@@ -32,7 +36,6 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean;
             None: nodes at METIS' default, 1.03. METIS may break a bound, with many parts above all: a warning says by
             how much.
-        num_parts: in [1, num_nodes].
         fast: what DistDGL does for power-law graphs: of a node with many neighbours few edges are looked at, one
             initial partition is made where METIS allows it to be asked for, and refined once.
 
@@ -51,7 +54,7 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
         itself, by a hash, not of each coarser one.
     """
     balance, seed = graph.balance, graph.seed
-    _check_seed(seed)
+    _check_seed("metis", seed)
     several = bool(balance) and set(balance) != {"nodes"}
     slack = _node_slack(balance)
     library = _need_library()
@@ -79,12 +82,7 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
 def with_few_edges(adjacency: CSC, most: int, seed: int) -> CSC:
     """Return a symmetric adjacency without some edges between nodes that have many.
 
-    An edge stays where it is among the `most` first of either end, in the order of a hash.
-
-    Args:
-        adjacency: symmetric, without repeats.
-        most: >= 1.
-        seed: that of the hash.
+    An edge stays where it is among the `most` first of either end, in the order of a hash of the seed.
     """
     indptr, indices = adjacency.indptr, adjacency.indices
     last = _last_kept(indptr, indices, most, np.uint64(fold(seed)))
@@ -137,9 +135,9 @@ def _need_library():
     return library
 
 
-def _check_seed(seed: int) -> None:
+def _check_seed(method: str, seed: int) -> None:
     if not 0 <= seed < 2**31:
-        raise ValueError(f"partitioner 'metis' takes a seed in [0, {2**31}), got {seed}")
+        raise ValueError(f"partitioner {method!r} takes a seed in [0, {2**31}), got {seed}")
 
 
 def _node_slack(balance) -> float:
@@ -159,14 +157,7 @@ _BISECTED = 8  # most parts that are made by bisection, as METIS' programs and b
 
 
 class MetisLibrary(NamedTuple):
-    """A METIS that can be called.
-
-    Attributes:
-        path: Path of the shared library.
-        functions: The loaded library.
-        id_dtype, real_dtype: Dtypes that it was compiled for: int32 or int64, float32 or float64.
-        seed_option: Index of the seed in its array of options.
-    """
+    """A METIS that can be called, the dtypes it was compiled for, and where its options have the seed."""
 
     path: str
     functions: ctypes.CDLL
@@ -284,3 +275,92 @@ def _reads_slack(library: MetisLibrary) -> bool:
 
 def _address(array: np.ndarray | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if array is None else array.ctypes.data)
+
+
+# The ParHIP format: three uint64 (version, nodes, edges), a uint64 file position a row, then the neighbours. The
+# version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).
+_NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
+
+
+@graph_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges, resumable=False, slack=_SLACK)
+def kaminpar(graph: GraphInput, num_parts: int, *, threads: int = 1, preset: str = "default") -> np.ndarray:
+    """Partition with KaMinPar, the whole graph in memory; it is handed over in a file on scratch disk.
+
+    Args:
+        graph: the graph; scratch disk is needed. Its seed is KaMinPar's own, in [0, 2**31).
+        graph.balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean;
+            a warning says where KaMinPar breaks it.
+        threads: >= 1; with several threads the result differs from run to run.
+        preset: a name of KaMinPar's own settings, for example "fast", "default", "eco", "strong" or "terapart".
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Raises:
+        GNNScaleError: kaminpar is not installed, or scratch disk is full.
+        ValueError: a constraint that this method does not have, or a value outside its range.
+
+    Cost: 8 bytes an edge of memory (int32 ids) before KaMinPar starts, and of scratch disk; its own memory is some
+        50 bytes an edge.
+    Source: Gottesbueren et al., Deep multilevel graph partitioning, ESA 2021, through kaminpar.
+    """
+    package = _import_kaminpar()
+    if graph.balance and set(graph.balance) != {"nodes"}:
+        told = sorted(graph.balance)
+        raise ValueError(f"partitioner 'kaminpar' can bound the balance of 'nodes' alone, got {told}")
+    slack = _node_slack(graph.balance)
+    _check_kaminpar(package, threads, preset, graph.seed)
+    folder = scratch_folder(graph.scratch)
+    if folder is None:
+        raise ValueError("partitioner 'kaminpar' reads its graph from a file: give scratch=<a folder> or scratch=auto")
+    degree = graph.open_simple()
+    if num_parts == 1 or not graph.simple.num_edges:
+        return (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
+    with phases.phase("adjacency"):
+        file = _write_parhip(
+            folder, symmetric_adjacency(graph.simple, degree, id_dtype(graph.num_nodes), graph.progress)
+        )
+        with file:
+            loaded = package.load_graph(f"/dev/fd/{file.fileno()}", package.GraphFileFormat.PARHIP)
+    with phases.phase("kaminpar"):
+        package.reseed(int(graph.seed))
+        solver = package.KaMinPar(int(threads), package.context_by_name(preset))
+        found = solver.compute_partition(loaded, int(num_parts), slack - 1.0)
+    return np.asarray(found, np.int32)
+
+
+def kaminpar_is_installed() -> bool:
+    """Whether KaMinPar can be called."""
+    return "kaminpar" in sys.modules or importlib.util.find_spec("kaminpar") is not None
+
+
+def _import_kaminpar():
+    try:
+        import kaminpar
+    except ImportError as error:
+        raise GNNScaleError(
+            "partitioner 'kaminpar' needs kaminpar: install it with  pip install 'lightning-gnnscale[kaminpar]'"
+        ) from error
+    return kaminpar
+
+
+def _write_parhip(folder: Path, adjacency: CSC):
+    """Write the adjacency to a file without a name, and return the file."""
+    indptr, indices = adjacency
+    first = _HEADER_BYTES + 8 * len(indptr)
+    narrow = _NARROW_IDS if indices.dtype == np.int32 else 0
+    reserve(folder, first + indices.nbytes, f"handing {adjacency.num_edges} neighbours to KaMinPar")
+    file = nameless_file(folder)
+    head = np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_edges], np.uint64)
+    for values, position in ((head, 0), (indptr * indices.itemsize + first, head.nbytes), (indices, first)):
+        write_at(file, values, position)
+    return file
+
+
+def _check_kaminpar(package, threads, preset: str, seed: int) -> None:
+    if not is_integer(threads) or threads < 1:
+        raise ValueError(f"partitioner.threads must be a whole number >= 1, got {short(threads)}")
+    if preset not in package.context_names():
+        names = ", ".join(sorted(package.context_names()))
+        raise ValueError(f"partitioner.preset must be one of {names}, got {short(preset)}")
+    _check_seed("kaminpar", seed)

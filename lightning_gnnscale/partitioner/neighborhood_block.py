@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..errors import check_number
 from ..graph import MASK_NAMES, id_dtype
 from ..jit import kernel
 from ..rng import fold
@@ -14,7 +15,6 @@ from .multilevel import Effort
 from .multilevel.clustering import cluster_limit
 from .multilevel.quotient import build_quotient, number_clusters, quotient_bytes
 from .multilevel.weighted_graph import MAX_PARTS, EdgeGraph, RowThreads, WeightedGraph, part_loads
-from .registry import check_number
 from .streaming_multilevel import MIN_QUOTIENT_EDGES, StreamedParts
 
 MAX_HOPS = 32  # nodes further away make blocks by their ids
@@ -46,7 +46,6 @@ def neighborhood_block(graph: GraphInput, num_parts: int, *, refinement_rounds: 
         graph.masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}, at least one of them, with nodes in it.
         graph.balance: {"nodes": 1.05, "train": 1.05}, any of nodes and masks: the largest part over the mean. None:
             nodes and each mask that has nodes at 1.05. What cannot be kept is reported with its size.
-        num_parts: in [1, num_nodes].
         refinement_rounds: rounds of Jet refinement over the stream, >= 0.
 
     Returns:
@@ -120,13 +119,7 @@ def _blocks(
 
 
 def _grow_blocks(graph: GraphInput, labelled: np.ndarray, most: int) -> np.ndarray:
-    """Return the block of every node.
-
-    Args:
-        graph: the graph.
-        labelled: (num_nodes,) bool, the centres.
-        most: nodes of a full block, >= 2.
-    """
+    """Return the block of every node, of at most `most` >= 2 nodes, grown from the labelled ones."""
     num_nodes, left = graph.num_nodes, graph.left_in(_BLOCKS)
     if left:
         block, arriving, size, goes_on = (left[name] for name in ("block", "arriving", "size", "goes_on"))

@@ -11,15 +11,15 @@ import numpy as np
 from .. import events
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import file_states
-from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, one_line_of, short
+from ..errors import UNREADABLE, GNNScaleError, check_integer, disk_errors, is_integer, one_line_of, short
 from ..foreign import has_all
 from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
+from ..system import whole_file
 from . import phases
 from .constraints import balance_by_node_type
-from .promises import check_ids, fill_empty_parts, settle_balance
 from .quality import PartitionQuality, check_masks, evaluate_partitioning, quality_of_counts
-from .registry import complete_options, decisive_options, get_partitioner
+from .registry import check_ids, complete_options, decisive_options, fill_empty_parts, get_partitioner, settle_balance
 
 FORMAT_VERSION = 1
 
@@ -96,9 +96,6 @@ class Partitioning:
         Args:
             path: the folder; made where missing.
             measure: whether a quality that was not read yet is measured; else what is saved has none.
-
-        Raises:
-            GNNScaleError: the disk is full, or fails.
         """
         folder = Path(path)
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_id", "quality")}
@@ -110,11 +107,14 @@ class Partitioning:
         facts = json.loads(json.dumps(facts, default=_plain))
         text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be wrong: it is removed first and written last.
-        with disk_errors(folder, "written", "make space, and run the same command again"):
+        remedy = "make space, and run the same command again"
+        with disk_errors(folder, "written", remedy):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "partitioning.json").unlink(missing_ok=True)
-            _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
-            _write(folder / "partitioning.json", lambda file: file.write(text.encode()))
+            with whole_file(folder / "part_id.npy", remedy) as file:
+                np.save(file, self.part_id)
+            with whole_file(folder / "partitioning.json", remedy) as file:
+                file.write(text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Partitioning":
@@ -267,23 +267,9 @@ def weigh_edge_types(stream, edge_type_weight: dict) -> HeteroStream:
 
 
 def _check_num_parts(num_parts, num_nodes: int) -> int:
-    is_whole = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
-    if not is_whole or not 1 <= num_parts <= num_nodes:
+    if not is_integer(num_parts) or not 1 <= num_parts <= num_nodes:
         raise ValueError(f"partitioner.num_parts must be in [1, {num_nodes}], got {short(num_parts)}")
     return int(num_parts)
-
-
-def _write(path: Path, write) -> None:
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with disk_errors(path, "written", "make space, and run the same command again"):
-        try:
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _array_checksum(array: np.ndarray) -> int:

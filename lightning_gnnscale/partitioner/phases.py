@@ -49,6 +49,11 @@ def recording(record: PhaseRecord | None = None) -> Iterator[PhaseRecord]:
         _open.reset(token)
 
 
+def _record() -> PhaseRecord:
+    """Return the open record, or where there is none one that nobody reads."""
+    return _open.get() or PhaseRecord()
+
+
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Add the block's wall-clock seconds to the open record under `name`."""
@@ -56,46 +61,37 @@ def phase(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        record = _open.get()
-        if record is not None:
-            record.seconds[name] = record.seconds.get(name, 0.0) + time.perf_counter() - start
+        seconds = _record().seconds
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def note(**facts) -> None:
     """Put facts into the open record."""
-    record = _open.get()
-    if record is not None:
-        record.notes.update(facts)
+    _record().notes.update(facts)
 
 
 def cuts() -> bool:
     """Whether the open record is of more than one part, so that edges can be cut; also without a record."""
-    record = _open.get()
-    return record is None or record.num_parts != 1
+    return _record().num_parts != 1
 
 
 def warn(message: str) -> None:
     """Warn the user, and keep the message in the open record under `warnings`."""
     warnings.warn(message, UserWarning, stacklevel=3)
-    record = _open.get()
-    if record is not None:
-        record.notes.setdefault("warnings", []).append(message)
+    _record().notes.setdefault("warnings", []).append(message)
 
 
 def leave_judgement(constraints, loads) -> bool:
     """Put constraints and the loads of the parts into the open record; return whether it is to be judged later."""
-    record = _open.get()
-    if record is None or not record.judges_later:
-        return False
-    record.judgement = (constraints, loads)
-    return True
+    record = _record()
+    if record.judges_later:
+        record.judgement = (constraints, loads)
+    return record.judges_later
 
 
 def take_judgement() -> tuple | None:
     """Take out what `leave_judgement` put into the open record."""
-    record = _open.get()
-    if record is None:
-        return None
+    record = _record()
     judgement, record.judgement = record.judgement, None
     return judgement
 
@@ -115,6 +111,4 @@ def leave_counts(**counts) -> None:
 
 def keep_graph(graph) -> None:
     """Hand the graph that a method read to the open record."""
-    record = _open.get()
-    if record is not None:
-        record.graph = graph
+    _record().graph = graph

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from ..values import as_array, exact_integers
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
-from .registry import check_number
 
 _PARTS_AHEAD, _ENDS_AHEAD = 24, 12  # edges; what is marked or joined is asked for once the parts of its ends are there
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import fill_least, judge, node_weights, pack_several, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 
 _CLUSTERING = "clustering"  # a phase, also of a checkpoint
 
@@ -59,7 +59,6 @@ def spring(
         graph.balance: {"nodes": 1.05, "train": 1.05}, any of them: the largest part over the mean. Clusters are then
             packed by all of them at once, the heaviest first, and what is not met is reported: SPRING's only bound
             while it merges is `beta`. None: by their nodes.
-        num_parts: in [1, num_nodes].
         tau_vol: volume (sum of degrees) up to which a cluster takes part in moves, >= 0; tested before the move. None:
             tau_factor * 2 * num_edges / num_parts.
         tau_factor: dimensionless, >= 0.
@@ -67,10 +66,6 @@ def spring(
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the least filled parts.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: O(num_nodes log num_nodes + num_edges) time in two passes; 24 bytes a node (ids in int32).
     Source: Huang et al., SDT-GNN, Algorithm 1 (also CATGNN). Differs: ties are settled by the lowest id; a node that
@@ -154,14 +149,9 @@ def merge_and_assign(
     """Merge clusters, smallest first, and give them to parts, largest first.
 
     Args:
-        packs: False returns the (num_nodes,) int32 number of each node's cluster instead of its part.
-        nodes: (num_nodes, 4), rows of a finished clustering pass; destroyed.
-        volume: (num_nodes,), destroyed: its memory holds the heap.
-        num_parts: in [1, num_nodes].
+        nodes, volume: a finished clustering pass; destroyed, as the memory of `volume` holds the heap.
         beta: a merged cluster has at most beta * num_nodes / num_parts nodes.
-
-    Returns:
-        (num_nodes,) int32 part ids.
+        packs: False returns the (num_nodes,) int32 number of each node's cluster instead of its part.
 
     Cost: O(num_nodes log num_nodes) time; with the arguments 24 bytes a node (int32 ids).
     Source: Huang et al., SDT-GNN, Algorithm 1, merging and assignment. A cluster that has grown is ranked again.
@@ -335,11 +325,8 @@ def _name_roots(nodes, out):
 def _assign_clusters(nodes, heap, place, length, filled, parts, limit):
     """Fill the parts: clusters by descending size, then nodes without edges; write part ids over the heap.
 
-    Args:
-        filled, parts: (num_parts,) int64, zeros, and the numbers of the parts: a heap by what they hold.
-
-    Returns:
-        The size of the largest cluster, and the number of clusters above the limit.
+    `filled` and `parts` are (num_parts,) zeros and the numbers of the parts, a heap by what they hold. Returns the size
+    of the largest cluster, and the number of clusters above the limit.
     """
     descending, largest, oversized = np.int64(-1), 0, 0
     # Algorithm 1, assignment: clusters by descending size, each to the least filled part; then isolated nodes.

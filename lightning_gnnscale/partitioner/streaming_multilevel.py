@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import short
+from ..errors import check_number, short
 from ..graph import id_dtype
 from ..rng import fold
 from . import phases
@@ -33,7 +33,6 @@ from .multilevel.weighted_graph import (
     rows_of,
 )
 from .part_order import numbered
-from .registry import check_number
 
 BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import check_number
 from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import pack_in_order
 from .graph_input import GraphInput, graph_partitioner
-from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 
 _SALT = 0x3250534C  # separates this use of the seed from all others
@@ -77,7 +77,6 @@ def two_phase(
     Args:
         graph: the graph, without `balance`: this method balances edges, see `alpha`. Its seed is that of the hash, and
             of masters="random".
-        num_parts: in [1, num_nodes].
         max_volume: Largest sum of degrees that a cluster may reach by a move, >= 0. None: 2 * num_edges / num_parts.
         alpha: Largest allowed load over the mean, >= 1; at least the mean rounded up is allowed.
         masters: "majority": the part with most of a node's edges, the lowest one on a tie; "last": the part of the edge
@@ -86,10 +85,6 @@ def two_phase(
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: four passes; time does not grow with num_parts. Memory a node: 12 + 4 * ceil(num_parts / 32) bytes (ids in
         int32), and the masters': 4 bytes; for "majority" num_parts bytes with up to 16 parts, 4 + min(degree,

@@ -43,30 +43,26 @@ def place_edges(
 
     Args:
         graph: the graph, not opened yet; without `balance`: these methods balance edges.
-        num_parts: in [1, num_nodes].
         masters: "majority", "last" or "random": see `MASTERS`.
         state_type: a NamedTuple of arrays.
         start: called as start(degree) after the first pass, when `graph.simple` is open; returns the state. It may keep
             `degree`.
-        passes: the passes, in their order.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
-
-    Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
-        EdgeStreamError: the edges changed between the passes.
     """
-    graph.refuse_balance()
+    if graph.balance:
+        given = dict(graph.balance)
+        raise ValueError(f"partitioner {graph.method!r} takes no balance constraints, got balance={given}")
     check_masters(masters)
     degree, names = graph.open_simple(), [edge_pass.name for edge_pass in passes]
     left = graph.left_in(graph.phase)
     if left:
-        state, owners = _load(state_type, "state", left), _load(MASTERS[masters], "owners", left)
+        state, owners = _load(state_type, "state", left), _load(MASTERS[masters].__self__, "owners", left)
         placed = left["placed"]
     else:
         with phases.phase(FIRST_PASS):
-            owners = MASTERS[masters].start(degree, num_parts, graph.seed)
+            owners = MASTERS[masters](degree, num_parts, graph.seed)
             state, placed = start(degree), np.zeros(num_parts, np.int64)
     del degree, left
     for edge_pass in passes[names.index(graph.phase) if graph.phase else 0 :]:
@@ -155,55 +151,42 @@ class MajorityMasters(NamedTuple):
         return part_id
 
 
-class LastMasters(NamedTuple):
-    """The part of the edge that was placed last, as the published code of SDT-GNN does; 4 bytes a node.
+class SingleMasters(NamedTuple):
+    """One part at a time is kept, 4 bytes a node: that of the edge placed last, or one of all with equal probability.
+
+    The former is what the published code of SDT-GNN does, the latter what its paper says: the part with the smallest
+    hash of (seed, node, part), so that no set of parts need be kept.
 
     Attributes:
         part_id: (num_nodes,) int32, -1 for nodes that have met no edge.
-    """
-
-    part_id: np.ndarray
-
-    @classmethod
-    def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "LastMasters":
-        return cls(np.full(len(degree), -1, np.int32))
-
-    def watch(self, src: np.ndarray, dst: np.ndarray, part: np.ndarray, num_parts: int) -> None:
-        """Remember the parts of a block of placed edges."""
-        _remember_last(src, dst, part, self.part_id)
-
-    def choose(self, num_parts: int) -> np.ndarray:
-        """Return (num_nodes,) int32 parts, -1 for nodes without an edge."""
-        return self.part_id
-
-
-class RandomMasters(NamedTuple):
-    """One of the parts that hold the node, each with the same probability, as SDT-GNN's paper says; 4 bytes a node.
-
-    It is the part with the smallest hash of (seed, node, part), so no set of parts need be kept.
-
-    Attributes:
-        part_id: (num_nodes,) int32, -1 for nodes that have met no edge.
-        key: (1,) uint64, of the seed.
+        key: (1,) uint64, of the seed; (0,): the last part counts.
     """
 
     part_id: np.ndarray
     key: np.ndarray
 
     @classmethod
-    def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "RandomMasters":
+    def last(cls, degree: np.ndarray, num_parts: int, seed: int) -> "SingleMasters":
+        return cls(np.full(len(degree), -1, np.int32), np.zeros(0, np.uint64))
+
+    @classmethod
+    def random(cls, degree: np.ndarray, num_parts: int, seed: int) -> "SingleMasters":
         return cls(np.full(len(degree), -1, np.int32), np.array([fold(seed, _SALT)], np.uint64))
 
     def watch(self, src: np.ndarray, dst: np.ndarray, part: np.ndarray, num_parts: int) -> None:
-        """Let the parts of a block of placed edges compete."""
-        _keep_smallest_hash(src, dst, part, self.key, self.part_id)
+        """Remember the parts of a block of placed edges, or let them compete."""
+        if len(self.key):
+            _keep_smallest_hash(src, dst, part, self.key, self.part_id)
+        else:
+            _remember_last(src, dst, part, self.part_id)
 
     def choose(self, num_parts: int) -> np.ndarray:
         """Return (num_nodes,) int32 parts, -1 for nodes without an edge."""
         return self.part_id
 
 
-MASTERS = {"majority": MajorityMasters, "last": LastMasters, "random": RandomMasters}
+# How a rule starts; the class that it returns is also the type of its state.
+MASTERS = {"majority": MajorityMasters.start, "last": SingleMasters.last, "random": SingleMasters.random}
 
 
 def check_masters(masters: str) -> None:
@@ -212,17 +195,10 @@ def check_masters(masters: str) -> None:
         raise ValueError(f"partitioner.masters must be one of {', '.join(MASTERS)}, got {short(masters)}")
 
 
-def assign_masters(masters: MajorityMasters | LastMasters | RandomMasters, num_parts: int) -> np.ndarray:
-    """Return the part of every node, once all edges have been watched.
+def assign_masters(masters: MajorityMasters | SingleMasters, num_parts: int) -> np.ndarray:
+    """Return the (num_nodes,) int32 part of every node, once all edges have been watched by `masters`, used up by it.
 
-    Args:
-        masters: a value of one of the rules; not to be used again.
-        num_parts: number of parts.
-
-    Returns:
-        (num_nodes,) int32. Nodes without an edge go, in their order, to the part with the fewest nodes.
-
-    Cost: O(num_nodes log num_parts) time.
+    Nodes without an edge go, in their order, to the part with the fewest nodes; O(num_nodes log num_parts) time.
     """
     part_id = masters.choose(num_parts)
     filled = np.zeros(num_parts, np.int64)

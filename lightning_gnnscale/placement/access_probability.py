@@ -99,6 +99,7 @@ def count_reads(indptr, indices, seeds, num_layers, degree):
         begin = last
 
 
+METHODS = ("vip", "vip_sampled", "presample", "reach", "paths")
 FIRST_LOOK = 8  # batches after which it may turn out that the prior needs no correction
 _CERTAIN = np.float32(-80.0)  # log of the probability of being missed, where a read is certain
 
@@ -204,12 +205,6 @@ def sampled_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.
     Args:
         prior: (num_nodes,) estimates, not all 0.
         batches: ids that a batch reads, one array a batch, at least two; repeated ids count once.
-
-    Returns:
-        (num_nodes,) float32 in [0, 1].
-
-    Raises:
-        ValueError: fewer than two batches.
     """
     counts, number = np.zeros(len(prior)), 0
     for nodes in batches:
@@ -305,23 +300,21 @@ def access_probability(
             raise ValueError(f"{name} must be an integer of at least 1, got {short(value)}")
     if isinstance(num_batches, bool) or int(num_batches) != num_batches or num_batches < 2:
         raise ValueError(f"num_batches must be an integer of at least 2, got {short(num_batches)}")
-    if method in ("reach", "paths"):
-        return METHODS[method](csc, train_nodes, int(num_layers))
-    fanouts = check_fanouts(fanouts)
+    if method == "reach":
+        return _reach(csc, train_nodes, int(num_layers))
+    if method == "paths":
+        return _paths(csc, train_nodes, int(num_layers))
+    fanouts, batch_size = check_fanouts(fanouts), int(batch_size)
+    if method == "presample":
+        return _presample(csc, train_nodes, fanouts, batch_size, int(num_epochs), seed)
+    prior = _vip(csc, train_nodes, fanouts, batch_size)
     if method == "vip":
-        return _vip(csc, train_nodes, fanouts, int(batch_size))
-    if method == "vip_sampled":
-        prior = _vip(csc, train_nodes, fanouts, int(batch_size))
-        return corrected(prior, csc, train_nodes, fanouts, int(batch_size), int(num_batches), seed)
-    return _presample(csc, train_nodes, fanouts, int(batch_size), int(num_epochs), seed)
+        return prior
+    return corrected(prior, csc, train_nodes, fanouts, batch_size, int(num_batches), seed)
 
 
 def checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Return training nodes as (num_train,) int64.
-
-    Raises:
-        ValueError: they are not distinct ids in [0, num_nodes), at least one.
-    """
+    """Return training nodes as (num_train,) int64; ValueError unless they are distinct ids, at least one."""
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or len(nodes) == 0:
         raise ValueError(f"train_nodes must be ids, at least one, got {nodes.dtype} of shape {nodes.shape}")
@@ -346,14 +339,10 @@ def _vip(csc: CSC, train_nodes: np.ndarray, fanouts: tuple[int, ...], batch_size
 
 
 def _presample(csc, train_nodes, fanouts, batch_size, num_epochs, seed) -> np.ndarray:
-    counts, num_batches = np.zeros(csc.num_rows, np.int64), 0
+    counts, num_batches = np.zeros(csc.num_rows, np.int64), num_epochs * -(-len(train_nodes) // batch_size)
     space = Workspace(csc.num_rows, csc.indices.dtype)
-    for epoch in range(num_epochs):
-        order = train_nodes[permutation(len(train_nodes), fold(seed, epoch))]
-        for batch, start in enumerate(range(0, len(order), batch_size)):
-            seeds, key = order[start : start + batch_size], batch_key(seed, epoch, 0, batch)
-            counts[sample_neighbors(csc, seeds, fanouts, key, workspace=space).n_id] += 1
-            num_batches += 1
+    for seeds, key in epoch_batches(train_nodes, batch_size, num_batches, seed):
+        counts[sample_neighbors(csc, seeds, fanouts, key, workspace=space).n_id] += 1
     return (counts / num_batches).astype(np.float32)
 
 
@@ -406,6 +395,3 @@ def _spread_paths(indptr, indices, paths, longer):
         if paths[v] != 0:
             for e in range(indptr[v], indptr[v + 1]):
                 longer[indices[e]] += paths[v]
-
-
-METHODS = {"vip": _vip, "vip_sampled": corrected, "presample": _presample, "reach": _reach, "paths": _paths}

@@ -8,9 +8,8 @@ import numpy as np
 
 from ..triton_kernels.gather_rows import RowCode, RowTables, gather_rows, gather_tiers
 from ..triton_kernels.gather_rows.cpu import first_outside
-from .cache_policies import write_rows
-from .feature_cache import FeatureCache
-from .row_layout import OUTSIDE, LaidRows, RowLayout, first_place, group_of
+from .feature_cache import FeatureCache, write_rows
+from .placement import OUTSIDE, LaidRows, RowLayout, first_place, group_of
 from .shared_rows import SharedRows, make_on_all, own_rows
 
 
@@ -22,7 +21,7 @@ def lay_here(layout: RowLayout, devices: list[int]) -> LaidRows:
         rows[peer] = private_copy(layout, layout.device_rows(peer))
     host_ids = layout.host_ids(devices)
     host = features.array if host_ids is None else private_copy(layout, host_ids)
-    return LaidRows([features.array, host, *rows], host_ids)
+    return [features.array, host, *rows], host_ids
 
 
 def lay_jointly(
@@ -30,12 +29,7 @@ def lay_jointly(
 ) -> LaidRows:
     """Make the rows of one device, and those of the host if it is the first device here; map the rows of the others.
 
-    Args:
-        layout: Layout of the rows.
-        device: Device of this process.
-        here: The devices on this host.
-        exchange: See `FeatureBuffer.join`.
-        folder: Folder that the rows are kept in; None: memory.
+    `here` are the devices on this host; rows are kept in `folder`, None: memory. See `FeatureBuffer.join`.
     """
     placement, host_ids = layout.placement, layout.host_ids(here)
 
@@ -53,7 +47,7 @@ def lay_jointly(
         host = layout.features.array
         if layout.copies_host:
             host = (own_host or SharedRows.attach(handles[here[0]][1])).array
-        return LaidRows([layout.features.array, host, *rows], host_ids), None
+        return ([layout.features.array, host, *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)
     own.release()
@@ -162,11 +156,7 @@ def _bytes(rows: np.ndarray) -> np.ndarray:
 
 
 def checked_nodes(nodes, num_rows: int) -> np.ndarray:
-    """Return ids as contiguous int32 or int64, all in [0, num_rows).
-
-    Raises:
-        ValueError: they are not, with the first that is not.
-    """
+    """Return ids as contiguous int32 or int64; ValueError unless all are in [0, num_rows)."""
     nodes = as_ids(nodes)
     outside = first_outside(nodes, num_rows)
     if outside >= 0:
@@ -175,11 +165,7 @@ def checked_nodes(nodes, num_rows: int) -> np.ndarray:
 
 
 def as_ids(nodes) -> np.ndarray:
-    """Return ids as contiguous int32 or int64.
-
-    Raises:
-        ValueError: they are not integers, or not one-dimensional.
-    """
+    """Return ids as contiguous int32 or int64; ValueError unless they are one-dimensional integers."""
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or (nodes.dtype.kind not in "iu" and len(nodes)):
         raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {nodes.shape}")

@@ -25,7 +25,7 @@ from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
 from .link_cost import gpu_uuid, gpus_seen
-from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
+from .placement import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, check_host_space, first_place, group_of
 from .shared_rows import SharedRows, make_on_all
 
 _BLOCK_BYTES = 64 << 20
@@ -48,7 +48,7 @@ def lay_here(layout: RowLayout, devices: list[int], on: str) -> LaidRows:
     host_ids = layout.host_ids(devices)
     check_host_space(len(host_ids), layout.row_bytes, free_memory_bytes())
     host = pinned(private_copy(layout, host_ids), device_of(on, devices[0]))
-    return LaidRows([None, host, *rows], host_ids)
+    return [None, host, *rows], host_ids
 
 
 def lay_jointly(
@@ -61,10 +61,8 @@ def lay_jointly(
 ) -> LaidRows:
     """Make the rows of one GPU, and of the host if it is the first device here; map those of the other processes.
 
-    Args: see `cpu_tiers.lay_jointly`. A process may number the GPUs in another way: they are told by their own ids.
-
-    Raises:
-        PlacementError: also where a process does not see the GPU of a peer.
+    Arguments are those of `cpu_tiers.lay_jointly`. A process may number the GPUs in another way: they are told by their
+    own ids, and one that a process does not see is refused.
     """
     placement, own_device = layout.placement, device_of(on, device)
     host_ids = layout.host_ids(here)
@@ -89,7 +87,7 @@ def lay_jointly(
                 rows[peer] = taken_over(*handles[peer][0])
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
         host = own_host or SharedRows.attach(handles[here[0]][1], write=True)
-        return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
+        return ([None, pinned(host.array, own_device), *rows], host_ids), None
 
     laid, _ = make_on_all(exchange, device, map_others)
     if own_host is not None:
@@ -106,11 +104,7 @@ def handed_over(rows: Tensor) -> tuple[str, Callable, tuple]:
 
 
 def taken_over(uuid: str, rebuild: Callable, arguments: tuple) -> Tensor:
-    """Return the rows of another process, on their GPU as this process numbers it.
-
-    Raises:
-        PlacementError: this process does not see that GPU.
-    """
+    """Return the rows of another process, on their GPU as this process numbers it; PlacementError if it sees none."""
     if rebuild is rebuild_cuda_tensor:
         (device,) = gpus_seen([uuid])
         if device is None:
@@ -123,11 +117,7 @@ def taken_over(uuid: str, rebuild: Callable, arguments: tuple) -> Tensor:
 
 
 def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:
-    """Return the rows of one device in its memory.
-
-    Raises:
-        PlacementError: it has no space for them.
-    """
+    """Return the rows of one device in its memory; PlacementError if it has no space for them."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     ids = layout.device_rows(number, free)
     rows = torch.empty((len(ids), layout.row_bytes), dtype=torch.uint8, device=device)
@@ -148,11 +138,7 @@ def free_device_memory(device: torch.device) -> tuple[int, int]:
 
 
 def open_peers(device: torch.device, rows: Iterable[Tensor]) -> None:
-    """Let kernels of a device read the memory of others.
-
-    Raises:
-        PlacementError: the devices do not reach each other.
-    """
+    """Let kernels of a device read the memory of others; PlacementError if they do not reach each other."""
     for other in rows:
         if other.device == device or len(other) == 0:
             continue
@@ -165,11 +151,7 @@ def open_peers(device: torch.device, rows: Iterable[Tensor]) -> None:
 
 
 def pinned(rows: np.ndarray, device: torch.device) -> Tensor:
-    """Return rows of host memory that kernels read in place; they are pinned as long as the tensor lives.
-
-    Raises:
-        PlacementError: they cannot be pinned.
-    """
+    """Return rows of host memory that kernels read in place, pinned as long as the tensor lives."""
     table = as_bytes(rows)
     if device.type == "cuda" and table.numel():
         with torch.cuda.device(device):
@@ -387,11 +369,8 @@ class TypesOnDevice:
         """Return (num,) int64 node types, and by node type the rows of its nodes in the order in which they come.
 
         Args:
-            nodes: (num,) ids on the device.
+            nodes: (num,) ids on the device; ValueError if one is out of range.
             type_on_host: The node types where the host knows them: it then waits for nothing, and the ids are in range.
-
-        Raises:
-            ValueError: an id is out of range.
         """
         nodes, starts = nodes.long(), self._starts
         run = torch.bucketize(nodes, starts, right=True).sub_(1).clamp_(0, len(starts) - 2)
@@ -439,11 +418,7 @@ class _Block:
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """Return torch's name of a dtype.
-
-    Raises:
-        PlacementError: it has none.
-    """
+    """Return torch's name of a dtype; PlacementError if it has none."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError:

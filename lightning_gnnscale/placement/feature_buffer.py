@@ -18,8 +18,17 @@ from ..partition_store.typed_features import NodeTypes, TypedFeatures, TypedRows
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
-from .placement import Placement
-from .row_layout import FIRST_DEVICE, OUTSIDE, LaidRows, RowLayout, check_layout, group_of, row_places, tier_of_tables
+from .placement import (
+    FIRST_DEVICE,
+    OUTSIDE,
+    LaidRows,
+    Placement,
+    RowLayout,
+    check_layout,
+    group_of,
+    row_places,
+    tier_of_tables,
+)
 from .shared_rows import devices_here, digest_of, gather_objects, machine_id
 
 TIERS = ("local", "peer", "host", "disk", "cache")
@@ -87,10 +96,10 @@ class FeatureBuffer(Column):
         layout = _layout(placement, features, device, on, host, fingerprint, memory_bytes)
         self.placement, self.features, self.device, self.on, self.cache = placement, features, device, on, cache
         self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, np.dtype(features.dtype)
-        laid = laid or _row_module(on).lay_here(layout, [device], **_where(on))
+        tables, host_ids = laid or _row_module(on).lay_here(layout, [device], **_where(on))
         group = {FIRST_DEVICE + peer for peer in group_of(placement, device)}
-        tables = [table if i < FIRST_DEVICE or i in group else None for i, table in enumerate(laid.tables)]
-        self._places = row_places(placement, device, laid.host_ids)
+        tables = [table if i < FIRST_DEVICE or i in group else None for i, table in enumerate(tables)]
+        self._places = row_places(placement, device, host_ids)
         if cache is not None:
             cache.bind(self.num_rows)
         if on == "cpu":

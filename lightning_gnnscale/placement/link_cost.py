@@ -82,14 +82,10 @@ def gpu_name(device: torch.device) -> str:
 
 
 def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict:
-    """Return what was measured for these devices, after measuring if it never was.
+    """Return what was measured for devices of these names, after measuring if it never was.
 
-    Args:
-        devices: their names.
-        measure: returns seconds a peer row and seconds a host row.
-
-    Returns:
-        {"alpha": in [0, 1], "peer_ns_per_row": ..., "host_ns_per_row": ...}.
+    `measure` returns seconds a peer row and seconds a host row. Returned is {"alpha": in [0, 1], "peer_ns_per_row":
+    ..., "host_ns_per_row": ...}.
     """
     path = memory_file()
     try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import short
+from ..errors import is_integer, short
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import fold, permutation
@@ -74,15 +74,9 @@ def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, n
 def most_read_rows(
     csc: CSC, train_nodes: np.ndarray, device: np.ndarray, num_devices: int, num_layers: int, space: Capacity
 ) -> list[np.ndarray]:
-    """Return, for each device, the rows of its neighbourhoods with the highest out-degree inside them.
+    """Return, for each device, the (num,) int64 rows of its neighbourhoods with the highest out-degree inside them.
 
-    Args:
-        csc, train_nodes, num_devices, num_layers: See `assign_training_nodes`.
-        device: The array that `assign_training_nodes` returned.
-        space: What each device's buffer has space for.
-
-    Returns:
-        One (num,) int64 array a device, no more than there is space for.
+    `device` is what `assign_training_nodes` returned; no more rows are returned than there is space for.
     """
     rows = []
     for own in range(num_devices):
@@ -289,11 +283,7 @@ def _cheapest(choices: list, ways: list[Callable], prob: np.ndarray, alphas: np.
 def linked_groups(alphas: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
     """Return groups of devices to choose from, the largest first: those whose reads of each other cost up to a bound.
 
-    Args:
-        alphas: (num_devices, num_devices) cost of a read between two devices, over that from the host.
-
-    Returns:
-        One grouping a distinct cost below 1, in tenths, and each device alone.
+    There is one grouping for each distinct cost below 1, in tenths, and each device alone.
     """
     tenths = np.ceil(10 * np.maximum(alphas, alphas.T) - _SAME)
     found = []
@@ -345,10 +335,7 @@ def _by_rule(
 def _by_width(order: np.ndarray, space: Capacity, num_devices: int) -> list[tuple[np.ndarray, int]]:
     """Return the rows of each width, hottest first, and how many of them the buffer of a device has space for.
 
-    Args:
-        order: (num_nodes,) ids, hottest first.
-        space: What each buffer has space for.
-        num_devices: Number of devices whose buffers the hottest rows fill together.
+    `order` are all ids, hottest first; the hottest fill the buffers of `num_devices` together.
     """
     if space.row_bytes is None:
         return [(order, space.rows)]
@@ -362,11 +349,8 @@ def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
     """Assign rows held by one device alone again: each to the device that reads it most, while that has space.
 
     Args:
-        placed: (num_devices, buffer_rows) ids.
-        prob: (num_devices, num_nodes).
-
-    Returns:
-        The same ids, as many on each device; those that lose most with their second choice are assigned first.
+        placed: (num_devices, buffer_rows) ids; as many are returned on each device.
+        prob: (num_devices, num_nodes). Those that lose most with their second choice are assigned first.
     """
     ids, copies = np.unique(placed, return_counts=True)
     single = ids[copies == 1]
@@ -483,9 +467,9 @@ def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:
 def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str | np.ndarray, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {short(method)}")
-    if not _is_integer(num_devices) or num_devices < 1:
+    if not is_integer(num_devices) or num_devices < 1:
         raise ValueError(f"num_devices must be an integer of at least 1, got {short(num_devices)}")
-    if not _is_integer(buffer_rows):
+    if not is_integer(buffer_rows):
         raise ValueError(f"buffer_rows must be an integer, got {short(buffer_rows)}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
@@ -499,10 +483,6 @@ def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | st
 def _check_store(store, num_nodes: int) -> None:
     if store.csc.num_rows != num_nodes:
         raise ValueError(f"prob is for {num_nodes} nodes, store has {store.csc.num_rows}: both must be of one graph")
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked_groups(groups: Sequence[Sequence[int]] | None, num_devices: int) -> tuple[tuple[int, ...], ...]:

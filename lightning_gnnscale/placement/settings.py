@@ -11,8 +11,7 @@ from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
 from .feature_cache import POLICIES, FeatureCache
 from .place import METHODS, Capacity, place
-from .placement import Placement
-from .row_layout import group_of
+from .placement import Placement, group_of
 
 CPU_SHARE = 0.1  # of the rows, on each of the devices that CPUs simulate: they have no memory of their own to ask
 
@@ -174,12 +173,7 @@ class PlacementSettings:
         """Return the cache of each node type; together they have the bytes of `cache_rows`.
 
         Each has space for as many rows as its node type has among the likeliest rows that no device of the group holds.
-
-        Args:
-            features: `TypedFeatures` of the store.
-            placement: The placement.
-            device: The device that reads.
-            prob: (num_nodes,) how likely the device reads each node.
+        `features` are the store's `TypedFeatures`; the device reads node i with the probability `prob[i]`.
         """
         far = np.ones(placement.num_nodes, bool)
         for peer in group_of(placement, device):

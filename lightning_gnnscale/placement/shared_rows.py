@@ -21,11 +21,7 @@ Made = TypeVar("Made")
 
 
 def gather_objects(own: object) -> list:
-    """Return the objects of all ranks.
-
-    Raises:
-        PlacementError: there is no process group.
-    """
+    """Return the objects of all ranks; PlacementError without a process group."""
     if not torch.distributed.is_initialized():
         raise PlacementError("FeatureBuffer.join needs torch.distributed, or exchange=: use in_one_process without it")
     objects = [None] * torch.distributed.get_world_size()
@@ -75,18 +71,8 @@ def make_on_all(
 ) -> tuple[Made, dict[int, object]]:
     """Make something, and exchange the handles for it. If one process cannot make its own, all raise.
 
-    A process that raised before it exchanged would leave the others waiting.
-
-    Args:
-        exchange: See `FeatureBuffer.join`.
-        device: Device of this process.
-        make: Returns what it made, and a handle for it.
-
-    Returns:
-        What this process made, and the handles of all devices.
-
-    Raises:
-        PlacementError: another process failed. What `make` raises here is raised as it is.
+    A process that raised before it exchanged would leave the others waiting. `make` returns what it made, and a handle
+    for it; returned are what this process made, and the handles by device.
     """
     made = handle = failure = None
     try:
@@ -127,12 +113,7 @@ class SharedRows:
 
     @classmethod
     def create(cls, num_rows: int, dim: int, dtype: np.dtype, folder: str | Path | None = None) -> "SharedRows":
-        """Make rows with undefined contents.
-
-        Args:
-            num_rows, dim: Number and length of the rows, >= 0.
-            dtype: Any dtype without Python objects.
-            folder: Folder on a file system that keeps unnamed files, for example on a fast disk; None: memory.
+        """Make rows with undefined contents, in a folder on a file system that keeps unnamed files; None: in memory.
 
         Raises:
             PlacementError: there is no space, or the folder does not take unnamed files.
@@ -158,11 +139,7 @@ class SharedRows:
 
     @classmethod
     def attach(cls, handle: RowHandle, write: bool = False) -> "SharedRows":
-        """Map the rows of another process of this host.
-
-        Args:
-            handle: Handle from the process that made the rows.
-            write: Whether the mapping may be written to, as pinning asks for.
+        """Map the rows of another process of this host, for writing too where they will be pinned.
 
         Raises:
             PlacementError: that process has ended, or may not be read.

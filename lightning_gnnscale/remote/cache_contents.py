@@ -9,8 +9,8 @@ import numpy as np
 from ..jit import kernel
 from ..partition_store.features import SparseRows, as_bits
 from ..partition_store.typed_features import TypedRows
-from ..placement import cache_policies
-from ..placement.cache_policies import AHEAD_NODES, write_rows
+from ..placement import feature_cache
+from ..placement.feature_cache import AHEAD_NODES, write_rows
 from ..sampler.protocol import Allocate
 from ..triton_kernels.gather_rows import RowTables, gather_tiers
 from ..triton_kernels.intrinsics import prefetch
@@ -238,7 +238,7 @@ def _store_values(slots, positions, indptr, indices, bits, lengths, slot_indices
 
 _STEP_SHIFT = 20  # of a float32's bits
 _NUM_STEPS = 1 << (32 - _STEP_SHIFT)
-POLICIES = {"lru": cache_policies.LRU, "sieve": cache_policies.SIEVE}
+POLICIES = {"lru": feature_cache.LRU, "sieve": feature_cache.SIEVE}
 
 
 class CacheContents:
@@ -317,7 +317,7 @@ class CacheContents:
             Ids added, ids removed, slots to fill, and the positions in the union of the rows that go there.
         """
         # Of a union larger than the cache, LRU keeps what it reads last: the rest need not be read.
-        most = min(len(union), self._capacity) if self._policy == cache_policies.LRU else len(union)
+        most = min(len(union), self._capacity) if self._policy == feature_cache.LRU else len(union)
         order = None if weight is None else heaviest_first(weight, most)
         heads = union[:most] if order is None else union[order]
         self._read(np.ascontiguousarray(heads[::-1], np.int64))
@@ -342,7 +342,7 @@ class CacheContents:
 
     def _read(self, nodes: np.ndarray) -> None:
         found, slots, positions = (np.empty(len(nodes), np.int64) for _ in range(3))
-        cache_policies.resolve(
+        feature_cache.resolve(
             self._policy, nodes, self._all, 1, 1, self._policy_state, self._no_coming, found, slots, positions
         )
 

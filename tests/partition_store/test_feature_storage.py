@@ -23,7 +23,7 @@ from lightning_gnnscale.partition_store import (
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
+from tests.oracles.gather_rows import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph
 from tests.says import said
 from tests.tiers import all_pairs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 from lightning_gnnscale.partitioner import grem_placement, partition, registry
-from lightning_gnnscale.partitioner.graph_access import edge_shuffle, scratch
+from lightning_gnnscale.partitioner.graph_access import scratch
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from lightning_gnnscale.partitioner.grem import part_cap, share_of_edges, side_caps
@@ -134,9 +134,9 @@ def communities(num_groups=8, group_size=40, seed=0):
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".csv", ".parquet"])
 def test_file_format_and_stream_chunks_change_nothing(tmp_path, suffix, monkeypatch):
     edges = random_edges()
-    monkeypatch.setattr(edge_shuffle, "BUCKET_EDGES", 100)
-    monkeypatch.setattr(edge_shuffle, "STEP_EDGES", 170)
-    monkeypatch.setattr(edge_shuffle, "SLICE_EDGES", 37)
+    monkeypatch.setattr(scratch, "BUCKET_EDGES", 100)
+    monkeypatch.setattr(scratch, "STEP_EDGES", 170)
+    monkeypatch.setattr(scratch, "SLICE_EDGES", 37)
     order = shuffled([tuple(e) for e in edges.tolist()], 0, bucket_edges=100)
     assert sorted(order) == sorted(map(tuple, edges.tolist()))
     path = write_edges(stream_of(edges, 300, layout="once"), tmp_path / f"edges{suffix}")
@@ -405,7 +405,7 @@ def test_the_shuffle_reads_the_whole_stream_once():
     edges = random_edges()
     graph, _ = open_simple_graph(stream_of(edges, 300))
     told = []
-    file = edge_shuffle.shuffle_edges(graph, scratch.scratch_folder("auto"), 5, lambda *told_now: told.append(told_now))
+    file = scratch.shuffle_edges(graph, scratch.scratch_folder("auto"), 5, lambda *told_now: told.append(told_now))
     pairs = np.concatenate(list(file.pieces()))
     assert told == [("shuffle", 900, 900)]
     assert [tuple(pair) for pair in pairs.tolist()] == shuffled([tuple(e) for e in edges.tolist()], 5)

@@ -8,7 +8,7 @@ import pytest
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import CSC
-from lightning_gnnscale.partitioner import kaminpar as kaminpar_module
+from lightning_gnnscale.partitioner import metis as kaminpar_module
 from lightning_gnnscale.partitioner import partition
 from tests.partitioner.graphs import ODD, stream_of
 from tests.says import said

@@ -14,7 +14,7 @@ RULES = sorted(MASTERS)
 def masters_of(src, dst, part, num_nodes, num_parts, rule, seed=0, block=7):
     src, dst, part = (np.asarray(values, np.int32) for values in (src, dst, part))
     degree = np.bincount(np.append(src, dst), minlength=num_nodes).astype(np.int32)
-    masters = MASTERS[rule].start(degree, num_parts, seed)
+    masters = MASTERS[rule](degree, num_parts, seed)
     for first in range(0, len(src), block):
         masters.watch(*(values[first : first + block] for values in (src, dst, part)), num_parts)
     return assign_masters(masters, num_parts)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.partitioner import partition
-from lightning_gnnscale.partitioner.fennel import default_alpha
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
+from lightning_gnnscale.partitioner.ldg import default_alpha
 from lightning_gnnscale.rng import combine_array, fold
 from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.oracles.fennel import fennel_parts

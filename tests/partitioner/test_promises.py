@@ -7,13 +7,12 @@ import pytest
 
 from lightning_gnnscale.partitioner import (
     available_partitioners,
-    kaminpar,
     metis,
     partition,
     register_partitioner,
     registry,
 )
-from lightning_gnnscale.partitioner.promises import fill_empty_parts
+from lightning_gnnscale.partitioner.registry import fill_empty_parts
 from tests.partitioner.graphs import ODD, stream_of
 from tests.says import said
 from tests.tiers import all_pairs
@@ -38,7 +37,7 @@ PARTS = {
 # The largest part over the mean that the method's description promises of its own accord.
 PROMISED = {"metis": 1.03, "kaminpar": 1.03, "streaming_multilevel": 1.03, "mixed": 1.03, "neighborhood_block": 1.05}
 PROMISED |= {"ldg": 1.0, "fennel": 1.1, "random": 1.0, "range": 1.0}
-NEEDS = {"metis": metis.metis_is_installed, "kaminpar": kaminpar.kaminpar_is_installed}
+NEEDS = {"metis": metis.metis_is_installed, "kaminpar": metis.kaminpar_is_installed}
 METHODS = available_partitioners()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from lightning_gnnscale.partition_store.features import DenseFeatures
 from lightning_gnnscale.placement import DISK, HOST, place
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
+from tests.oracles.gather_rows import decode_codes_reference, encode_codes_reference
 
 DTYPES = ["f4", "f2", "i1", "u2", "f8", "?", "i8"]
 GROUPS = {1: [[[0]]], 2: [[[0, 1]], [[0], [1]]], 4: [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1, 2, 3]]]}

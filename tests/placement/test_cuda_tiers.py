@@ -13,7 +13,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.placement import cuda_tiers
 from lightning_gnnscale.placement.cuda_tiers import CUDATiers, torch_dtype
-from lightning_gnnscale.placement.row_layout import FIRST_DEVICE, RowLayout, group_of, row_places, tier_of_tables
+from lightning_gnnscale.placement.placement import FIRST_DEVICE, RowLayout, group_of, row_places, tier_of_tables
 from tests.says import said
 from tests.tiers import all_pairs
 
@@ -22,14 +22,14 @@ DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 
 def tiers_of(placement, features, device, policy=None, capacity=5, ring_rows=4):
     """What FeatureBuffer makes on a GPU."""
-    laid = cuda_tiers.lay_here(RowLayout(placement, features.raw, copies_host=True), [device], DEVICE)
+    laid, host_ids = cuda_tiers.lay_here(RowLayout(placement, features.raw, copies_host=True), [device], DEVICE)
     group = {FIRST_DEVICE + peer for peer in group_of(placement, device)}
-    tables = [rows if i < FIRST_DEVICE or i in group else None for i, rows in enumerate(laid.tables)]
+    tables = [rows if i < FIRST_DEVICE or i in group else None for i, rows in enumerate(laid)]
     cache = None
     if policy:
         cache = gs.FeatureCache(capacity, policy)
         cache.bind(placement.num_nodes)
-    places = row_places(placement, device, laid.host_ids)
+    places = row_places(placement, device, host_ids)
     return CUDATiers(places, tables, features, cache, torch.device(DEVICE), ring_rows, ring_blocks=2)
 
 
@@ -191,8 +191,8 @@ def test_a_buffer_larger_than_the_gpu_is_refused():
 def test_a_lone_process_joins_itself():
     features, placement = table(30, 4, "f4"), placed(30, 1, None)
     layout = RowLayout(placement, features, copies_host=True)
-    laid = cuda_tiers.lay_jointly(layout, 0, [0], lambda own: [own], None, DEVICE)
-    tiers = CUDATiers(row_places(placement, 0, laid.host_ids), laid.tables, features, None, torch.device(DEVICE))
+    tables, host_ids = cuda_tiers.lay_jointly(layout, 0, [0], lambda own: [own], None, DEVICE)
+    tiers = CUDATiers(row_places(placement, 0, host_ids), tables, features, None, torch.device(DEVICE))
     assert same_bytes(tiers.gather(np.arange(30), None), features, np.arange(30))
 
 

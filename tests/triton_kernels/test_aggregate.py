@@ -219,7 +219,7 @@ def test_refuses_targets_that_do_not_fit():
 
 def test_transposed_edges_keep_the_order_of_rows():
     indptr, indices = np.array([0, 2, 3, 5]), np.array([1, 0, 1, 1, 3])
-    offsets, rows, weights = cpu.transpose(indptr, indices, np.arange(5.0)[:, None], True, True, 4)
+    offsets, rows, weights = cpu.transpose_kernel(indptr, indices, np.arange(5.0)[:, None], True, True, 4)
     assert offsets.tolist() == [0, 1, 4, 4, 5]
     assert rows.tolist() == [0, 0, 1, 2, 2]
     assert weights[:, 0].tolist() == [0.5, 0.0, 2.0, 1.5, 2.0]

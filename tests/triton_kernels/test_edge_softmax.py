@@ -4,7 +4,8 @@ import pytest
 import torch
 from own_python import run_python
 
-from lightning_gnnscale.triton_kernels.aggregate import edge_softmax, reference, softmax
+from lightning_gnnscale.triton_kernels.aggregate import device, edge_softmax, reference
+from lightning_gnnscale.triton_kernels.aggregate.op import EdgeSoftmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 
@@ -34,7 +35,7 @@ def expected(logits, indptr, place, grad):
 def test_shares_and_gradients_equal_plain_torch(monkeypatch, rows, heads, placed):
     """Rows of more edges than one program takes, into memory that holds NaN."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(softmax, "LIMIT", 8)
+    monkeypatch.setattr(device, "LIMIT", 8)
     logits, indptr, place, grad = some_logits(rows, heads, len(rows))
     place = place if placed else torch.arange(len(logits), device=DEVICE)
     wanted = expected(logits, indptr, place, grad)
@@ -42,7 +43,7 @@ def test_shares_and_gradients_equal_plain_torch(monkeypatch, rows, heads, placed
     for name in ("empty", "empty_like"):
         function = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *a, _f=function, **b: _f(*a, **b).fill_(torch.nan))
-    out = softmax.EdgeSoftmax.apply(logits, indptr, place if placed else None)
+    out = EdgeSoftmax.apply(device, logits, indptr, place if placed else None)
     out.backward(grad)
     monkeypatch.undo()
     # float64: sums of up to 40 terms below 1 in another order
@@ -55,7 +56,7 @@ def test_halves_are_summed_in_float32(dtype):
     pytest.importorskip("triton")
     logits, indptr, place, grad = some_logits([3, 0, 50], 2, 1, dtype)
     wanted = expected(logits, indptr, place, grad)
-    out = softmax.EdgeSoftmax.apply(logits.requires_grad_(), indptr, place)
+    out = EdgeSoftmax.apply(device, logits.requires_grad_(), indptr, place)
     out.backward(grad)
     limit = 2 * torch.finfo(dtype).eps  # shares are at most 1 and rounded once, as float32 powers of 30 * 2**-23 are
     torch.testing.assert_close(out.double(), wanted[0], rtol=0, atol=max(limit, 1e-5))
@@ -72,7 +73,7 @@ def test_places_on_the_cpu():
 
 COMPILE = """
 from tests.triton_kernels.hopper import compiled
-from lightning_gnnscale.triton_kernels.aggregate import softmax_kernel
+from lightning_gnnscale.triton_kernels.aggregate import kernel
 
 for values, sums in (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")):
     for back in (False, True):
@@ -81,7 +82,7 @@ for values, sums in (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")):
         given |= dict(place_ptr="*i64", indptr_ptr="*i64", num_rows="i32", num_edges="i32", heads="i32", BACK=back,
                       PLACED=back, LIMIT=1024, EDGES=128, HEADS=4)
         given |= dict(WRITES=back)
-        for kernel in (softmax_kernel.softmax_kernel, softmax_kernel.softmax_hubs_kernel):
+        for kernel in (kernel.softmax_kernel, kernel.softmax_hubs_kernel):
             found = compiled(kernel, **given)
             assert not found.atomics and found.spilled in (0, None), (values, found)
 """

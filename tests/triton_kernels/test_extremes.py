@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.triton_kernels.aggregate import aggregate, extremes
+from lightning_gnnscale.triton_kernels.aggregate import aggregate, reference
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -18,10 +18,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def form(request, monkeypatch):
     """The two ways to find the edges; the second needs the package."""
     if request.param == "plain":
-        monkeypatch.setattr(extremes, "torch_scatter", lambda: None)
+        monkeypatch.setattr(reference, "torch_scatter", lambda: None)
     else:
         package = pytest.importorskip("torch_scatter", reason="the extra [scatter] is not installed: make test-all")
-        assert extremes.torch_scatter() is package
+        assert reference.torch_scatter() is package
 
 
 def plain_loop(x, indptr, indices, grad, reduce):
@@ -66,9 +66,9 @@ def test_ties_go_to_the_first_edge(num_src, counts, largest, seed):
     x, grad = rng.integers(-1, 2, (num_src, 2)).astype(float), rng.integers(1, 9, (len(counts), 2)).astype(float)
     reduce = "max" if largest else "min"
     expected = plain_loop(x, indptr, indices, grad, reduce)
-    for package in {None, extremes.torch_scatter()}:
+    for package in {None, reference.torch_scatter()}:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(extremes, "torch_scatter", lambda package=package: package)
+            patch.setattr(reference, "torch_scatter", lambda package=package: package)
             for one, other in zip(found(x, indptr, indices, grad, reduce), expected, strict=True):
                 np.testing.assert_array_equal(one, other)
 

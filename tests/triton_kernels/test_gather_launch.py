@@ -4,7 +4,7 @@ import pytest
 from own_python import run_python
 
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from lightning_gnnscale.triton_kernels.gather_rows.launch import (
+from lightning_gnnscale.triton_kernels.gather_rows.tiers import (
     THREADS,
     decoding_plan,
     needs_wide_offsets,
@@ -76,7 +76,7 @@ def test_offsets_have_64_bits_from_2_to_the_31_on():
 COMPILE = """
 from tests.triton_kernels.hopper import compiled
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode, kernel
-from lightning_gnnscale.triton_kernels.gather_rows.launch import decoding_plan, row_plan
+from lightning_gnnscale.triton_kernels.gather_rows.tiers import decoding_plan, row_plan
 
 POINTERS = dict(places_ptr="*i64", nodes_ptr="*i64", bases_ptr="*i64", reads_ptr="*i64")
 SHARED = POINTERS | dict(num="i32", HAS_NODES=True, COUNT=True, NUM_TABLES=5, TABLES=8, WIDE_NODES=False)

@@ -18,7 +18,7 @@ from lightning_gnnscale.triton_kernels.gather_rows import (
     op,
     unpack_places,
 )
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
+from tests.oracles.gather_rows import decode_codes_reference, encode_codes_reference
 from tests.says import said
 from tests.tiers import all_pairs
 
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused():
 PLAIN = """
 import numpy as np
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode, encode_codes, gather_rows
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
+from tests.oracles.gather_rows import decode_codes_reference, encode_codes_reference
 for bits in (8, 4):
     for dim in (1, 17, 64):
         code, rows = RowCode(dim, bits), np.random.default_rng(0).standard_normal((9, dim)).astype(np.float32)

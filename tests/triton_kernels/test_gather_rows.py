@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.triton_kernels.gather_rows import gather_rows
-from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_rows_reference
+from tests.oracles.gather_rows import gather_rows_reference
 from tests.says import said
 
 DTYPES = ["u1", "i1", "?", "f2", "i2", "f4", "i4", "f8", "i8", "c16"]

@@ -9,7 +9,7 @@ from tier_tables import TORCH_DTYPES, as_bytes, random_bits, spread
 
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.triton_kernels.gather_rows import RowTables, gather_tiers, op, pack_places, unpack_places
-from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_tiers_reference
+from tests.oracles.gather_rows import gather_tiers_reference
 from tests.says import said
 from tests.tiers import all_pairs
 

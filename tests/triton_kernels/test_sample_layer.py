@@ -10,10 +10,9 @@ from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.triton_kernels.sample_layer import (
     check_layer_sizes,
     sample_layers,
-    sample_layers_reference,
 )
-from lightning_gnnscale.triton_kernels.sample_layer.reference import inclusion_probabilities
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.oracles.sample_layers import inclusion_probabilities, sample_layers_reference
 from tests.says import said
 
 

@@ -1,7 +1,7 @@
 """Reductions over the in-edges of each node: sums, means, extremes, softmax over a row, sums and products of ends."""
 
+from .cpu import add_placed_edges
 from .op import Transposed, add_edges, aggregate, edge_add, edge_dot, edge_softmax, take_rows, transpose
-from .placed import add_placed_edges
 
 __all__ = [
     "Transposed",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...jit import kernel
 from ..intrinsics import LINE_BYTES, prefetch
@@ -50,8 +51,53 @@ def threads(num_workers: int) -> ThreadPoolExecutor:
     return _pools[key]
 
 
+def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor, mean: bool) -> Tensor:
+    """Return the sums over rows, (num_rows, heads, channels); see `device.gather_sum`."""
+    rows, out = indptr.numpy(), x.new_empty((len(indptr) - 1, *x.shape[1:]))
+    factors, weighted = _factors(weight, x), weight is not None
+    values = x.detach().numpy(), rows, indices.numpy(), factors, weighted, mean, out.numpy()
+    run_rows(gather_sum_kernel, rows, out[:1].numel(), *values)
+    return out
+
+
+def edge_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool, out: Tensor) -> None:
+    """Write the products of each row's gradient with its sources' values; see `device.edge_dot`."""
+    rows, values = indptr.numpy(), (grad.detach().numpy(), x.detach().numpy())
+    run_rows(edge_dot_kernel, rows, x[:1].numel(), *values, rows, indices.numpy(), mean, out.numpy())
+
+
+def transpose(
+    indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool, num_src: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Group edges by source; see `device.transpose`."""
+    factors = _factors(weight, torch.empty((0, 1 if weight is None else weight.shape[1], 0), dtype=dtype))
+    arrays = transpose_kernel(indptr.numpy(), indices.numpy(), factors, weight is not None, mean, num_src)
+    offsets, rows, factors = (torch.from_numpy(array) for array in arrays)
+    return factors if weight is not None or mean else None, offsets, rows
+
+
+def softmax(values: Tensor, grad: Tensor | None, indptr: Tensor, place: Tensor | None) -> Tensor:
+    """Return the softmax over rows, or with a `grad` its gradient; see `device.softmax`."""
+    values, grad = (part if part is None or place is None else part.index_select(0, place) for part in (values, grad))
+    out, rows, heads = torch.empty_like(values), indptr.numpy(), values.shape[1]
+    if grad is None:
+        run_rows(subtract_row_max, rows, heads, values.detach().numpy(), rows, out.numpy())
+        out.exp_()
+        run_rows(divide_by_row_sum, rows, heads, out.numpy(), rows)
+    else:
+        run_rows(softmax_gradient, rows, heads, grad.numpy(), values.numpy(), rows, out.numpy())
+    return out if place is None else torch.empty_like(out).index_copy(0, place, out)
+
+
+def _factors(weight: Tensor | None, x: Tensor) -> np.ndarray:
+    """Return (num_edges, heads) weights as an array, or an empty one of the right type where there are none."""
+    if weight is None:
+        return x.new_empty((0, x.shape[1])).numpy()
+    return weight.detach().expand(-1, x.shape[1]).contiguous().numpy()
+
+
 @kernel(error_model="numpy", fastmath={"contract"})
-def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_row):
+def gather_sum_kernel(x, indptr, indices, weight, weighted, mean, out, first_row, last_row):
     """Write out[v, h] = sum of weight[e, h] * x[indices[e], h] over row v (mean: over its number of edges).
 
     Args:
@@ -124,7 +170,7 @@ def add_edges(x, first, indptr, indices, weight, weighted, cursor, out, first_ro
 
 
 @kernel(error_model="numpy")
-def transpose(indptr, indices, weight, weighted, mean, num_src):
+def transpose_kernel(indptr, indices, weight, weighted, mean, num_src):
     """Group the edges by source, in the order of their rows, with the weight that a gradient takes back along each.
 
     Returns:
@@ -159,7 +205,7 @@ def transpose(indptr, indices, weight, weighted, mean, num_src):
 
 
 @kernel(error_model="numpy", fastmath={"contract", "reassoc"})
-def edge_dot(grad, x, indptr, indices, mean, out, first_row, last_row):
+def edge_dot_kernel(grad, x, indptr, indices, mean, out, first_row, last_row):
     """Write out[e, h] = dot(grad[v, h], x[indices[e], h]) for the edges of row v: the gradient of the weights."""
     heads, channels = x.shape[1], x.shape[2]
     width = heads * channels
@@ -241,3 +287,73 @@ def sum_to_ends(grad, indptr, indices, src_grad, dst_grad):
             for h in range(grad.shape[1]):
                 src_grad[source, h] += grad[e, h]
                 dst_grad[v, h] += grad[e, h]
+
+
+def add_placed_edges(
+    out: Tensor,
+    x: Tensor,
+    rows: np.ndarray,
+    local: np.ndarray,
+    position: np.ndarray,
+    factor: np.ndarray | None = None,
+    weight: np.ndarray | None = None,
+) -> None:
+    """Add factor[row] * weight * x[source] to out[row] for some edges, in the order given; on the CPU.
+
+    Args:
+        out: (num_dst, channels) float32 or float64, contiguous, added to in place.
+        x: (num, channels) of the dtype of out, contiguous.
+        rows: (num_edges,) int32 rows of out, ascending.
+        local: (num_edges,) integers, entries of `position`.
+        position: (chunk_nodes,) int32, the row of x of each source.
+        factor: (num_dst,) of the dtype of out; None = 1.
+        weight: (num_edges,) of the dtype of out; None = 1.
+
+    Raises:
+        ValueError: dtypes or shapes that do not fit.
+
+    Each row is added by one thread, in the order of its edges: the number of threads changes no bit.
+    """
+    if x.dtype != out.dtype or x.shape[1] != out.shape[1] or not (x.is_contiguous() and out.is_contiguous()):
+        raise ValueError(
+            f"x must be (num, {out.shape[1]}) {out.dtype}, contiguous as out, got {tuple(x.shape)} {x.dtype}"
+        )
+    none = np.empty(0, out.numpy().dtype)
+    factor, weight = (none if given is None else given for given in (factor, weight))
+    values = x.numpy(), rows, local, position, factor, weight, out.numpy()
+    num_threads = max(1, min(torch.get_num_threads(), len(rows) * x.shape[1] // MIN_WORK))
+    bounds = _bounds(rows, num_threads)
+    pool = threads(num_threads - 1) if num_threads > 1 else None
+    waiting = [pool.submit(_add_edges, *values, bounds[i], bounds[i + 1]) for i in range(1, num_threads)]
+    _add_edges(*values, bounds[0], bounds[1])
+    for future in waiting:
+        future.result()
+
+
+def _bounds(rows: np.ndarray, num_threads: int) -> list[int]:
+    """Return the edges at which threads begin: a row's edges are one thread's."""
+    cuts = [0]
+    for i in range(1, num_threads):
+        row = rows[len(rows) * i // num_threads]
+        cuts.append(max(cuts[-1], int(np.searchsorted(rows, row))))
+    return [*cuts, len(rows)]
+
+
+@kernel(error_model="numpy")
+def _add_edges(x, rows, local, position, factor, weight, out, first, last):
+    channels = out.shape[1]
+    flat = x.reshape(-1)
+    line = LINE_BYTES // x.itemsize
+    one = x.dtype.type(1)
+    for e in range(first, last):
+        if e + AHEAD < last:
+            source = np.int64(position[local[e + AHEAD]])
+            for c in range(0, channels, line):
+                prefetch(flat, source * channels + c)
+        row = rows[e]
+        share = factor[row] if len(factor) else one
+        if len(weight):
+            share *= weight[e]
+        values, total = x[np.uint64(position[local[e]])], out[np.uint64(row)]
+        for c in range(channels):
+            total[c] += share * values[c]

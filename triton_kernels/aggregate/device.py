@@ -1,13 +1,11 @@
-"""Sums and means over rows on a CUDA device: the Triton kernels behind one differentiable function."""
+"""Sums, means and softmax over rows on a CUDA device: how the Triton kernels are launched."""
 
-from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from .. import triton_kernels_of
 from .reference import row_of_edge
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -15,44 +13,12 @@ TILE = 1024  # values that a program has under way
 LIMIT = 1024  # edges of a row that one program adds up
 
 
-class SegmentSum(Function):
-    """Weighted sums or means over rows by the kernels: `aggregate` on a CUDA device.
-
-    Arguments: x (num_src, heads, channels) of DTYPES; weight (num_edges, heads), or (num_edges, 1) for all heads alike,
-    floating, or None; indptr, indices; mean; the edges by source, as `by_source` returns them, or None.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, indptr, indices, mean, transposed):
-        x, indptr, indices = x.contiguous(), indptr.contiguous(), indices.contiguous()
-        weight = None if weight is None else weight.contiguous()
-        needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
-        ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
-        ctx.mean, ctx.num_src, ctx.transposed = mean, x.shape[0], transposed
-        return gather_sum(x, weight, indptr, indices, mean)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        x, weight, indptr, indices = ctx.saved_tensors
-        grad = grad.contiguous()
-        x_grad = weight_grad = None
-        if ctx.needs_input_grad[0]:
-            by_its_source = ctx.transposed
-            if by_its_source is None:
-                factors = edge_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
-                by_its_source = by_source(indptr, indices, factors, ctx.num_src)
-            x_grad = gather_sum(grad, *by_its_source, False)
-        if ctx.needs_input_grad[1]:
-            weight_grad = torch.empty_like(weight)
-            edge_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
-        return x_grad, weight_grad, None, None, None, None
-
-
 def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor | None, mean: bool) -> Tensor:
-    """Launch the sum over rows; arguments as for `SegmentSum`, contiguous. Returns (num_rows, heads, channels).
+    """Launch the sum over rows; returns (num_rows, heads, channels).
 
-    Without indices x has a value for each edge: (num_edges, heads, channels).
+    Args:
+        x: (num_src, heads, channels) of DTYPES, or without indices (num_edges, heads, channels), a value for each edge.
+        weight: (num_edges, heads), or (num_edges, 1) for all heads alike, floating; None = 1. All are contiguous.
 
     Cost: where there are more than LIMIT edges, 2 * num_edges / LIMIT rows of sums of hubs, written and read.
     """
@@ -121,18 +87,19 @@ def by_source(
     return None if factors is None else factors.index_select(0, order), offsets, rows
 
 
-@cache
+def transpose(
+    indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool, num_src: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Group edges by source, with the factors by which gradients of this dtype go back along them; see `by_source`."""
+    return by_source(indptr, indices, edge_factors(weight, indptr, len(indices), mean, dtype), num_src)
+
+
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
-    try:
-        from . import kernel
-    except ImportError:
-        return None
-    return kernel
+    return triton_kernels_of(__package__)
 
 
 def is_available(x: Tensor) -> bool:
-    """Whether `SegmentSum` takes x: on CUDA, of DTYPES, with Triton installed."""
+    """Whether the kernels take x: on CUDA, of DTYPES, with Triton installed."""
     return x.device.type == "cuda" and x.dtype in DTYPES and _triton_kernels() is not None
 
 
@@ -149,3 +116,38 @@ def edge_factors(
 
 def _block(width: int) -> int:
     return min(256, max(16, 1 << (width - 1).bit_length()))
+
+
+SOFTMAX_TILE = 512  # numbers that a program has under way
+
+
+def softmax(values: Tensor, grad: Tensor | None, indptr: Tensor, place: Tensor | None) -> Tensor:
+    """Launch the softmax of logits, or with the gradients of shares the gradients of logits; all are contiguous.
+
+    Args:
+        values: (num_edges, heads) logits, or shares where there is a `grad` of the same shape.
+        place: (num_edges,) integers, the position in `values` and in what is returned of each edge of the rows; None:
+            its own number.
+    """
+    num_edges, heads = values.shape
+    num_rows, out = len(indptr) - 1, torch.empty_like(values)
+    if out.numel() == 0:
+        return out
+    padded = 1 << (heads - 1).bit_length()
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    chunks = -(-num_edges // LIMIT) if num_edges > LIMIT else 0
+    partial = torch.empty((chunks, 2, 2, heads), dtype=dtype, device=values.device)
+    rows = torch.empty((num_rows if chunks else 0, 2, heads), dtype=dtype, device=values.device)
+    options = {"BACK": grad is not None, "PLACED": place is not None, "LIMIT": LIMIT}
+    options |= {"EDGES": max(1, SOFTMAX_TILE // padded), "HEADS": padded, "num_warps": 4}
+    shared = (
+        values, values if grad is None else grad, indptr if place is None else place.contiguous(), indptr, out,
+        partial, rows,
+    )  # fmt: skip
+    kernels = _triton_kernels()
+    if chunks:
+        kernels.softmax_hubs_kernel[(chunks, 2)](*shared, num_rows, num_edges, heads, WRITES=False, **options)
+    kernels.softmax_kernel[(num_rows,)](*shared, heads, **options)
+    if chunks:
+        kernels.softmax_hubs_kernel[(chunks, 2)](*shared, num_rows, num_edges, heads, WRITES=True, **options)
+    return out

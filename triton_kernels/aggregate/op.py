@@ -1,5 +1,7 @@
 """Checked, differentiable entry points; the device of `x` decides which form runs."""
 
+from contextlib import nullcontext
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -8,9 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import cpu, device, reference
-from .device import SegmentSum, is_available
-from .extremes import extreme
-from .softmax import EdgeSoftmax
+from .reference import extreme
 
 
 class Transposed(NamedTuple):
@@ -39,19 +39,13 @@ def transpose(
     Cost: O(num_src + num_edges), and as many ids and weights again.
     """
     check_rows(indptr, indices, num_src)
-    if weight is None:
-        weight = torch.empty((0, 1), dtype=dtype)
-    elif weight.dim() == 1:
-        weight = weight.unsqueeze(1)
-    weighted = len(weight) > 0
-    factors = weight.detach().to(dtype)
-    if indptr.device.type != "cpu":
-        factors = device.edge_factors(factors if weighted else None, indptr, len(indices), reduce == "mean", dtype)
-        factors, offsets, rows = device.by_source(indptr, indices, factors, num_src)
-        return Transposed(offsets, rows, indptr.new_empty((0, 1), dtype=dtype) if factors is None else factors)
-    factors = factors.numpy()
-    arrays = cpu.transpose(indptr.numpy(), indices.numpy(), factors, weighted, reduce == "mean", num_src)
-    return Transposed(*(torch.from_numpy(array) for array in arrays))
+    if weight is not None:
+        weight = weight.detach().to(dtype)
+        weight = weight.unsqueeze(1) if weight.dim() == 1 else weight
+        weight = weight if len(weight) else None
+    form = cpu if indptr.device.type == "cpu" else device
+    factors, offsets, rows = form.transpose(indptr, indices, weight, reduce == "mean", num_src, dtype)
+    return Transposed(offsets, rows, indptr.new_empty((0, 1), dtype=dtype) if factors is None else factors)
 
 
 def aggregate(
@@ -143,18 +137,14 @@ def add_edges(
 
 def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     """Run the form of the device; (num_edges, 1) weights are those of all heads."""
-    if is_available(values):
-        with torch.cuda.device(values.device):
-            kept = None if transposed is None else _by_source(transposed)
-            return SegmentSum.apply(values, weight, indptr, indices, mean, kept)
-    dtype = _working_dtype(values)
+    form, dtype = _form(values), _working_dtype(values)
+    if form is device:
+        return SegmentSum.apply(form, values, weight, indptr, indices, mean, transposed)
     if weight is not None:
         weight = weight.expand(-1, values.shape[1])
-    if values.device.type == "cpu":
-        out = _Aggregate.apply(values.to(dtype), weight, indptr, indices, mean, transposed)
-    else:
-        out = reference.aggregate(values.to(dtype), indptr, indices, weight, mean)
-    return out.to(values.dtype)
+    if form is None:
+        return reference.aggregate(values.to(dtype), indptr, indices, weight, mean).to(values.dtype)
+    return SegmentSum.apply(form, values.to(dtype), weight, indptr, indices, mean, transposed).to(values.dtype)
 
 
 def edge_softmax(logits: Tensor, indptr: Tensor, place: Tensor | None = None) -> Tensor:
@@ -174,12 +164,11 @@ def edge_softmax(logits: Tensor, indptr: Tensor, place: Tensor | None = None) ->
     """
     check_rows(indptr, logits, None)
     values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
-    if is_available(values):
-        with torch.cuda.device(values.device):
-            return EdgeSoftmax.apply(values, indptr, place).to(logits.dtype).view(logits.shape)
+    form = _form(values)
+    if form is not None:
+        return EdgeSoftmax.apply(form, values, indptr, place).to(logits.dtype).view(logits.shape)
     values = values if place is None else values.index_select(0, place)
-    on_cpu = logits.device.type == "cpu"
-    out = _EdgeSoftmax.apply(values, indptr) if on_cpu else reference.edge_softmax(values, indptr)
+    out = reference.edge_softmax(values, indptr)
     out = out if place is None else torch.empty_like(out).index_copy(0, place, out)
     return out.to(logits.dtype).view(logits.shape)
 
@@ -230,13 +219,11 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
         raise ValueError(f"dst_value must be {expected}, 3-D as src_value is, got {tuple(dst_value.shape)}")
     dtype = _working_dtype(src_value)
     left, right = dst_value.to(dtype), src_value.to(dtype)
-    if is_available(right):
-        with torch.cuda.device(right.device):
-            out = _EdgeDot.apply(left, right, indptr, indices)
-    elif right.device.type == "cpu":
-        out = _EdgeDot.apply(left, right, indptr, indices)
-    else:
+    form = _form(right)
+    if form is None:
         out = reference.edge_dot(left, right, indptr, indices)
+    else:
+        out = _EdgeDot.apply(form, left, right, indptr, indices)
     return out.to(src_value.dtype)
 
 
@@ -273,18 +260,12 @@ class _TakeRows(Function):
 
 class _EdgeDot(Function):
     @staticmethod
-    def forward(ctx, dst_value, src_value, indptr, indices):
+    def forward(ctx, form, dst_value, src_value, indptr, indices):
         dst_value, src_value = dst_value.contiguous(), src_value.contiguous()
         ctx.save_for_backward(dst_value, src_value, indptr, indices)
         out = src_value.new_empty((len(indices), src_value.shape[1]))
-        if out.device.type != "cpu":
-            device.edge_dot(dst_value, src_value, indptr, indices.contiguous(), False, out)
-            return out
-        rows = indptr.numpy()
-        cpu.run_rows(
-            cpu.edge_dot, rows, src_value[:1].numel(),
-            dst_value.detach().numpy(), src_value.detach().numpy(), rows, indices.numpy(), False, out.numpy(),
-        )  # fmt: skip
+        with _on(out):
+            form.edge_dot(dst_value, src_value, indptr, indices.contiguous(), False, out)
         return out
 
     @staticmethod
@@ -292,74 +273,60 @@ class _EdgeDot(Function):
     def backward(ctx, grad):
         dst_value, src_value, indptr, indices = ctx.saved_tensors
         with torch.enable_grad():  # both are sums of `aggregate`: of the sources by row, and of the rows by source
-            right = src_value.detach().requires_grad_(ctx.needs_input_grad[1])
+            right = src_value.detach().requires_grad_(ctx.needs_input_grad[2])
             summed = _aggregate(right, grad.contiguous(), indptr, indices, False, None)
-        src_grad = torch.autograd.grad(summed, right, dst_value)[0] if ctx.needs_input_grad[1] else None
-        return summed.detach(), src_grad, None, None
+        src_grad = torch.autograd.grad(summed, right, dst_value)[0] if ctx.needs_input_grad[2] else None
+        return None, summed.detach(), src_grad, None, None
 
 
-class _Aggregate(Function):
+class SegmentSum(Function):
+    """Weighted sums or means over rows by the kernels of `form`, the module `cpu` or `device`."""
+
     @staticmethod
-    def forward(ctx, x, weight, indptr, indices, mean, transposed):
-        x = x.contiguous()
+    def forward(ctx, form, x, weight, indptr, indices, mean, transposed):
+        x, indptr, indices = x.contiguous(), indptr.contiguous(), indices.contiguous()
         weight = None if weight is None else weight.contiguous()
-        needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
+        needs_weight_grad = weight is not None and ctx.needs_input_grad[2]
         ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
-        ctx.mean, ctx.num_src, ctx.transposed = mean, x.shape[0], transposed
-        out = x.new_empty((len(indptr) - 1, *x.shape[1:]))
-        rows, edge_weight = indptr.numpy(), _numpy_weight(weight, x)
-        cpu.run_rows(
-            cpu.gather_sum, rows, out[:1].numel(),
-            x.detach().numpy(), rows, indices.numpy(), edge_weight, weight is not None, mean, out.numpy(),
-        )  # fmt: skip
-        return out
+        ctx.form, ctx.mean, ctx.num_src, ctx.transposed = form, mean, x.shape[0], transposed
+        with _on(x):
+            return form.gather_sum(x, weight, indptr, indices, mean)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         x, weight, indptr, indices = ctx.saved_tensors
-        grad = grad.contiguous()
-        rows, sources = indptr.numpy(), indices.numpy()
-        x_grad = weight_grad = None
-        if ctx.needs_input_grad[0]:
-            if ctx.transposed is not None:
-                offsets, targets, factors = (part.numpy() for part in ctx.transposed)
-            else:
-                offsets, targets, factors = cpu.transpose(
-                    rows, sources, _numpy_weight(weight, grad), weight is not None, ctx.mean, ctx.num_src
-                )
-            x_grad = grad.new_empty((ctx.num_src, *grad.shape[1:]))
-            cpu.run_rows(
-                cpu.gather_sum, offsets, x_grad[:1].numel(),
-                grad.numpy(), offsets, targets, factors, len(factors) > 0, False, x_grad.numpy(),
-            )  # fmt: skip
+        grad, form, x_grad, weight_grad = grad.contiguous(), ctx.form, None, None
         if ctx.needs_input_grad[1]:
+            if ctx.transposed is None:
+                by_source = form.transpose(indptr, indices, weight, ctx.mean, ctx.num_src, grad.dtype)
+            else:
+                offsets, rows, factors = ctx.transposed
+                by_source = factors if len(factors) else None, offsets, rows
+            x_grad = form.gather_sum(grad, *by_source, False)
+        if ctx.needs_input_grad[2]:
             weight_grad = torch.empty_like(weight)
-            cpu.run_rows(
-                cpu.edge_dot, rows, grad[:1].numel(),
-                grad.numpy(), x.numpy(), rows, sources, ctx.mean, weight_grad.numpy(),
-            )  # fmt: skip
-        return x_grad, weight_grad, None, None, None, None
+            form.edge_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
+        return None, x_grad, weight_grad, None, None, None, None
 
 
-class _EdgeSoftmax(Function):
+class EdgeSoftmax(Function):
+    """Softmax over rows by the kernels of `form`; the shares are held for the backward, not the logits."""
+
     @staticmethod
-    def forward(ctx, logits, indptr):
-        logits = logits.contiguous()
-        out, rows, heads = torch.empty_like(logits), indptr.numpy(), logits.shape[1]
-        cpu.run_rows(cpu.subtract_row_max, rows, heads, logits.detach().numpy(), rows, out.numpy())
-        out.exp_()
-        cpu.run_rows(cpu.divide_by_row_sum, rows, heads, out.numpy(), rows)
-        ctx.save_for_backward(out, indptr)
-        return out
+    def forward(ctx, form, logits, indptr, place):
+        indptr = indptr.contiguous()
+        with _on(logits):
+            shares = form.softmax(logits.contiguous(), None, indptr, place)
+        ctx.save_for_backward(shares, indptr, place)
+        ctx.form = form
+        return shares
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        probability, indptr = ctx.saved_tensors
-        grad, out, rows = grad.contiguous(), torch.empty_like(probability), indptr.numpy()
-        cpu.run_rows(cpu.softmax_gradient, rows, grad.shape[1], grad.numpy(), probability.numpy(), rows, out.numpy())
-        return out, None
+        shares, indptr, place = ctx.saved_tensors
+        return None, ctx.form.softmax(shares, grad.contiguous(), indptr, place), None, None
 
 
 class _EdgeAdd(Function):
@@ -382,18 +349,20 @@ class _EdgeAdd(Function):
         return src_grad, dst_grad, None, None
 
 
-def _by_source(transposed: Transposed) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the factors, or None where all are 1, the offsets and the rows of edges by source."""
-    return transposed.weight if len(transposed.weight) else None, transposed.indptr, transposed.indices
+def _form(values: Tensor) -> ModuleType | None:
+    """Return the module whose kernels take these values; None: plain torch does."""
+    if values.device.type == "cpu":
+        return cpu
+    return device if device.is_available(values) else None
+
+
+def _on(values: Tensor):
+    """Return a context in which kernels are launched on the device of the values."""
+    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _numpy_weight(weight: Tensor | None, like: Tensor):
-    """Return the weights as an array, or an empty one of the right type where there are none."""
-    return (like.new_empty((0, like.shape[1])) if weight is None else weight.detach()).numpy()
 
 
 def check_rows(indptr: Tensor, edges: Tensor, num_src: int | None) -> None:

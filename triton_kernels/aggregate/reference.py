@@ -1,4 +1,12 @@
-"""The operations in plain torch: the oracle of the compiled forms, and the path of devices without one."""
+"""The operations in plain torch: the oracle of the compiled forms, and the path of devices without one.
+
+No kernel of this package finds the least or largest value over the in-edges: messages are gathered, and
+`segment_max_csr` of torch-scatter, or plain torch in several passes, says which edge of each row is the extreme one.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -11,17 +19,7 @@ def row_of_edge(indptr: Tensor, num_edges: int) -> Tensor:
 
 
 def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
-    """Sum or average weight * x[source] over each row.
-
-    Args:
-        x: (num_src, heads, channels) floating.
-        indptr, indices: CSC rows, (num_dst + 1,) int64 and (num_edges,) integer.
-        weight: (num_edges, heads) or None.
-        mean: divide each row by its number of edges.
-
-    Returns:
-        (num_dst, heads, channels), the dtype of x.
-    """
+    """Sum or average weight * x[source] over each row; shapes as in `op.aggregate`, with heads."""
     messages = x.index_select(0, indices)
     if weight is not None:
         messages = messages * weight.unsqueeze(-1)
@@ -30,34 +28,6 @@ def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None,
     if mean:
         out = out / indptr.diff().clamp(min=1).to(x.dtype).view(-1, 1, 1)
     return out
-
-
-def x_gradient(
-    grad: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool, num_src: int
-) -> Tensor:
-    """Return the gradient of x, (num_src, heads, channels): what each row's gradient gives back along its edges.
-
-    Args:
-        grad: (num_dst, heads, channels).
-        indptr, indices, weight, mean: as in `aggregate`.
-    """
-    messages = share_of_rows(grad, indptr, mean).index_select(0, row_of_edge(indptr, len(indices)))
-    if weight is not None:
-        messages = messages * weight.unsqueeze(-1)
-    return grad.new_zeros((num_src, *grad.shape[1:])).index_add(0, indices, messages)
-
-
-def weight_gradient(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool) -> Tensor:
-    """Return the gradient of the weights, (num_edges, heads): products of a row's gradient with the source's value."""
-    rows = share_of_rows(grad, indptr, mean).index_select(0, row_of_edge(indptr, len(indices)))
-    return (rows * x.index_select(0, indices)).sum(dim=-1)
-
-
-def share_of_rows(grad: Tensor, indptr: Tensor, mean: bool) -> Tensor:
-    """Return (num_dst, ...) gradients of sums: those of means are divided by the edges of their row."""
-    if not mean:
-        return grad
-    return grad / indptr.diff().clamp(min=1).to(grad.dtype).view(-1, 1, 1)
 
 
 def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
@@ -83,18 +53,53 @@ def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tens
     return (rows * src_value.index_select(0, indices)).sum(dim=-1)
 
 
-def add_placed_edges(
-    out: Tensor, x: Tensor, rows: Tensor, sources: Tensor, factor: Tensor | None = None, weight: Tensor | None = None
-) -> Tensor:
-    """Return out with factor[row] * weight * x[source] added to its rows, edge after edge.
+@cache
+def torch_scatter() -> ModuleType | None:
+    """Return the package torch-scatter, or None where it is not installed."""
+    if find_spec("torch_scatter") is None:
+        return None
+    import torch_scatter
+
+    return torch_scatter
+
+
+def extreme(x: Tensor, indptr: Tensor, indices: Tensor, largest: bool) -> Tensor:
+    """Return the largest (or least) x[source] of each row, by head and channel; a row without edges gives 0.
+
+    x is (num_src, heads, channels), and NaN comes out of a row that holds nothing else. The result is differentiable:
+    the whole gradient goes to the first edge of a row among equals.
+
+    Cost: holds the (num_edges, heads, channels) messages while it looks for the edges.
+    """
+    num_rows, flat = len(indptr) - 1, x.reshape(len(x), -1)
+    if len(indices) == 0 or num_rows == 0 or flat.shape[1] == 0:
+        return x.new_zeros((num_rows, *x.shape[1:])) + 0 * x.sum()
+    messages = flat.detach().index_select(0, indices)
+    package = torch_scatter()
+    if package is None:
+        edge = plain_edges(messages, indptr, largest)
+    else:
+        find = package.segment_max_csr if largest else package.segment_min_csr
+        edge = find(messages, indptr)[1]
+    start, stop = indptr[:-1].unsqueeze(1), indptr[1:].unsqueeze(1)
+    edge = torch.where((edge >= start) & (edge < stop), edge, start)  # a row of NaN or infinities: its first edge
+    source = indices.to(torch.int64)[edge.clamp(max=len(indices) - 1)]
+    out = flat.gather(0, source)
+    return torch.where(stop > start, out, out.new_zeros(())).view(num_rows, *x.shape[1:])
+
+
+def plain_edges(messages: Tensor, indptr: Tensor, largest: bool) -> Tensor:
+    """Return (num_rows, width) int64: the first edge of each row with the extreme message, or num_edges for none.
 
     Args:
-        out: (num_dst, channels).
-        x: (num, channels).
-        rows, sources: (num_edges,) int64, a row of out and one of x.
-        factor: (num_dst,) or None.
-        weight: (num_edges,) or None.
+        messages: (num_edges, width) floating, grouped by row; a NaN is beaten by every number.
     """
-    shares = out.new_ones(len(rows)) if factor is None else factor[rows]
-    shares = shares if weight is None else shares * weight
-    return out.index_add(0, rows, shares.unsqueeze(1) * x[sources])
+    num_rows, num_edges = len(indptr) - 1, len(messages)
+    worst = -torch.inf if largest else torch.inf
+    messages = messages.nan_to_num(worst, torch.inf, -torch.inf)
+    row = row_of_edge(indptr, num_edges).unsqueeze(1).expand_as(messages)
+    best = messages.new_full((num_rows, messages.shape[1]), worst)
+    best = best.scatter_reduce(0, row, messages, "amax" if largest else "amin")
+    place = torch.arange(num_edges, device=messages.device).unsqueeze(1).expand_as(messages)
+    place = torch.where(messages == best.gather(0, row), place, num_edges)
+    return place.new_full(best.shape, num_edges).scatter_reduce(0, row, place, "amin")

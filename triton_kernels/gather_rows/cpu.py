@@ -7,18 +7,15 @@ from ..intrinsics import (
     LINE_BYTES,
     byte_at,
     copy_item_from,
-    copy_line,
     copy_line_from,
     decode_line4,
     decode_line8,
     float_at,
     prefetch,
     prefetch_address,
-    prefetch_line,
     store_fence,
     stream_decoded_line4,
     stream_decoded_line8,
-    stream_line,
     stream_line_from,
 )
 
@@ -44,46 +41,6 @@ def first_outside(rows, num_rows):
         if rows[i] < 0 or rows[i] >= num_rows:
             return i
     return -1
-
-
-@kernel
-def stream_rows(table, rows, row_items, line_items, out):
-    """Copy rows of whole 64-byte lines with stores that bypass the cache.
-
-    Args:
-        table, out: one-dimensional views of a contiguous table; out is 64-byte aligned.
-        rows: (num_rows,) positions.
-        row_items, line_items: items a row and a line.
-    """
-    num = len(rows)
-    for i in range(num):
-        if i + AHEAD_ROWS < num:
-            coming = rows[i + AHEAD_ROWS] * row_items
-            for at in range(0, row_items, line_items):
-                prefetch_line(table, coming + at)
-        source = rows[i] * row_items
-        target = i * row_items
-        for at in range(0, row_items, line_items):
-            stream_line(out, target + at, table, source + at)
-    store_fence()
-
-
-@kernel
-def copy_rows(table, rows, row_items, line_items, out):
-    """Copy rows of any length: whole lines, then the remaining items; arguments as for `stream_rows`."""
-    num = len(rows)
-    whole = row_items - row_items % line_items
-    for i in range(num):
-        if i + AHEAD_ROWS < num:
-            coming = rows[i + AHEAD_ROWS] * row_items
-            for at in range(0, row_items, line_items):
-                prefetch_line(table, coming + at)
-        source = rows[i] * row_items
-        target = i * row_items
-        for at in range(0, whole, line_items):
-            copy_line(out, target + at, table, source + at)
-        for at in range(whole, row_items):
-            out[target + at] = table[source + at]
 
 
 @kernel
@@ -187,13 +144,6 @@ def copy_found(addresses, row_bytes, line_items, out):
         for at in range(whole, row_bytes, item_bytes):
             copy_item_from(out, target, source + at)
             target += 1
-
-
-@kernel
-def row_addresses(rows, base, row_bytes, addresses):
-    """Write the address of each row of one table; rows, addresses: (num,)."""
-    for i in range(len(rows)):
-        addresses[i] = base + rows[i] * row_bytes
 
 
 @kernel

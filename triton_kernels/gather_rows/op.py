@@ -1,17 +1,16 @@
 """Row gathers: the checks, and the choice of the implementation."""
 
 import threading
-from functools import cache
 from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import triton_kernels_of
 from ..intrinsics import LINE_BYTES
 from . import cpu
-from .launch import decoding_plan, needs_wide_offsets, row_plan
-from .tiers import RowCode, RowTables
+from .tiers import RowCode, RowTables, decoding_plan, needs_wide_offsets, row_plan
 
 _HALF_ROWS = 1024  # decoded at a time on their way to float16
 _ITEM = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -54,23 +53,19 @@ def gather_rows(
     if out is None:
         out = np.empty(shape, dtype)
     _check(table, rows, out, shape, dtype)
-    if code is not None:
-        addresses = _addresses(len(rows))
-        cpu.row_addresses(rows, table.ctypes.data, code.row_bytes, addresses)
-        return _decode_found(addresses, code, out)
     row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
     if len(rows) == 0 or row_bytes == 0:
         return out
     unit = _unit(row_bytes, table, out)
-    items, row_items, line_items = unit.itemsize, row_bytes // unit.itemsize, LINE_BYTES // unit.itemsize
-    source = np.asarray(table).reshape(-1).view(unit)
-    target = out.reshape(-1).view(unit)
-    if row_items == 1:
-        cpu.copy_items(source, rows, target)
-    elif row_bytes % LINE_BYTES == 0 and out.ctypes.data % LINE_BYTES == 0 and items == 8:
-        cpu.stream_rows(source, rows, row_items, line_items, target)
-    else:
-        cpu.copy_rows(source, rows, row_items, line_items, target)
+    if code is None and unit.itemsize == row_bytes:
+        cpu.copy_items(np.asarray(table).reshape(-1).view(unit), rows, out.reshape(-1).view(unit))
+        return out
+    addresses = _addresses(len(rows))
+    np.multiply(rows, row_bytes, out=addresses, dtype=np.int64)
+    addresses += table.ctypes.data
+    if code is not None:
+        return _decode_found(addresses, code, out)
+    _copy_found(addresses, row_bytes, out.reshape(-1).view(np.uint8))
     return out
 
 
@@ -179,12 +174,16 @@ def _gather_tiers_on_cpu(places, nodes, tables, out, reads, code) -> None:
     if code is not None:
         _decode_found(addresses, code, _as_array(out))
         return
-    target = _as_bytes(out)
-    if tables.row_bytes % LINE_BYTES == 0 and target.ctypes.data % LINE_BYTES == 0:
-        cpu.stream_found(addresses, tables.row_bytes, LINE_BYTES // 8, target.view(np.uint64))
+    _copy_found(addresses, tables.row_bytes, _as_bytes(out))
+
+
+def _copy_found(addresses: np.ndarray, row_bytes: int, out: np.ndarray) -> None:
+    """Copy rows from their addresses to the bytes of out; a row at 0 stays as it is."""
+    if row_bytes % LINE_BYTES == 0 and out.ctypes.data % LINE_BYTES == 0:
+        cpu.stream_found(addresses, row_bytes, LINE_BYTES // 8, out.view(np.uint64))
     else:
-        unit = _unit(tables.row_bytes, target)
-        cpu.copy_found(addresses, tables.row_bytes, LINE_BYTES // unit.itemsize, target.view(unit))
+        unit = _unit(row_bytes, out)
+        cpu.copy_found(addresses, row_bytes, LINE_BYTES // unit.itemsize, out.view(unit))
 
 
 def _decode_found(addresses: np.ndarray, code: RowCode, out: np.ndarray) -> np.ndarray:
@@ -242,12 +241,8 @@ def _programs_at_once(out: Tensor, programs_per_sm: int) -> int:
     return programs_per_sm * (device.multi_processor_count if device else 1)
 
 
-@cache
-def _triton_kernels() -> ModuleType:
-    """Return the module of kernels, imported when first needed."""
-    from . import kernel
-
-    return kernel
+def _triton_kernels() -> ModuleType | None:
+    return triton_kernels_of(__package__)
 
 
 def _addresses(num: int) -> np.ndarray:

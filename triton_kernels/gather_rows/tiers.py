@@ -1,4 +1,4 @@
-"""Rows in several tables: the table and row of each node, and where the tables are in memory."""
+"""Rows in several tables, where the tables are in memory, and how the Triton gathers of them are launched."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -38,15 +38,7 @@ class RowCode(NamedTuple):
 
 
 def pack_places(table: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Return table and row of each node as one number, so that one random read finds both.
-
-    Args:
-        table: (num_nodes,) integers in [0, 2**15): of a `Placement`, its `dev_num` moved up to begin at 0.
-        row: (num_nodes,) integers in [0, 2**48): its `buf_pos`.
-
-    Returns:
-        (num_nodes,) int64, table << 48 | row.
-    """
+    """Return table (< 2**15) and row (< 2**48) of each node as one int64, so that one random read finds both."""
     return (np.asarray(table, np.int64) << ROW_BITS) | np.asarray(row, np.int64)
 
 
@@ -112,3 +104,82 @@ def _address(table: np.ndarray | Tensor | None) -> int:
     if table is None or len(table) == 0:
         return 0
     return table.data_ptr() if isinstance(table, Tensor) else table.ctypes.data
+
+
+THREADS = 128  # of a program: 4 warps
+WORD_BYTES = 16  # the widest load of a thread
+_LOADS = 4  # wide loads that each thread has under way
+_NARROW_LOADS = 8  # the same for narrower words
+_REGISTERS = 64  # a thread: 8 programs of THREADS then fit on a multiprocessor of 65,536 registers
+_PROGRAMS_PER_SM = 8
+_NARROW_PROGRAMS_PER_SM = 4  # of 128 registers a thread
+_DECODING = 6, 80  # programs on a multiprocessor and registers a thread, where values are stored in wide words
+
+
+class LaunchPlan(NamedTuple):
+    """Tile and occupancy of a gather.
+
+    Attributes:
+        word_bytes: Bytes of a load (decoding: of a store) of one thread: 16, or what rows and addresses are aligned to.
+        item_bytes: Bytes of the integers that rows are viewed as, at most 8; a wide load is two of them.
+        row_items: Items of a row.
+        rows, columns: Rows and items (decoding: 32-bit words of codes) of a tile, powers of two.
+        programs_per_sm: Programs that run on a multiprocessor at once: more would wait for the first ones to end.
+        max_registers: Limit on the registers of a thread, or None. With words of 16 bytes it costs no spill.
+    """
+
+    word_bytes: int
+    item_bytes: int
+    row_items: int
+    rows: int
+    columns: int
+    programs_per_sm: int
+    max_registers: int | None
+
+
+def row_plan(row_bytes: int, alignment: int) -> LaunchPlan:
+    """Return how rows of `row_bytes` >= 1 are copied; `alignment`, a power of two, divides all addresses, in bytes."""
+    word_bytes = min(WORD_BYTES, alignment, row_bytes & -row_bytes)
+    item_bytes = min(8, word_bytes)
+    row_items = row_bytes // item_bytes
+    wide = word_bytes == WORD_BYTES
+    items = THREADS * (_LOADS if wide else _NARROW_LOADS) * word_bytes // item_bytes
+    columns = tile_columns(row_items, items)
+    rows = max(1, items // columns)
+    return LaunchPlan(word_bytes, item_bytes, row_items, rows, columns, *_occupancy(wide))
+
+
+def decoding_plan(code: RowCode, value_bytes: int, alignment: int) -> LaunchPlan:
+    """Return how quantised rows are decoded: codes are read as 32-bit words, values stored in wide words if they fit.
+
+    A decoded value has `value_bytes`; `alignment`, a power of two, divides the address of the output, in bytes.
+    """
+    row = code.dim * value_bytes
+    word_bytes = min(WORD_BYTES, alignment, row & -row)
+    wide = word_bytes == WORD_BYTES
+    code_words = (code.row_bytes - SCALE_BYTES) // 4
+    words = THREADS * _LOADS * (4 if wide else 1) * code.bits // 32
+    columns = tile_columns(code_words, words)
+    rows = max(1, words // columns)
+    occupancy = _DECODING if wide else _occupancy(False)
+    return LaunchPlan(word_bytes, value_bytes, code.dim, rows, columns, *occupancy)
+
+
+def tile_columns(row_items: int, most: int) -> int:
+    """Return the largest power of two, up to `most`, with which tiles pad a row by half of it at most."""
+    columns = min(most, 1 << (row_items - 1).bit_length())
+    while 2 * (-(-row_items // columns) * columns) > 3 * row_items:
+        columns //= 2
+    return columns
+
+
+def needs_wide_offsets(num_rows: int, step_rows: int, row_items: int = 1) -> bool:
+    """Return whether offsets of items exceed 32 bits with sign.
+
+    `step_rows` are those of all programs together: positions are worked out up to two steps past the end.
+    """
+    return (num_rows + 3 * step_rows) * row_items >= 1 << 31
+
+
+def _occupancy(wide: bool) -> tuple[int, int | None]:
+    return (_PROGRAMS_PER_SM, _REGISTERS) if wide else (_NARROW_PROGRAMS_PER_SM, None)

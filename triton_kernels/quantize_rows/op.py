@@ -1,11 +1,11 @@
 """Checked entry points; the device of the rows decides which form runs, and all give the same bits."""
 
-from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from .. import triton_kernels_of
 from . import cpu, reference
 
 BITS = (16, 8, 4, 2)
@@ -153,14 +153,8 @@ def decode_with_triton(codes: Tensor, bits: int, out: Tensor, add: bool) -> None
     )  # fmt: skip
 
 
-@cache
 def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
-    try:
-        from . import kernel
-    except ImportError:
-        return None
-    return kernel
+    return triton_kernels_of(__package__)
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:

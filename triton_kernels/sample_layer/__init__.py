@@ -1,6 +1,5 @@
 """Layer-wise importance sampling: a fixed number of nodes sampled for a whole layer at a time."""
 
 from .op import check_layer_sizes, sample_layers
-from .reference import sample_layers_reference
 
-__all__ = ["check_layer_sizes", "sample_layers", "sample_layers_reference"]
+__all__ = ["check_layer_sizes", "sample_layers"]

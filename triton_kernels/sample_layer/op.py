@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...errors import is_integer
 from ...graph import CSC
+from ...jit import kernel
+from ...rng import unit
+from ..intrinsics import prefetch
 from ..sample_neighbors import SampledNeighbors, Workspace
 from ..sample_neighbors.cpu import EVERY_ROW, count_hop
 from ..sample_neighbors.edge_types import join_edges
 from ..sample_neighbors.hops import place_seeds
 from ..sample_neighbors.rows import fold_hop
-from . import cpu
 
 
 def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | None = None) -> tuple[int, ...]:
     """Return the nodes to sample for each hop as a tuple of ints.
 
     Args:
-        nodes_per_layer: one number for all hops, or one for each.
+        nodes_per_layer: one number >= 1 for all hops, or one for each.
         num_layers: hops, where one number is given (None: 2); else None, or the length of the list.
-
-    Raises:
-        ValueError: a number below 1 or not an integer, none given, or a list of another length than num_layers.
     """
-    if num_layers is not None and (not _is_integer(num_layers) or num_layers < 1):
+    if num_layers is not None and (not is_integer(num_layers) or num_layers < 1):
         raise ValueError(f"num_layers must be an integer >= 1, got {num_layers!r}: one hop for each layer of the model")
     if isinstance(nodes_per_layer, str) or nodes_per_layer is None:
         raise ValueError(f"nodes_per_layer must be an integer >= 1 or a list of them, got {nodes_per_layer!r}")
@@ -33,7 +33,7 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
     if not sizes:
         raise ValueError("nodes_per_layer must name at least one hop, got []")
     for hop, size in enumerate(sizes):
-        if not _is_integer(size) or size < 1:
+        if not is_integer(size) or size < 1:
             where = "nodes_per_layer" if alike else f"nodes_per_layer[{hop}]"
             raise ValueError(f"{where} must be an integer >= 1, got {size!r}: the nodes sampled for a layer")
     if num_layers is not None and len(sizes) != num_layers:
@@ -145,15 +145,15 @@ def _collect(
     candidate = _array(space, "candidate", space.id_dtype, most)
     importance = _array(space, "importance", np.float64, most)
     if read_rows is None:
-        cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
+        list_rows(csc.indices, start, degree, end - begin, neighbor)
     else:
         read_rows(csc, space.node[begin:end], neighbor)
     space.place(neighbor[:0])  # labels of this hop begin above those of the last
-    count = cpu.collect_candidates(
+    count = collect_candidates(
         neighbor, degree, end - begin, num_edges, space.base, space.label, candidate, importance, local
     )
     if mask is not None:
-        cpu.prefer(candidate, count, mask, scale, importance)
+        prefer_nodes(candidate, count, mask, scale, importance)
     return count
 
 
@@ -161,12 +161,12 @@ def _sample(space: Workspace, num_candidates: int, size: int, num_placed: int, i
     """Sample candidates and append those that need an entry; return the number of entries."""
     probability = _array(space, "probability", np.float64, num_candidates)
     position = _array(space, "position", np.int32, num_candidates)
-    cpu.include(space.importance, num_candidates, size, probability)
-    cpu.sample(probability, num_candidates, key, position)
+    include(space.importance, num_candidates, size, probability)
+    take(probability, num_candidates, key, position)
     if is_last:
-        cpu.share_nodes(space.node, num_placed, space.base, space.label, position)
+        share_nodes(space.node, num_placed, space.base, space.label, position)
     node = space.reserve("node", num_placed + min(num_candidates, size + 1) + 1, keep=num_placed)
-    return cpu.append_nodes(space.candidate, num_candidates, num_placed, node, position)
+    return append_nodes(space.candidate, num_candidates, num_placed, node, position)
 
 
 def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
@@ -175,7 +175,7 @@ def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
     edge = space.reserve("edge", most, keep=first)
     source = _array(space, "source", np.int32, most, keep=first)
     weight = space.reserve("weight", most, keep=first)
-    return cpu.keep_edges(
+    return keep_edges(
         space.local, space.position, space.probability, space.row_start, space.row_degree,
         begin, end, first, space.indptr, source, weight, edge,
     )  # fmt: skip
@@ -200,5 +200,160 @@ def _check_preferred(preferred, scale: float, num_hops: int, num_rows: int) -> N
         )
 
 
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+AHEAD = 32  # items between a prefetch and its use
+
+
+@kernel
+def list_rows(indices, row_start, row_degree, num_rows, neighbor):
+    """Copy the rows one after the other into `neighbor`."""
+    at = 0
+    for row in range(num_rows):
+        if row + AHEAD < num_rows and row_degree[row + AHEAD] > 0:
+            prefetch(indices, row_start[row + AHEAD])
+        start = row_start[row]
+        for i in range(row_degree[row]):
+            neighbor[at] = indices[start + i]
+            at += 1
+
+
+@kernel
+def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, candidate, importance, local):
+    """Number the distinct neighbours in order of appearance and add up their importance.
+
+    Args:
+        neighbor: (num_edges,) node ids, row after row.
+        base: labels below it are of earlier hops and batches.
+        label: (num_nodes,) int32; candidate c of this hop gets base + c.
+        candidate, importance: filled: node id, sum of (1 / degree)^2 over the rows that hold it.
+        local: (num_edges,) int32, filled with the candidate of each edge.
+
+    Returns:
+        The number of candidates.
+    """
+    count = 0
+    edge = 0
+    for row in range(num_rows):
+        if row_degree[row] == 0:
+            continue
+        share = 1.0 / row_degree[row]
+        square = share * share
+        for _ in range(row_degree[row]):
+            if edge + AHEAD < num_edges:
+                prefetch(label, np.int64(neighbor[edge + AHEAD]))
+            name = neighbor[edge]
+            known = np.int64(label[name]) - base
+            if known < 0:
+                known = count
+                label[name] = base + count
+                candidate[count] = name
+                importance[count] = 0.0
+                count += 1
+            importance[known] += square
+            local[edge] = known
+            edge += 1
+    return count
+
+
+@kernel
+def prefer_nodes(candidate, count, preferred, scale, importance):
+    """Multiply the importance of preferred nodes by scale."""
+    for c in range(count):
+        if preferred[candidate[c]]:
+            importance[c] *= scale
+
+
+@kernel
+def include(importance, count, num_samples, probability):
+    """Write min(1, c * importance) with c such that the sum is num_samples; 1 for all if there are no more than that.
+
+    Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
+    as importance has powers of two at most.
+    """
+    probability[:count] = 1.0 if count <= num_samples else 0.0
+    if count <= num_samples:
+        return
+    left, capped = num_samples, 1
+    factor = 0.0
+    while capped:
+        left_importance = 0.0
+        for c in range(count):
+            if probability[c] < 1.0:
+                left_importance += importance[c]
+        factor = left / left_importance
+        capped = 0
+        for c in range(count):
+            if probability[c] < 1.0 and factor * importance[c] >= 1.0:
+                probability[c] = 1.0
+                capped += 1
+        left -= capped
+    for c in range(count):
+        if probability[c] < 1.0:
+            probability[c] = factor * importance[c]
+
+
+@kernel
+def take(probability, count, key, position):
+    """Take a candidate with its probability: position 0 where it is taken, -1 where not.
+
+    Systematic: the probabilities below 1 lie end to end on a line, and those are taken that hold one of the points
+    u, u + 1, ... with u the key as a number in [0, 1).
+    """
+    line, point = 0.0, unit(key)
+    for c in range(count):
+        taken = probability[c] >= 1.0
+        if not taken:
+            line += probability[c]
+            if line > point:
+                taken = True
+                point += 1.0
+        position[c] = 0 if taken else -1
+
+
+@kernel
+def share_nodes(node, num_placed, base, label, position):
+    """Map taken candidates of the last hop to nodes that the batch holds already (the last copy)."""
+    for i in range(num_placed):
+        c = np.int64(label[node[i]]) - base
+        if c >= 0 and position[c] != -1:
+            position[c] = -2 - i  # found; `append_nodes` turns it back
+
+
+@kernel
+def append_nodes(candidate, count, num_placed, node, position):
+    """Append the candidates that were taken and not found to `node`; return the number of nodes after it."""
+    for c in range(count):
+        if position[c] == 0:
+            node[num_placed] = candidate[c]
+            position[c] = num_placed
+            num_placed += 1
+        elif position[c] < -1:
+            position[c] = -2 - position[c]
+    return num_placed
+
+
+@kernel
+def keep_edges(local, position, probability, row_start, row_degree, begin, end, first, indptr, source, weight, edge):
+    """Write the edges from candidates that were taken: source position, (1 / degree) / probability, place in the CSC.
+
+    Args:
+        begin, end: the rows' positions; first: edges of earlier hops.
+        indptr: filled from begin + 1 to end.
+
+    Returns:
+        The number of edges after it.
+    """
+    read = 0
+    for i in range(begin, end):
+        start, degree = row_start[i - begin], row_degree[i - begin]
+        if degree:
+            share = 1.0 / degree
+            for offset in range(degree):
+                c = local[read]
+                read += 1
+                if position[c] >= 0:
+                    source[first] = position[c]
+                    weight[first] = share / probability[c]
+                    edge[first] = start + offset
+                    first += 1
+        indptr[i + 1] = first
+    return first

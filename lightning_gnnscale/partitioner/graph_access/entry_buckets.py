@@ -38,9 +38,6 @@ class EntryBuckets:
         degree: (num_nodes,) int32 or int64 number of entries that each row will get; not copied.
         name: Name of the source, for messages.
         num_rounds: Number of rounds that the rows are split into, >= 1. Every round must be given all edges once.
-
-    Attributes:
-        file_bytes: Largest size that the file will reach, bytes.
     """
 
     def __init__(self, degree: np.ndarray, name: str, num_rounds: int = 1):
@@ -65,10 +62,7 @@ class EntryBuckets:
     def spread(self, file, blocks, number: int = 0) -> None:
         """Write both entries of every edge to the buckets, leaving out entries whose row is not in the round.
 
-        Args:
-            file: An unbuffered file, empty in round 0.
-            blocks: Pairs (src, dst) of arrays, ids in [0, num_nodes).
-            number: Number of the round.
+        The file is unbuffered, and empty in round 0; blocks are pairs (src, dst) of ids.
 
         Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on.
         """
@@ -87,12 +81,7 @@ class EntryBuckets:
     def sort(self, file, drop_repeats: bool, progress=None, number: int = 0) -> None:
         """Write a round's rows behind those of the rounds before, and cut off the rest of the file.
 
-        Args:
-            file: The file that `spread` has filled.
-            drop_repeats: Whether only the first of several equal neighbours in a row is kept; `degree` is then
-                corrected in place.
-            progress: Called as progress("adjacency sort", entries done, entries in all) once per bucket.
-            number: Number of the round.
+        With `drop_repeats` the first of several equal neighbours in a row is kept, and `degree` corrected in place.
 
         Raises:
             EdgeStreamError: the number of entries of a row differs from its degree.
@@ -166,11 +155,7 @@ class EntryBuckets:
 
 
 def cut_ranges(degree: np.ndarray, max_entries: int, max_rows: int) -> np.ndarray:
-    """Cut the rows into ranges. Each is as long as the bounds allow, and has at least one row.
-
-    Args:
-        degree: (num_nodes,) integers, number of entries in each row.
-        max_entries, max_rows: Upper bounds on the entries and the rows of a range, >= 1.
+    """Cut the rows into ranges as long as the bounds on entries and rows allow, each of at least one row.
 
     Returns:
         (num_ranges + 1,) int64 first rows, then num_nodes; [0] without rows.
@@ -297,14 +282,7 @@ class OpenChunks(NamedTuple):
 
     @classmethod
     def of(cls, first_row: np.ndarray, buckets: range, chunk: int, dtype: np.dtype) -> "OpenChunks":
-        """Open a chunk for each of a round's buckets.
-
-        Args:
-            first_row: (num_buckets + 1,) int64 first rows of all buckets, then the number of rows.
-            buckets: Range of the round's buckets.
-            chunk: Number of entries in a chunk, a power of two.
-            dtype: Dtype of the neighbours.
-        """
+        """Open a chunk of `chunk` entries, a power of two, for each bucket of the round."""
         num_rows = max(1, int(first_row[-1]))
         shift = max(0, (num_rows - 1).bit_length() - _COARSE_CELLS.bit_length() + 1)
         cursor = np.full(len(first_row) - 1, -1, np.int64)
@@ -345,10 +323,9 @@ class OpenChunks(NamedTuple):
 
 @kernel
 def spread_edges(src, dst, start, opened):
-    """Append both entries of the edges from `start` on, as far as their rows belong to the round.
+    """Append both entries of the edges from `start` on, of rows of the round; return how many edges are done.
 
-    Returns:
-        How many edges are done: where fewer than two chunks are free, `take_full` has to come before the next ones.
+    It stops where fewer than two chunks are free: `take_full` has to come before the next edges.
     """
     coarse, shift, first_row, cursor = opened.coarse, opened.shift, opened.first_row, opened.cursor
     neighbors, rows, log_chunk = opened.neighbors, opened.rows, opened.log_chunk

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...edge_stream.read_ahead import read_ahead
+from ...errors import check_number
 from ...jit import kernel
 from .. import phases
-from ..registry import check_number
 from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, sum_ranges
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, nameless_file, read_at, reserve, scratch_folder
@@ -129,23 +129,12 @@ def open_external_csc(
 ) -> ExternalCSC:
     """Read a stream twice and put the rows of its undirected simple graph onto scratch disk.
 
+    Close the result to free it.
+
     Args:
-        stream: an EdgeStream.
-        scratch: folder for the scratch file; "auto": the system's folder for temporary files.
+        stream, scratch, deduplicate, progress, state, after_chunk: see `open_simple_graph`; here scratch disk is
+            needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
-        deduplicate: drop repeated edges; None: where the layout is "directed", or where it was detected and at least
-            1% of the pairs repeat.
-        progress: called as progress(what, done, total) once a chunk, later once a bucket.
-        state, after_chunk: a first pass to go on with, and what is called with its state once a chunk (see
-            `layout.scan`).
-
-    Returns:
-        The ExternalCSC; close it to give the disk back, which also happens however the process ends.
-
-    Raises:
-        ValueError: the stream's layout is contradicted by its edges; or no scratch disk is allowed.
-        GNNScaleError: not enough free space in `scratch`, before anything is written.
-        EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps

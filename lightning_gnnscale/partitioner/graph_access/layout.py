@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...edge_stream.options import LAYOUTS
 from ...errors import EdgeStreamError, short
 from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import mix64
 
-LAYOUTS = ("auto", "once", "both_ways", "directed")
 SAMPLE_COPIES = 1 << 13  # copies of pairs that the sample holds at most
 MIN_REPEATED_SHARE = 0.01  # from here on a source counts as having repeats
 
@@ -89,8 +89,6 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
 
     Raises:
         ValueError: the stream's layout is contradicted by its edges.
-
-    Cost: O(num_nodes + num_listed) time; one id a node and 64 KiB.
     """
     state = ScanState.empty(stream.num_nodes) if state is None else state
     counts = state.counts
@@ -107,13 +105,7 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
 
 
 def lists_both_ways(stream) -> bool:
-    """Return whether a stream lists every edge in both directions, as `scan` decides it for layout "auto".
-
-    Raises:
-        EdgeStreamError: the source cannot be read.
-
-    Cost: one pass, which also counts the stream's nodes and edges; nothing but the chunks in memory.
-    """
+    """Return whether a stream lists every edge in both directions, as `scan` decides it for layout "auto"; one pass."""
     sums = np.zeros(2, np.uint64)
     self_loops = sum(int(_add_hashes(chunk.src, chunk.dst, sums)) for chunk in stream.chunks())
     return bool(sums[0] == sums[1]) and stream.num_edges > self_loops

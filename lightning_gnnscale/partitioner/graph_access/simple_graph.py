@@ -46,14 +46,9 @@ class SimpleGraph:
         return self.stream.num_nodes
 
     def blocks(self, chunk, seen: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the simple edges of one chunk, at most BLOCK_EDGES at a time.
+        """Yield (src, dst) of the simple edges of one chunk, at most BLOCK_EDGES at a time, in buffers that are reused.
 
-        Args:
-            chunk: an EdgeChunk of the stream.
-            seen: (2,) uint64, edges read and the sum of their hashes so far; changed in place.
-
-        Yields:
-            src, dst: (num_kept,) `id_dtype(num_nodes)`, overwritten by the next step.
+        `seen` is changed in place: (2,) uint64, edges read and the sum of their hashes so far.
         """
         src, dst = self._block_buffers()
         rule = _KEEP_ASCENDING if self.report.layout == "both_ways" else _KEEP_ALL
@@ -77,12 +72,7 @@ class SimpleGraph:
             )
 
     def one_pass(self, what: str, progress=None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield all simple edges once, in blocks, and check at the end that the stream has not changed.
-
-        Args:
-            what: the name under which progress is reported.
-            progress: called as progress(what, edges done, edges in all) once a chunk.
-        """
+        """Yield all simple edges once, in blocks, and check at the end that the stream has not changed."""
         seen = np.zeros(2, np.uint64)
         for chunk in self.stream.chunks():
             yield from self.blocks(chunk, seen)
@@ -169,12 +159,9 @@ def graph_facts(graph: SimpleGraph) -> dict[str, np.ndarray]:
 
 
 def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=AUTO, progress=None) -> SimpleGraph:
-    """Return the graph of an earlier process without its first pass; marks of first copies are made again.
+    """Return the graph of an earlier process by its `graph_facts`, without its first pass.
 
-    Args:
-        stream: the same source.
-        facts: what `graph_facts` returned.
-        scratch, progress: see `open_simple_graph`.
+    Marks of copies are made again.
     """
     saved = json.loads(str(facts["graph"]))
     report = LayoutReport(**saved["report"])
@@ -190,10 +177,7 @@ def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=AUTO, prog
 def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
     """Note what was found out about a graph, and warn of edges that count several times.
 
-    Args:
-        graph: kept for what comes after partitioning, unless its repeated edges were dropped without marks on it.
-        num_edges: left of it.
-        deduplicated: repeated edges were dropped.
+    The graph is kept for what comes after partitioning, unless its repeated edges were dropped without marks on it.
     """
     report = graph.report
     phases.note(
@@ -245,22 +229,14 @@ def scratch_bytes_needed(num_listed: int, num_nodes: int) -> int:
 
 
 def find_first_copies(stream, report: LayoutReport, folder: Path, degree: np.ndarray, progress=None):
-    """Mark the first copy of every pair, in the order of the stream.
+    """Mark the first copy of every pair, in the order of the stream, and add the kept edges to `degree`.
 
     Pairs are spread by hash over bucket files, each small enough for a hash table in memory. The files have no
-    name: the system frees them when the process ends, however it ends.
-
-    Args:
-        stream: an EdgeStream of `report.num_listed` edges.
-        report: what the first pass found; with layout "both_ways" only copies with src < dst are considered.
-        folder: where the scratch files are.
-        degree: (num_nodes,), the edges of each node that are kept; added to in place.
+    name: the system frees them when the process ends, however it ends. With layout "both_ways" only copies with
+    src < dst are considered.
 
     Returns:
         (ceil(num_listed / 8),) uint8 bits by position in the source, memory-mapped from scratch disk.
-
-    Raises:
-        GNNScaleError: too little free space in `folder`.
 
     Cost: one pass; 16 bytes an edge written and read once (24 with int64 ids); about 1.5 BUCKET_BYTES of memory.
     Source: ours; replaces an external sort by (min, max) followed by one back to the stream's order.
@@ -347,20 +323,12 @@ def _mark_first(low, high, position, table, bits, degree):
 def symmetric_adjacency(
     graph: SimpleGraph, degree: np.ndarray, dtype: np.dtype, progress=None, what: str = "adjacency"
 ) -> CSC:
-    """Return both directions of every edge of a simple graph, for methods that need it all in memory.
+    """Return both directions of every edge of a simple graph, rows in stream order, for methods that need it in memory.
 
     Args:
-        graph: what `open_simple_graph` returned.
-        degree: (num_nodes,) integers, what it returned with the graph.
+        graph, degree: what `open_simple_graph` returned.
         dtype: int32 or int64, of the neighbours' ids.
         progress: called as progress(what, edges done, edges in all) once a chunk.
-        what: the name under which progress is reported.
-
-    Returns:
-        CSC whose rows are in the order of the stream.
-
-    Raises:
-        EdgeStreamError: the edges are not those of the first pass.
 
     Cost: one pass; two ids an edge, and 8 bytes a node besides the result.
     """

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from .cpu import LEAST_SCALE, SCALE_BYTES
-from .tiers import RowCode, unpack_places
+from lightning_gnnscale.triton_kernels.gather_rows import RowCode, unpack_places
+from lightning_gnnscale.triton_kernels.gather_rows.cpu import LEAST_SCALE, SCALE_BYTES
 
 
 def gather_rows_reference(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

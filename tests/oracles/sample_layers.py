@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ...rng import combine_array
-from ..sample_neighbors import SampledNeighbors
+from lightning_gnnscale.rng import combine_array
+from lightning_gnnscale.triton_kernels.sample_neighbors import SampledNeighbors
 
 
 def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None, scale=1.0) -> SampledNeighbors:
