@@ -404,7 +404,7 @@ def check_whole(array) -> None:
     Raises:
         ValueError: the file ends before the array does; names it.
     """
-    memmap = backing_memmap(np.asanyarray(array))
+    memmap = backing_memmap(array)
     if memmap is None or memmap.filename is None:
         return
     need = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY + len(memmap._mmap)

@@ -11,6 +11,7 @@ from .preparation import partitioning_facts
 from .published import publish
 from .reader import PartitionStore
 from .store_source import StoreMaking, StoreSource
+from .update import update_store
 from .writer import write_partition_store
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "input_fingerprint",
     "partitioning_facts",
     "publish",
+    "update_store",
     "write_partition_store",
 ]
