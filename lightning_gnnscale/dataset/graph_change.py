@@ -92,7 +92,8 @@ class GraphChange:
         Raises:
             ValueError: something else is given, or arguments besides a `GraphChange`.
         """
-        given_too = [name for name, value in removed.items() if value is not None and value != {}]
+        removed = {name: value for name, value in removed.items() if value is not None}
+        given_too = [name for name, value in removed.items() if not (isinstance(value, Mapping) and not value)]
         if given is None:
             return cls(**removed)
         if isinstance(given, cls):

@@ -139,7 +139,7 @@ def tell_drift(store: PartitionStore, most: float) -> None:
             f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
             f"partitioned ({share:+.0%}, drift={most:g}): partition anew, "
             f"gnnscale partition dataset=store dataset.store={store.root}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
