@@ -11,7 +11,7 @@ from ..errors import EdgeStreamError, short
 from .reader import PartitionStore
 
 _AT_ONCE = 1 << 16
-_REMEDY = "a new node is named in nodes=, with its rows"
+_REMEDY = "list a new node in nodes, with its rows"
 
 
 class KnownIds:

@@ -137,7 +137,7 @@ def tell_drift(store: PartitionStore, most: float) -> None:
     if share is not None and share > most:
         warnings.warn(
             f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
-            f"partitioned ({share:+.0%}, drift={most:g}): partition anew, "
+            f"partitioned, and drift={most:g} is the share by which that may grow: partition anew, "
             f"gnnscale partition dataset=store dataset.store={store.root}",
             stacklevel=4,
         )

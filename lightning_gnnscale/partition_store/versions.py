@@ -124,7 +124,7 @@ def drift_of(manifest: dict) -> float | None:
     if version is None:
         return None
     first, after = version["cut"]["first"], version["cut"]["after"]
-    return 0.0 if not first else after / first - 1
+    return after / first - 1 if first else float("inf") if after else 0.0
 
 
 def chain_of(manifests: dict[str, dict], name: str) -> list[str]:
