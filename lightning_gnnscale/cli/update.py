@@ -8,17 +8,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ..partition_store import update_store
+from ..partition_store.versions import said_counts
 from ..report.terminal import ProgressBars
 from .errors import show_warning
-
-_SAID = {
-    "new_nodes": "new nodes",
-    "removed_nodes": "removed nodes",
-    "changed_features": "nodes with changed features",
-    "changed_labels": "nodes with changed labels or masks",
-    "new_edges": "new edges",
-    "removed_edges": "removed edges",
-}
 
 
 def run(config: DictConfig) -> None:
@@ -40,9 +32,10 @@ def run(config: DictConfig) -> None:
             **named,
         )
     version = store.version
-    counts = ", ".join(f"{version['counts'][name]:,} {said}" for name, said in _SAID.items() if version["counts"][name])
     cut, balance = version["cut"], version["balance"]
-    print(f"{store.root}: version {version['number']} ({time.perf_counter() - began:.1f} s): {counts or 'no change'}")
+    print(
+        f"{store.root}: version {version['number']} ({time.perf_counter() - began:.1f} s): {said_counts(version['counts'])}"
+    )
     print(
         f"{store.num_nodes:,} nodes, {store.num_edges:,} edges; edges between parts {cut['before']:.2%} before, "
         f"{cut['after']:.2%} now; largest part {balance['before']:.3f} of the mean before, {balance['after']:.3f} now"

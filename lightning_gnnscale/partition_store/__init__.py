@@ -11,6 +11,7 @@ from .preparation import partitioning_facts
 from .published import publish
 from .reader import PartitionStore
 from .store_source import StoreMaking, StoreSource
+from .stored_dataset import load_store
 from .update import update_store
 from .writer import write_partition_store
 
@@ -31,6 +32,7 @@ __all__ = [
     "WriteBudget",
     "features_of_part",
     "input_fingerprint",
+    "load_store",
     "partitioning_facts",
     "publish",
     "update_store",

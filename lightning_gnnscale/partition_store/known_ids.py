@@ -109,6 +109,15 @@ class KnownIds:
             return {"user_ids": numbers if self._ids is None else np.asarray(self._ids)[numbers]}
         return dict(zip(("user_id_offsets", "user_id_bytes"), self._ids.strings(numbers), strict=True))
 
+    def in_order_of(self, numbers: np.ndarray) -> NodeIds:
+        """Return the user's ids of (num,) numbers, each once, as a numbering of their own."""
+        if not self.are_strings:
+            return NodeIds.of(np.asarray(numbers, np.int64) if self._ids is None else np.asarray(self._ids)[numbers])
+        starts = range(0, len(numbers), _AT_ONCE)
+        taken = (self._ids.strings(np.asarray(numbers[start : start + _AT_ONCE])) for start in starts)
+        texts = (Strings.read_only(data, offsets.astype(np.int32)) for offsets, data in taken)
+        return NodeIds.of_pieces(texts, len(numbers))
+
     def plain(self, number: int) -> Any:
         """Return the user's id of a number."""
         return number if self._ids is None else self._ids.plain(np.array([number]))[0]

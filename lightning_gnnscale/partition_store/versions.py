@@ -12,6 +12,15 @@ from .verify import compare_once
 
 NODE_CHANGES, PARENT_NID = "node_changes", "parent_nid"
 
+_SAID = {
+    "new_nodes": "new nodes",
+    "removed_nodes": "removed nodes",
+    "changed_features": "nodes with changed features",
+    "changed_labels": "nodes with changed labels or masks",
+    "new_edges": "new edges",
+    "removed_edges": "removed edges",
+}
+
 
 class StoreChanges(NamedTuple):
     """The nodes that the update to this version changed, ascending original ids of this version.
@@ -116,6 +125,11 @@ def version_record(store, number_of: dict[str, int], change: str, renumbered: bo
         "cut": {"first": before.get("cut", {}).get("first", cut["before"]), **cut},
         "balance": balance,
     }
+
+
+def said_counts(counts: dict[str, int]) -> str:
+    """Return what came, changed and went, in words."""
+    return ", ".join(f"{counts[name]:,} {said}" for name, said in _SAID.items() if counts.get(name)) or "no change"
 
 
 def drift_of(manifest: dict) -> float | None:
