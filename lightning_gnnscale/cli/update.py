@@ -33,9 +33,8 @@ def run(config: DictConfig) -> None:
         )
     version = store.version
     cut, balance = version["cut"], version["balance"]
-    print(
-        f"{store.root}: version {version['number']} ({time.perf_counter() - began:.1f} s): {said_counts(version['counts'])}"
-    )
+    seconds, said = time.perf_counter() - began, said_counts(version["counts"])
+    print(f"{store.root}: version {version['number']} ({seconds:.1f} s): {said}")
     print(
         f"{store.num_nodes:,} nodes, {store.num_edges:,} edges; edges between parts {cut['before']:.2%} before, "
         f"{cut['after']:.2%} now; largest part {balance['before']:.3f} of the mean before, {balance['after']:.3f} now"

@@ -118,12 +118,12 @@ def update_store(
         raise ValueError(f"root must be another folder than the store's, got {root}: leave it out")
     given = GraphChange.of(change, **named)
     budget, remedy = budget or WriteBudget(), "make space, and run the same command: it goes on from there"
-    with disk_errors(partial_folder(root), "written", remedy, PartitionStoreError):
+    disk = disk_errors(partial_folder(root), "written", remedy, PartitionStoreError)
+    with disk, writer_lock(old.root, lock_timeout_s, "updating"), stage("update", root=str(root)):
+        wanted = read_change(old, given, check_finite)
+        nodes = renumber(old, wanted, slack)
         root.parent.mkdir(parents=True, exist_ok=True)
-        locks = writer_lock(old.root, lock_timeout_s, "updating"), writer_lock(root, lock_timeout_s)
-        with locks[0], locks[1], stage("update", root=str(root)):
-            wanted = read_change(old, given, check_finite)
-            nodes = renumber(old, wanted, slack)
+        with writer_lock(root, lock_timeout_s):
             _write_version(old, wanted, nodes, root, budget, progress or _silent, overwrite)
     found = PartitionStore.open(root)
     tell_drift(found, drift)
