@@ -50,7 +50,8 @@ def renumber(store: PartitionStore, change: StoreChange, slack: float) -> Renumb
     """
     parts = np.arange(store.num_parts, dtype=np.int32)
     part_of_old = np.repeat(parts, np.diff(store.part_offsets))[store.store_nid]
-    new = place_nodes(*_neighbours(change), part_of_old, _loads(store, change, part_of_old, slack))
+    indptr, neighbours = _neighbours(change)
+    new = place_nodes(indptr, neighbours, part_of_old, _loads(store, change, part_of_old, np.diff(indptr), slack))
     stays = np.ones(len(change.known), bool)
     stays[change.removed] = False
     original = np.where(stays, np.cumsum(stays) - 1, -1)
@@ -81,14 +82,15 @@ def _neighbours(change: StoreChange) -> tuple[np.ndarray, np.ndarray]:
     return indptr, neighbours
 
 
-def _loads(store: PartitionStore, change: StoreChange, part_of_old: np.ndarray, slack: float) -> Loads:
-    """Return what parts hold of nodes, edges, and nodes of each mask."""
+def _loads(
+    store: PartitionStore, change: StoreChange, part_of_old: np.ndarray, degree: np.ndarray, slack: float
+) -> Loads:
+    """Return what parts hold of nodes, edges, and nodes of each mask; degree: (num_new,) of the new nodes."""
     known, count = change.known, store.num_parts
     is_new = known.given >= known.num_old
     place = known.given[is_new] - known.num_old
     before = [np.diff(store.part_offsets), np.diff(store.csc.indptr[store.part_offsets])]
     left = [before[0] - np.bincount(part_of_old[change.removed], minlength=count), before[1]]
-    degree = np.diff(_neighbours(change)[0])
     weight = [np.ones(known.num_new), degree]
     rows = {table.name: table.rows for table in change.tables}
     for name, mask in sorted(store.masks.items()):

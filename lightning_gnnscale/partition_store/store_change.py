@@ -11,11 +11,11 @@ import numpy as np
 from ..dataset.columns import EDGE_COLUMNS, Columns, CSRArrays, load_arrays
 from ..dataset.feature_storage import check_storage
 from ..dataset.graph_change import SEVERAL_TYPES, GraphChange, listed_nodes
-from ..dataset.value_checks import check_sparse_features, check_values, tell_odd_nodes
+from ..dataset.value_checks import blocks, check_sparse_features, check_values, tell_odd_nodes
 from ..edge_stream import EdgeStream
 from ..edge_stream.options import StreamOptions
 from ..errors import EdgeStreamError, short
-from .features import to_stored
+from .features import Column, to_stored
 from .known_ids import KnownIds
 from .merged_rows import first_missing
 from .reader import PartitionStore
@@ -127,9 +127,9 @@ class AddedEdges(EdgeStream):
 
     def __init__(self, change: StoreChange, original: np.ndarray, store: PartitionStore):
         manifest, num_nodes = store.manifest, int((original >= 0).sum())
-        options = StreamOptions(
-            num_nodes, to_undirected=manifest["to_undirected"], remove_self_loops=manifest["remove_self_loops"]
-        )
+        rules = {rule: manifest[rule] for rule in ("to_undirected", "remove_self_loops")}
+        chunk = {} if change.edges is None else {"chunk_edges": change.edges.chunk_edges}
+        options = StreamOptions(num_nodes, **chunk, **rules)
         name = str(store.root) if change.edges is None else change.edges.name
         super().__init__(name, np.dtype(np.int64), options, change.num_edges)
         self._edges, self._original = change.edges, original
@@ -236,47 +236,49 @@ def _is_empty_mask(change: GraphChange, name: str) -> bool:
 
 
 def _check_values(store: PartitionStore, arrays: Mapping[str, Any], finite: bool) -> None:
+    """Refuse values that would spoil training, and rows of another form than the store's."""
     classes = None if store.regression else arrays["labels"]
     check_values(arrays["features"], classes, arrays["edge_weight"], arrays["edge_features"], finite)
     tell_odd_nodes(classes, arrays["masks"])
     check_storage(store.feature_storage if arrays["features"] is not None else None, arrays["features"])
-    tables = {"features": (arrays["features"], store.features)}
-    tables |= {
-        f"node_columns[{name!r}]": (rows, store.node_columns[name]) for name, rows in arrays["node_columns"].items()
-    }
-    for name, (rows, column) in tables.items():
-        if rows is None:
-            continue
-        if isinstance(rows, CSRArrays) != column.is_sparse:
-            kinds = ("sparse", "dense") if isinstance(rows, CSRArrays) else ("dense", "sparse")
-            raise ValueError(f"{name} must be {kinds[1]} as those of the store are, got {kinds[0]} rows")
-        if rows.shape[1] != column.dim:
-            raise ValueError(f"{name} must have {column.dim} columns as those of the store, got {rows.shape[1]}")
-        if isinstance(rows, CSRArrays):
-            _check_dtype(name, rows.data, column.dtype, store.feature_storage if name == "features" else None)
-            if finite:
-                check_sparse_features(rows)
-        else:
-            storage = store.feature_storage if name == "features" else None
-            _check_dtype(name, rows, column.dtype, storage)
-            bad = np.argwhere(~np.isfinite(_held(rows, storage))) if finite and rows.dtype.kind == "f" else ()
-            if len(bad):
-                raise ValueError(
-                    f"{name}: row {bad[0][0]}, column {bad[0][1]} is {rows[tuple(bad[0])]}; give finite numbers"
-                )
-    if arrays["edge_features"] is not None:
-        rows, stored = arrays["edge_features"], store.edge_features
-        if rows.shape[1:] != stored.shape[1:]:
-            raise ValueError(
-                f"edge_features must have {stored.shape[1]} columns as those of the store, got {rows.shape[1]}"
-            )
-        _check_dtype("edge_features", rows, stored.dtype)
-    labels = arrays["labels"]
+    tables = [("features", arrays["features"], store.features, store.feature_storage)]
+    for name, rows in arrays["node_columns"].items():
+        tables.append((f"node_columns[{name!r}]", rows, store.node_columns[name], None))
+    for name, rows, column, storage in tables:
+        if rows is not None:
+            _check_rows(name, rows, column, storage, finite)
+    rows, labels = arrays["edge_features"], arrays["labels"]
+    if rows is not None:
+        if rows.shape[1:] != store.edge_features.shape[1:]:
+            width = store.edge_features.shape[1]
+            raise ValueError(f"edge_features must have {width} columns as those of the store, got {rows.shape[1]}")
+        _check_dtype("edge_features", rows, store.edge_features.dtype)
     if labels is not None:
         own = (1,) if labels.ndim == 1 and store.labels.ndim == 2 else labels.shape[1:]
         if own != store.labels.shape[1:]:
             wanted = ", ".join(map(str, ("num_rows", *store.labels.shape[1:])))
             raise ValueError(f"labels must have shape ({wanted}) as those of the store, got {labels.shape}")
+
+
+def _check_rows(name: str, rows: Any, column: Column, storage: str | None, finite: bool) -> None:
+    """Refuse rows that are not of a column's form, or that are not finite."""
+    sparse = isinstance(rows, CSRArrays)
+    if sparse != column.is_sparse:
+        kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
+        raise ValueError(f"{name} must be {kinds[1]} as those of the store are, got {kinds[0]} rows")
+    if rows.shape[1] != column.dim:
+        raise ValueError(f"{name} must have {column.dim} columns as those of the store, got {rows.shape[1]}")
+    _check_dtype(name, rows.data if sparse else rows, column.dtype, storage)
+    if not finite:
+        return
+    if sparse:
+        check_sparse_features(rows)
+        return
+    for begin, block in blocks(rows):
+        bad = np.argwhere(~np.isfinite(_held(block, storage))) if block.dtype.kind == "f" else ()
+        if len(bad):
+            row, at = bad[0]
+            raise ValueError(f"{name}: row {begin + row}, column {at} is {block[row, at]}; give finite numbers")
 
 
 def _held(rows: np.ndarray, storage: str | None) -> np.ndarray:

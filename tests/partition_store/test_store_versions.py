@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.sparse import csr_matrix
 import lightning_gnnscale as gs
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError, PartitionStoreError
-from lightning_gnnscale.partition_store import WriteBudget, update_store, write_partition_store
+from lightning_gnnscale.partition_store import WriteBudget, array_file, update_store, write_partition_store
 from lightning_gnnscale.partition_store.journal import writer_lock
 from lightning_gnnscale.partition_store.place_nodes import Loads, place_nodes
 from tests.partition_store.small_graphs import Given, all_bytes, random_graph
@@ -294,6 +295,27 @@ def test_an_unfinished_version_of_another_change_is_told_and_may_go(store):
         gs.update_store(store, edges=np.array([[0], [6]]))
     assert gs.update_store(store, edges=np.array([[0], [6]]), overwrite=True).changes().in_edges.tolist() == [6]
     assert not store.root.with_name("store-v1.partial").exists()
+
+
+def test_memory_does_not_grow_with_the_edges(no_disk_wait, tmp_path, monkeypatch):
+    monkeypatch.setattr(array_file, "_BLOCK_BYTES", 1 << 16)
+    budget, rng, peaks = (
+        WriteBudget(spill_edges=1 << 10, sort_edges=1 << 12, block_bytes=1 << 16),
+        np.random.default_rng(0),
+        [],
+    )
+    for num_edges in (10_000, 300_000):
+        graph = random_graph(1000, num_edges, 3)
+        old = write_partition_store(
+            tmp_path / f"{num_edges}", graph.stream(1 << 10), graph.given, features=rng.random((1000, 8))
+        )
+        edges = open_edge_stream(rng.integers(0, 1000, (2, num_edges // 10)), num_nodes=1000, chunk_edges=1 << 10)
+        gs.update_store(old, edges=np.array([[0], [1]]), root=tmp_path / f"{num_edges}-first", drift=9)  # compiles
+        tracemalloc.start()
+        gs.update_store(old, edges=edges, budget=budget, drift=9)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 300_000 * 4 / 4  # a quarter of the sources alone
 
 
 def test_a_damaged_store_is_not_copied(store):
