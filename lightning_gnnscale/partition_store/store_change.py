@@ -21,7 +21,7 @@ from .merged_rows import first_missing
 from .reader import PartitionStore
 
 
-class NodeRows(NamedTuple):
+class ChangedTable(NamedTuple):
     """New rows of a per-node file.
 
     Attributes:
@@ -52,7 +52,7 @@ class StoreChange:
     """
 
     known: KnownIds
-    tables: list[NodeRows]
+    tables: list[ChangedTable]
     removed: np.ndarray
     edges: EdgeStream | None
     num_edges: int
@@ -99,7 +99,7 @@ def read_change(store: PartitionStore, change: GraphChange, finite: bool = True)
     columns = _columns(store, change, known, num_edges)
     arrays = load_arrays(_Sizes(len(known.given), num_edges), columns)
     _check_values(store, arrays, finite)
-    tables = _tables(store, arrays, change.masks, known.num_new)
+    tables = _tables(store, arrays)
     drop_row, drop_src = _dropped(store, known, change)
     for part in (removed, known.given, drop_row, drop_src):
         _add(digest, part)
@@ -301,20 +301,22 @@ def _check_dtype(name: str, values: np.ndarray, stored: np.dtype, storage: str |
         )
 
 
-def _tables(store: PartitionStore, arrays: Mapping[str, Any], masks: Mapping[str, Any], num_new: int) -> list[NodeRows]:
+def _tables(store: PartitionStore, arrays: Mapping[str, Any]) -> list[ChangedTable]:
     """Return the new rows of each per-node file, as they are stored."""
     files, tables = store.manifest["files"], []
     if store.features is not None:
-        tables.append(NodeRows("features", _stored(arrays["features"], store.features.dtype, store.feature_storage)))
+        tables.append(
+            ChangedTable("features", _stored(arrays["features"], store.features.dtype, store.feature_storage))
+        )
     for name, column in store.node_columns.items():
         rows = arrays["node_columns"].get(name)
-        tables.append(NodeRows(f"column_{name}", _stored(rows, column.dtype, None)))
+        tables.append(ChangedTable(f"column_{name}", _stored(rows, column.dtype, None)))
     if "labels" in files:
-        tables.append(NodeRows("labels", _labels(store, arrays["labels"]), np.nan if store.regression else -1))
+        tables.append(ChangedTable("labels", _labels(store, arrays["labels"]), np.nan if store.regression else -1))
     if "node_time" in files:
         times = arrays["node_time"]
-        tables.append(NodeRows("node_time", None if times is None else times.astype(np.int64)))
-    return [*tables, *(NodeRows(f"mask_{name}", arrays["masks"].get(name)) for name in store.manifest["masks"])]
+        tables.append(ChangedTable("node_time", None if times is None else times.astype(np.int64)))
+    return [*tables, *(ChangedTable(f"mask_{name}", arrays["masks"].get(name)) for name in store.manifest["masks"])]
 
 
 def _stored(rows: Any, dtype: np.dtype, storage: str | None) -> Any:

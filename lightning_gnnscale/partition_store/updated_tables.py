@@ -14,7 +14,7 @@ from .merged_rows import FEATURES, LABELS, NEW
 from .node_tables import Progress
 from .reader import PartitionStore
 from .renumbered import Renumbered
-from .store_change import NodeRows, StoreChange
+from .store_change import ChangedTable, StoreChange
 from .verify import compare_once
 
 _MOST_ROWS = 1 << 21
@@ -126,7 +126,7 @@ def _files_of(store: PartitionStore, name: str) -> list[str]:
     return [one for one in names if one in store.manifest["files"]]
 
 
-def _differ(store: PartitionStore, table: NodeRows, old: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _differ(store: PartitionStore, table: ChangedTable, old: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return (num,) bool: whether each given row differs, bit for bit, from the stored one."""
     compare_once(store, _files_of(store, table.name))
     if isinstance(table.rows, CSRArrays):
@@ -157,7 +157,7 @@ def _blocks(renumbered: Renumbered, first: int, block_rows: int):
 
 
 def _write_dense(
-    journal, store, table: NodeRows, renumbered, given: GivenRows, block_bytes: int, progress: Progress
+    journal, store, table: ChangedTable, renumbered, given: GivenRows, block_bytes: int, progress: Progress
 ) -> None:
     if journal.is_done(table.name):
         return
@@ -188,7 +188,7 @@ def _write_dense(
 
 
 def _write_sparse(
-    journal, store, table: NodeRows, renumbered, given: GivenRows, block_bytes: int, progress: Progress
+    journal, store, table: ChangedTable, renumbered, given: GivenRows, block_bytes: int, progress: Progress
 ) -> None:
     name = table.name
     if journal.is_done(name):
