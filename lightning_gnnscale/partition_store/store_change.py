@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dataset.columns import EDGE_COLUMNS, Columns, CSRArrays, load_arrays
-from ..dataset.feature_storage import check_storage
+from ..dataset.columns import EDGE_COLUMNS, CSRArrays, load_arrays
 from ..dataset.graph_change import SEVERAL_TYPES, GraphChange, listed_nodes
-from ..dataset.value_checks import blocks, check_sparse_features, check_values, tell_odd_nodes
 from ..edge_stream import EdgeStream
 from ..edge_stream.options import StreamOptions
 from ..errors import EdgeStreamError, short
-from .features import Column, to_stored
+from .change_checks import check_change_values, checked_columns
+from .features import to_stored
 from .known_ids import KnownIds
 from .merged_rows import first_missing
 from .reader import PartitionStore
@@ -96,9 +95,9 @@ def read_change(store: PartitionStore, change: GraphChange, finite: bool = True)
     num_edges, near_new = _scan(edges, known, removed, digest)
     if edges is not None and edges.to_undirected and not store.manifest["to_undirected"]:
         raise ValueError("edges: to_undirected=True, but the store has edges as they are listed: open them without it")
-    columns = _columns(store, change, known, num_edges)
+    columns = checked_columns(store, change, known, num_edges)
     arrays = load_arrays(_Sizes(len(known.given), num_edges), columns)
-    _check_values(store, arrays, finite)
+    check_change_values(store, arrays, finite)
     tables = _tables(store, arrays)
     drop_row, drop_src = _dropped(store, known, change)
     for part in (removed, known.given, drop_row, drop_src):
@@ -196,109 +195,6 @@ def _first_in(nodes: np.ndarray, listed: np.ndarray) -> int:
     place = np.minimum(np.searchsorted(listed, nodes), len(listed) - 1)
     found = np.flatnonzero(listed[place] == nodes)
     return int(found[0]) if len(found) else -1
-
-
-def _columns(store: PartitionStore, change: GraphChange, known: KnownIds, num_edges: int) -> Columns:
-    """Return the columns of a change, once they are those of the store."""
-    files = store.manifest["files"]
-    has = {name: name in files for name in ("labels", "node_time", *EDGE_COLUMNS)}
-    has["features"] = store.features is not None
-    given = {name: getattr(change, name) is not None for name in has}
-    for kind, names in (("masks", store.manifest["masks"]), ("node_columns", list(store.node_columns))):
-        own = getattr(change, kind)
-        has |= {f"{kind}[{name!r}]": name in names for name in {*names, *own}}
-        given |= {f"{kind}[{name!r}]": name in own for name in {*names, *own}}
-    for name in sorted(has):
-        if given[name] and not has[name] and not _is_empty_mask(change, name):
-            raise ValueError(
-                f"{name}: the store has no such column: a new one needs a new store, written from the whole graph"
-            )
-        needed = num_edges if name in EDGE_COLUMNS else known.num_new
-        may_lack = name in ("labels", "edge_label") or name.startswith("masks[")
-        if has[name] and not given[name] and needed and not may_lack:
-            what = "edges" if name in EDGE_COLUMNS else "nodes"
-            raise ValueError(f"{name} is missing: the store has it, and {needed} new {what} need theirs")
-    edge_label = change.edge_label
-    if has["edge_label"] and edge_label is None and num_edges:
-        edge_label = np.full(num_edges, -1, np.int32)
-    masks = {name: mask for name, mask in change.masks.items() if has[f"masks[{name!r}]"]}
-    return Columns(
-        features=change.features, labels=change.labels, masks=masks, node_time=change.node_time,
-        node_columns=change.node_columns, edge_weight=change.edge_weight, edge_features=change.edge_features,
-        edge_time=change.edge_time, edge_label=edge_label,
-    )  # fmt: skip
-
-
-def _is_empty_mask(change: GraphChange, name: str) -> bool:
-    """Whether a mask that the store lacks has no node: one of the three that a column of words makes."""
-    mask = change.masks.get(name[len("masks['") : -len("']")]) if name.startswith("masks[") else None
-    return isinstance(mask, np.ndarray) and mask.dtype == bool and not mask.any()
-
-
-def _check_values(store: PartitionStore, arrays: Mapping[str, Any], finite: bool) -> None:
-    """Refuse values that would spoil training, and rows of another form than the store's."""
-    classes = None if store.regression else arrays["labels"]
-    check_values(arrays["features"], classes, arrays["edge_weight"], arrays["edge_features"], finite)
-    tell_odd_nodes(classes, arrays["masks"])
-    check_storage(store.feature_storage if arrays["features"] is not None else None, arrays["features"])
-    tables = [("features", arrays["features"], store.features, store.feature_storage)]
-    for name, rows in arrays["node_columns"].items():
-        tables.append((f"node_columns[{name!r}]", rows, store.node_columns[name], None))
-    for name, rows, column, storage in tables:
-        if rows is not None:
-            _check_rows(name, rows, column, storage, finite)
-    rows, labels = arrays["edge_features"], arrays["labels"]
-    if rows is not None:
-        if rows.shape[1:] != store.edge_features.shape[1:]:
-            width = store.edge_features.shape[1]
-            raise ValueError(f"edge_features must have {width} columns as those of the store, got {rows.shape[1]}")
-        _check_dtype("edge_features", rows, store.edge_features.dtype)
-    if labels is not None:
-        own = (1,) if labels.ndim == 1 and store.labels.ndim == 2 else labels.shape[1:]
-        if own != store.labels.shape[1:]:
-            wanted = ", ".join(map(str, ("num_rows", *store.labels.shape[1:])))
-            raise ValueError(f"labels must have shape ({wanted}) as those of the store, got {labels.shape}")
-
-
-def _check_rows(name: str, rows: Any, column: Column, storage: str | None, finite: bool) -> None:
-    """Refuse rows that are not of a column's form, or that are not finite."""
-    sparse = isinstance(rows, CSRArrays)
-    if sparse != column.is_sparse:
-        kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
-        raise ValueError(f"{name} must be {kinds[1]} as those of the store are, got {kinds[0]} rows")
-    if rows.shape[1] != column.dim:
-        raise ValueError(f"{name} must have {column.dim} columns as those of the store, got {rows.shape[1]}")
-    _check_dtype(name, rows.data if sparse else rows, column.dtype, storage)
-    if not finite:
-        return
-    if sparse:
-        check_sparse_features(rows)
-        return
-    for begin, block in blocks(rows):
-        bad = np.argwhere(~np.isfinite(_held(block, storage))) if block.dtype.kind == "f" else ()
-        if len(bad):
-            row, at = bad[0]
-            raise ValueError(f"{name}: row {begin + row}, column {at} is {block[row, at]}; give finite numbers")
-
-
-def _held(rows: np.ndarray, storage: str | None) -> np.ndarray:
-    """Return rows in the dtype that they are stored in, where it is one of floats."""
-    with np.errstate(over="ignore"):
-        return rows.astype(storage) if storage in ("float16", "float32") else rows
-
-
-def _check_dtype(name: str, values: np.ndarray, stored: np.dtype, storage: str | None = None) -> None:
-    """Refuse values that the stored dtype does not hold as they are; those of a `feature_storage` are converted."""
-    if values.dtype == stored or (storage is not None and values.dtype.kind == "f"):
-        return
-    with np.errstate(all="ignore"):
-        same = values.astype(stored).astype(values.dtype)
-    if (values.dtype.kind != stored.kind and stored.kind != "f") or not np.array_equal(
-        same, values, equal_nan=values.dtype.kind == "f"
-    ):
-        raise ValueError(
-            f"{name} must be {stored} as those of the store, got {values.dtype}: convert them, .astype({str(stored)!r})"
-        )
 
 
 def _tables(store: PartitionStore, arrays: Mapping[str, Any]) -> list[ChangedTable]:

@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.columns import EDGE_COLUMNS
 from ..dataset.graph_change import GraphChange
 from ..dataset.value_checks import least_value
 from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
 from ..events import record, stage
-from ..graph import CSC, id_dtype
+from ..graph import CSC
 from ..keywords import passes_on
 from ..memory import format_bytes
 from ..object_store import is_url
 from .array_file import ArrayFile, map_rows
-from .buckets import BucketLayout, bucket_edges, drop_runs, open_runs
-from .csc_writer import drop_cross
 from .disk import WriteBudget
-from .halo import pack_halo_features, write_halo
-from .inputs import StoreInputs
+from .halo import pack_halo_features
 from .journal import (
     Journal,
     check_partial,
@@ -37,12 +33,13 @@ from .journal import (
     writer_lock,
 )
 from .manifest import EDGE_COUNTS, EDGE_FILES, FORMAT_VERSION, describe_files, digest, write_manifest
-from .merged_rows import FEATURES, LABELS, JoinedValues, OldRows, count_cut, merge_rows
+from .merged_rows import FEATURES, LABELS, count_cut
 from .node_tables import Progress
 from .place_nodes import SLACK
 from .reader import PartitionStore
 from .renumbered import Renumbered, balances, renumber
-from .store_change import AddedEdges, StoreChange, read_change
+from .store_change import StoreChange, read_change
+from .updated_edges import map_csc, write_edges
 from .updated_tables import changed_nodes, link_files, map_table, write_tables
 from .versions import NODE_CHANGES, PARENT_NID, drift_of, version_record
 
@@ -224,7 +221,7 @@ def _write_files(
         link_files(journal, old, "halo", [name for name in files if name in _HALO], counts=counts)
         _write_array(journal, "changes", f"{NODE_CHANGES}.npy", flags)
     else:
-        _write_edges(journal, old, change, nodes, flags, budget, progress)
+        write_edges(journal, old, change, nodes, flags, budget, progress)
     if manifest["pack_halo"]:
         rows = next(table.rows for table in change.tables if table.name == "features")
         if change.changes_edges or rows is not None:
@@ -256,51 +253,6 @@ def _write_array(journal: Journal, step: str, name: str, array: np.ndarray) -> N
         journal.finish(step, file)
 
 
-def _write_edges(
-    journal: Journal,
-    old: PartitionStore,
-    change: StoreChange,
-    nodes: Renumbered,
-    flags: np.ndarray,
-    budget: WriteBudget,
-    progress: Progress,
-) -> None:
-    """Write rows and halos: the new edges sorted by row, and merged with the old rows."""
-    inputs = _inputs(old, change, nodes)
-    both = 2 if inputs.stream.to_undirected else 1
-    layout = BucketLayout.plan(inputs.num_nodes, old.num_edges + change.num_edges * both, budget.sort_edges)
-    if not journal.is_done("rows"):
-        bucket_edges(journal, inputs, nodes.ids.store_nid, layout, budget, progress)
-        rows = OldRows(old.csc, nodes.before, nodes.after, change.drop_row, change.drop_src)
-        merge_rows(
-            journal, inputs, nodes.ids, rows, flags, layout, open_runs(journal, inputs, layout), budget, progress
-        )
-    drop_runs(journal)
-    write_halo(journal, inputs, _map_csc(journal, inputs.num_nodes), nodes.ids.part_offsets, None, budget, progress)
-    drop_cross(journal)
-
-
-def _inputs(old: PartitionStore, change: StoreChange, nodes: Renumbered) -> StoreInputs:
-    """Return what the writers of rows and halos read: new edges as a stream, values of old and new edges joined."""
-    values = {}
-    for name in EDGE_COLUMNS:
-        stored = old.edge_column(name)
-        if stored is not None:
-            new = change.edge_values.get(name)
-            values[name] = JoinedValues(stored, stored[:0] if new is None else new)
-    manifest = old.manifest
-    return StoreInputs(
-        stream=AddedEdges(change, nodes.original, old), part_id=nodes.part_id, num_parts=old.num_parts,
-        seed=manifest["seed"], method=manifest["method"], options={}, pack_halo=manifest["pack_halo"], **values,
-    )  # fmt: skip
-
-
-def _map_csc(journal: Journal, num_nodes: int) -> CSC:
-    num_edges = journal.state("rows")["num_arcs"]
-    indptr = map_rows(journal.folder / "csc_indptr.npy", np.int64, (num_nodes + 1,))
-    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(num_nodes), (num_edges,)))
-
-
 def _write_manifest(
     journal: Journal, old: PartitionStore, change: StoreChange, nodes: Renumbered, source: dict
 ) -> None:
@@ -324,7 +276,7 @@ def _write_manifest(
         "removed_edges": len(change.drop_row),
     }
     cut = {"before": _cut_of(old.manifest, old.csc, old.part_offsets)}
-    cut["after"] = _cut_of(manifest, _map_csc(journal, num_nodes), nodes.ids.part_offsets)
+    cut["after"] = _cut_of(manifest, map_csc(journal, num_nodes), nodes.ids.part_offsets)
     balance = {"before": balances(old.part_offsets), "after": balances(nodes.ids.part_offsets)}
     manifest["version"] = version_record(old, number_of, change.digest, change.renumbers, cut, balance)
     manifest["files"] = describe_files(journal.folder, checksums)
