@@ -18,7 +18,7 @@ from .datamodule import (
     PartitionDataModule,
     PredictionWriter,
 )
-from .dataset import GraphDataset, LinkSet, hetero_graph, hold_out_edges
+from .dataset import GraphChange, GraphDataset, LinkSet, hetero_graph, hold_out_edges
 from .edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from .embedding import DistributedEmbedding, SparseAdam, SparseSGD
 from .errors import (
@@ -33,7 +33,7 @@ from .errors import (
 from .graph import GraphSchema
 from .loader import LinkNeighborLoader, NeighborLoader, Processes, TaskGraphs, Threads
 from .model import EdgeClassifier, LinkPredictor, NodeClassifier, NodeRegressor
-from .partition_store import PartitionStore, write_partition_store
+from .partition_store import PartitionStore, update_store, write_partition_store
 from .partition_store.pyg_store import PyGStore
 from .partitioner import (
     Partitioning,
@@ -97,6 +97,7 @@ __all__ = [
     "GNNScaleError",
     "GNNScaleStrategy",
     "GradientAveraging",
+    "GraphChange",
     "GraphDataset",
     "GraphSchema",
     "HaloExchange",
@@ -152,6 +153,7 @@ __all__ = [
     "place",
     "plan",
     "register_partitioner",
+    "update_store",
     "write_edges",
     "write_partition_store",
 ]

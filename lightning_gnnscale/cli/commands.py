@@ -27,6 +27,7 @@ COMMANDS = {
     "verify": "check every byte of a partition store against its checksums",
     "inspect": "show what a run folder, a checkpoint, a partition store or a data set holds",
     "stores": "list the partition stores or their sizes, or remove what is not needed",
+    "update": "write the next version of a partition store: nodes and edges that came, changed or went",
     "doctor": "show what this machine offers: versions, GPUs and links, memory limits, disk speed, ports",
     "report": "write the report of a run again, or one page that compares several runs or a sweep",
     "bench": "run one benchmark of the source tree, side by side with its peer",
@@ -38,6 +39,7 @@ COMMANDS = {
 TAKES = {
     "test": "[RUN | CHECKPOINT] ",
     "predict": "[RUN | CHECKPOINT] ",
+    "update": "STORE ",
     "verify": "[STORE] ",
     "inspect": "[RUN | CHECKPOINT | STORE] ",
     "stores": "[list | sizes | clean] [NAME ...] ",
@@ -106,6 +108,10 @@ def locate(name: str, words: list[str]) -> Command:
             raise UsageError("stores takes no recipe: leave recipe= out")
         _check_action(settings)
         return Command(name, name, None, name, settings)
+    if name == "update":
+        if len(paths) > 1:
+            raise UsageError(f"update takes one store, got {' '.join(paths)}")
+        words = [*(f"store={_quoted(path)}" for path in paths), *settings]
     if name == "report":
         words = [*_as_list("runs", paths), *settings]
     if name not in _LIKE_TRAIN:

@@ -14,6 +14,7 @@ from ..memory import format_bytes
 from ..object_store import is_url
 from ..partition_store import PartitionStore
 from ..partition_store.manifest import MANIFEST
+from ..partition_store.versions import said_counts
 from ..report.run_files import read_settings, read_summary
 from .environment import hidden
 from .errors import UsageError
@@ -66,6 +67,10 @@ def _show_facts(title: str, facts: dict) -> None:
             console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
+def _version(version: dict) -> str:
+    return f"version {version['number']} of {version['parent']['name']}: {said_counts(version['counts'])}"
+
+
 def _show_store(store: PartitionStore) -> None:
     manifest, features, labels = store.manifest, store.features, store.labels
     told = None
@@ -82,6 +87,7 @@ def _show_store(store: PartitionStore) -> None:
     facts = {
         "nodes": f"{store.num_nodes:,}",
         "edges": f"{store.num_edges:,} ({'in both directions' if store.symmetric else 'as given'})",
+        "version": None if store.version is None else _version(store.version),
         "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
         "node types": _node_types(store),
         "edge types": _edge_types(store),

@@ -23,6 +23,7 @@ usage: gnnscale COMMAND [recipe=NAME | recipe=path/to/file.yaml] [key=value ...]
        gnnscale test | predict | inspect RUN [key=value ...]     RUN: a run's folder, or a checkpoint in it
        gnnscale report RUN [RUN ...]
        gnnscale verify | inspect STORE
+       gnnscale update STORE [key=value ...]
        gnnscale stores [list | sizes | clean] [NAME ...]
 
 commands:
@@ -52,6 +53,7 @@ _RUN = {
     "plan": ("train", "plan"),
     "report": ("report", "run"),
     "bench": ("bench", "run"),
+    "update": ("update", "run"),
     "verify": ("store", "verify"),
     "inspect": ("inspect", "run"),
     "stores": ("stores", "run"),

@@ -19,6 +19,7 @@ from ..errors import PartitionStoreError
 from ..events import held_lock
 from ..memory import format_bytes
 from ..partition_store.manifest import MANIFEST, read_manifest
+from ..partition_store.versions import chain_of, drift_of, said_counts
 from .errors import UsageError, none_such
 
 _DAY_S = 86_400
@@ -35,8 +36,11 @@ _KINDS = {
     "user": "node ids",
     "original": "node ids",
     "store": "node ids",
+    "parent": "node ids",
+    "node_changes": "node ids",
 }
 _REST = (".partial", ".old", ".parts-*")  # suffixes of what an unfinished writer leaves
+_GROWN = 0.005  # share by which a cut has grown that is worth a word
 _BESIDE = (".source.json", ".verified.json", ".halos.json", ".lock", ".prepare.lock", ".halos.json.lock")
 
 
@@ -48,6 +52,7 @@ class _Store(NamedTuple):
         own_bytes: Bytes that no other store holds too.
         shared_bytes: Bytes of files that other stores hold as well, by hard links.
         used_s: When a file of it was last read or written, seconds since 1970, from the file system.
+        written_s: When it was written, seconds since 1970.
     """
 
     root: Path
@@ -56,6 +61,7 @@ class _Store(NamedTuple):
     own_bytes: int
     shared_bytes: int
     used_s: float
+    written_s: float
 
 
 def run(config: DictConfig) -> None:
@@ -68,6 +74,9 @@ def run(config: DictConfig) -> None:
     days = config.unused_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or days < 0):
         raise UsageError(f"unused_days must be a number of at least 0, got {days}")
+    keep = config.keep_versions
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise UsageError(f"keep_versions must be an integer of at least 1, got {keep}")
     stores = list(_stores(folder))
     known = [one.root.name for one in stores]
     for name in config.names:
@@ -76,6 +85,8 @@ def run(config: DictConfig) -> None:
     chosen = [one for one in stores if any(fnmatch.fnmatch(one.root.name, str(name)) for name in config.names)]
     if config.action == "clean":
         old = [] if days is None else [one for one in stores if one.used_s < time.time() - days * _DAY_S]
+        earlier = set() if keep is None else _replaced(stores, keep)
+        old += [one for one in stores if one.root.name in earlier and one not in old]
         _clean(folder, [*chosen, *(one for one in old if one not in chosen)], config.dry_run)
     elif config.action == "sizes":
         _show_sizes(folder, chosen or stores)
@@ -99,7 +110,41 @@ def _stores(folder: Path) -> Iterator[_Store]:
         # Listing reads the manifest; runs read the arrays.
         arrays = [path.stat() for path in root.glob("*.npy")] or states
         used = max(max(state.st_atime, state.st_mtime) for state in arrays)
-        yield _Store(root, manifest, why, total - shared, shared, used)
+        yield _Store(root, manifest, why, total - shared, shared, used, (root / MANIFEST).stat().st_mtime)
+
+
+def _replaced(stores: list[_Store], keep: int) -> set[str]:
+    """Return the names of stores that are none of the `keep` latest versions of any chain."""
+    manifests = {one.root.name: one.manifest for one in stores if one.manifest}
+    chains = {name: [name, *chain_of(manifests, name)] for name in manifests}
+    inner = {name for chain in chains.values() for name in chain[1:]}
+    kept = {name for last, chain in chains.items() if last not in inner for name in chain[:keep]}
+    return manifests.keys() - kept
+
+
+def _show_versions(stores: list[_Store]) -> None:
+    """Print a line for each version: what it is of, how old it is, what it changed, and how its parts are."""
+    now = time.time()
+    for one in stores:
+        version = (one.manifest or {}).get("version")
+        if version is None:
+            continue
+        share, cut = drift_of(one.manifest), version["cut"]
+        grown = "" if share < _GROWN else f" ({cut['first']:.1%} when it was partitioned)"
+        _print(
+            f"{one.root.name}: version {version['number']} of {version['parent']['name']}, "
+            f"{_age(now - one.written_s)} old: {said_counts(version['counts'])}; "
+            f"{cut['after']:.1%} of the edges between parts{grown}"
+        )
+
+
+def _age(seconds: float) -> str:
+    """Return a time in the largest unit of which there is one."""
+    for unit, length in (("day", _DAY_S), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count:
+            return f"{count} {unit}" + "s" * (count != 1)
+    return "less than a minute"
 
 
 def size_by_kind(manifest: dict) -> dict[str, int]:
@@ -131,6 +176,7 @@ def _show(folder: Path, stores: list[_Store]) -> None:
         table.add_row(one.root.name, method, *counts, str(manifest.get("feature_dim") or ""), size, shared, ago)
     if stores:
         _print_wide(table)
+    _show_versions(stores)
     for one in stores:
         if one.why:
             _print(one.why)

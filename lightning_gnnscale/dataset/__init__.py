@@ -3,6 +3,7 @@
 from .columns import CSRArrays
 from .files import load_files
 from .generated import generate, load_leaky_events, load_mag_shape
+from .graph_change import GraphChange
 from .graph_dataset import GraphDataset
 from .hetero import hetero_graph
 from .npz import load_npz
@@ -13,6 +14,7 @@ from .split import LinkSet, hold_out_edges, random_split
 
 __all__ = [
     "CSRArrays",
+    "GraphChange",
     "GraphDataset",
     "LinkSet",
     "generate",

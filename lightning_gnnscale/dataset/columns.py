@@ -370,8 +370,15 @@ def _as_rows(values):
 
 
 def check_whole(array) -> None:
-    """Refuse to read on in a memory map whose file was cut short: the system would end the process by a signal."""
-    memmap = backing_memmap(np.asanyarray(array))
+    """Refuse to read on in a memory map whose file was cut short: the system would end the process by a signal.
+
+    Args:
+        array: any array; those that no file backs pass.
+
+    Raises:
+        ValueError: the file ends before the array does; names it.
+    """
+    memmap = backing_memmap(array)
     if memmap is None or memmap.filename is None:
         return
     need = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY + len(memmap._mmap)

@@ -119,20 +119,38 @@ class NodeIds:
         return self._table.take(np.ascontiguousarray(numbers, dtype=np.int64))
 
     def index_of(self, ids) -> np.ndarray:
-        """Return the (num,) int64 node numbers of the user's ids; ValueError for one that is not among the stream's."""
-        if self.are_strings:
-            found = self._table.find(Strings.of([str(name) for name in ids]))
-        elif self._table is not None:
-            ids = _whole_numbers(ids)
-            found = self._table.find(_as_int64(ids))
-            if ids.dtype == np.uint64 and not self._has_large:
-                found[ids >= _LARGE] = -1
-            elif ids.dtype != np.uint64 and self._has_large:
-                found[ids < 0] = -1
-        else:
-            found = np.full(len(ids), -1, np.int64)
+        """Return the (num,) int64 node numbers of the user's ids.
+
+        Args:
+            ids: (num,) integers or strings, as in the edges.
+
+        Raises:
+            ValueError: an id is not among the stream's, or not a whole number where those are.
+        """
+        found = self.find(Strings.of([str(name) for name in ids]) if self.are_strings else ids)
         if len(found) and found.min() < 0:
             raise ValueError(f"node id {ids[int(np.argmin(found))]!r} does not appear in the edges")
+        return found
+
+    def find(self, ids) -> np.ndarray:
+        """Return the (num,) int64 node numbers of the user's ids, -1 of others.
+
+        Args:
+            ids: (num,) integers, or `Strings` where `are_strings`.
+
+        Raises:
+            ValueError: not whole numbers where those of the stream are.
+        """
+        if self.are_strings:
+            return self._table.find(ids)
+        if self._table is None:
+            return np.full(len(ids), -1, np.int64)
+        ids = _whole_numbers(ids)
+        found = self._table.find(_as_int64(ids))
+        if ids.dtype == np.uint64 and not self._has_large:
+            found[ids >= _LARGE] = -1
+        elif ids.dtype != np.uint64 and self._has_large:
+            found[ids < 0] = -1
         return found
 
     def save(self, path: str | os.PathLike) -> Path:

@@ -84,13 +84,7 @@ def load_rows(
     Raises:
         PartitionStoreError: a file is missing or damaged, ids are missing, or the rows are of another shape.
     """
-    for one in saved:
-        given = (one.get("num_rows", one["num_nodes"]), one["dim"], one["dtype"])
-        if given != shape:
-            raise PartitionStoreError(
-                f"{folder}: holds {given[0]} rows of {given[1]} {given[2]}, the embedding has {shape[0]} of {shape[1]} "
-                f"{shape[2]}: make it as it was when it was saved"
-            )
+    check_shape(folder, saved, shape)
     files = [entry for one in saved for entry in one["files"]]
     for array, values in arrays.items():
         entries = [entry for entry in files if entry["array"] == array]
@@ -98,6 +92,18 @@ def load_rows(
             continue
         for ids, rows in share:
             _load_range(folder, entries, values, ids, rows)
+
+
+def check_shape(folder: Path, saved: list[dict[str, Any]], shape: tuple[int | None, int, str]) -> None:
+    """Raise PartitionStoreError unless saved rows have a number (None: any), a dim and a dtype."""
+    for one in saved:
+        count = None if shape[0] is None else one.get("num_rows", one["num_nodes"])
+        given = (count, one["dim"], one["dtype"])
+        if given != shape:
+            raise PartitionStoreError(
+                f"{folder}: holds {given[0]} rows of {given[1]} {given[2]}, the embedding has {shape[0]} of {shape[1]} "
+                f"{shape[2]}: make it as it was when it was saved"
+            )
 
 
 def _load_range(folder: Path, entries: list[dict[str, Any]], values: np.ndarray, ids: slice, rows: slice) -> None:
@@ -113,6 +119,28 @@ def _load_range(folder: Path, entries: list[dict[str, Any]], values: np.ndarray,
         raise PartitionStoreError(
             f"{folder}: {ids.stop - ids.start - found} of the rows {ids.start} to {ids.stop} were never saved"
         )
+
+
+def _load_moved(
+    folder: Path, entries: list[dict[str, Any]], values: np.ndarray, rows: slice, places: np.ndarray
+) -> None:
+    """Read a range of rows from where their nodes were; those of place -1 stay as they are.
+
+    Args:
+        folder, entries: As of `_load_range`.
+        values: (num_rows, width) array, filled in place.
+        rows: Of it.
+        places: (num,) saved id of each.
+    """
+    block, found = np.array(values[rows]), places < 0
+    for entry in entries:
+        here = np.flatnonzero((places >= entry["start"]) & (places < entry["stop"]))
+        if len(here):
+            block[here] = _open(folder / entry["name"], entry, values)[places[here] - entry["start"]]
+            found[here] = True
+    if not found.all():
+        raise PartitionStoreError(f"{folder}: row {places[np.argmin(found)]} was never saved")
+    values[rows] = block
 
 
 def _open(path: Path, entry: dict[str, Any], values: np.ndarray) -> np.ndarray:
@@ -157,6 +185,7 @@ class DistributedEmbedding(OwnedRows):
         num_rows: Number of rows, of all hosts together.
         nbytes: Memory of this host's rows and of their optimizer's state, bytes.
         received_bytes: Bytes of rows and gradients that have come from other hosts so far.
+        store: The store whose nodes have the rows; None where it was made without one.
 
     Raises:
         ValueError: an argument outside its range.
@@ -196,7 +225,7 @@ class DistributedEmbedding(OwnedRows):
         super().__init__(num_nodes, dim, dtype, part_offsets, hosts, node_types)
         check_integer("seed", seed)
         self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
-        self.loaded = False
+        self.loaded, self.store = False, None
         self._traced: list[tuple[np.ndarray, Tensor]] = []
 
     @classmethod
@@ -216,7 +245,9 @@ class DistributedEmbedding(OwnedRows):
             ValueError: the store has no node types of these names, or an argument is outside its range.
         """
         given = {"part_offsets": store.part_offsets, "node_keys": store.original_nid}
-        return cls(store.num_nodes, dim, **given, node_types=NodeTypesWithRows.of(store, node_types), **options)
+        made = cls(store.num_nodes, dim, **given, node_types=NodeTypesWithRows.of(store, node_types), **options)
+        made.store = store
+        return made
 
     @property
     def num_pushes(self) -> int:
@@ -292,12 +323,17 @@ class DistributedEmbedding(OwnedRows):
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
         facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}
+        if self.store is not None:
+            facts["store"] = self.store.layout_fingerprint
         if self.node_types is not None:
             facts |= {"num_rows": self.num_rows, "node_types": self.node_types.names}
         return facts | {"files": save_rows(Path(folder), chosen, self._share())}
 
     def load(self, folder: str | Path, saved: list[dict[str, Any]]) -> None:
         """Read this rank's share of its host's rows, however they were sharded when they were saved; on every rank.
+
+        Rows that were saved for an earlier version of the store go to the nodes that had them; those of nodes that came
+        later stay as they were initialised.
 
         Args:
             folder: as given to `save`.
@@ -307,10 +343,36 @@ class DistributedEmbedding(OwnedRows):
             PartitionStoreError: a file is missing or damaged, or the rows are of other shape or other node types.
         """
         self._check_node_types(Path(folder), saved)
-        load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_rows, self.dim, self.dtype.str))
+        places = self._places_of(saved)
+        if places is None:
+            load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_rows, self.dim, self.dtype.str))
+        else:
+            self._load_earlier(Path(folder), saved, places)
         self._table.counter[0] = max(one["pushes"] for one in saved)
         self.loaded = True
         self._barrier()
+
+    def _places_of(self, saved: list[dict[str, Any]]) -> np.ndarray | None:
+        """Return where the nodes of the rows were in the earlier version that was saved; None: where they are now."""
+        layout = saved[0].get("store")
+        if self.store is None or self.node_types is not None or layout in (None, self.store.layout_fingerprint):
+            return None
+        try:
+            return self.store.places_in(layout)
+        except PartitionStoreError:
+            if saved[0]["num_nodes"] != self.num_nodes:
+                raise
+            return None  # another store of the same nodes: as many rows are taken as they are
+
+    def _load_earlier(self, folder: Path, saved: list[dict[str, Any]], places: np.ndarray) -> None:
+        check_shape(folder, saved, (None, self.dim, self.dtype.str))
+        for array, values in self._arrays().items():
+            entries = [entry for one in saved for entry in one["files"] if entry["array"] == array]
+            for ids, rows in self._share() if entries else ():
+                for start in range(0, ids.stop - ids.start, CHUNK_ROWS):
+                    stop = min(start + CHUNK_ROWS, ids.stop - ids.start)
+                    block, chunk = (slice(one.start + start, one.start + stop) for one in (ids, rows))
+                    _load_moved(folder, entries, values, chunk, places[block])
 
     def _check_node_types(self, folder: Path, saved: list[dict[str, Any]]) -> None:
         mine = None if self.node_types is None else self.node_types.names
@@ -326,7 +388,7 @@ class DistributedEmbedding(OwnedRows):
     def files_read(self, saved: list[dict[str, Any]]) -> list[str]:
         """Return the names of the files that `load` reads on this rank; saved: as for `load`."""
         files = [entry for one in saved for entry in one["files"] if entry["array"] in self._columns()]
-        shares = [ids for ids, _ in self._share()]
+        shares = [ids for ids, _ in self._share()] if self._places_of(saved) is None else [slice(0, 1 << 62)]
         return [
             entry["name"]
             for entry in files

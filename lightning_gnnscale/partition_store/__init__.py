@@ -11,6 +11,8 @@ from .preparation import partitioning_facts
 from .published import publish
 from .reader import PartitionStore
 from .store_source import StoreMaking, StoreSource
+from .stored_dataset import load_store
+from .update import update_store
 from .writer import write_partition_store
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "WriteBudget",
     "features_of_part",
     "input_fingerprint",
+    "load_store",
     "partitioning_facts",
     "publish",
+    "update_store",
     "write_partition_store",
 ]

@@ -167,7 +167,12 @@ class _Spill:
 
 
 def bucket_edges(
-    journal: Journal, inputs: StoreInputs, store_nid: np.ndarray, budget: WriteBudget, progress: Progress
+    journal: Journal,
+    inputs: StoreInputs,
+    store_nid: np.ndarray,
+    layout: BucketLayout,
+    budget: WriteBudget,
+    progress: Progress,
 ) -> None:
     """Stream the edges once, relabel them, and write them bucketed by destination row.
 
@@ -180,7 +185,7 @@ def bucket_edges(
     if journal.is_done(STEP):
         return
     stream = inputs.stream
-    spill = _Spill(journal, inputs, bucket_layout(inputs, budget), budget)
+    spill = _Spill(journal, inputs, layout, budget)
     try:
         for src, dst in _edges_from(stream, spill.first_edge):
             spill.add(src, dst, store_nid)

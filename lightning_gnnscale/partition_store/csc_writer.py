@@ -401,7 +401,7 @@ def write_rows(
             begin = bucket << layout.shift
             num_rows = min(1 << layout.shift, inputs.num_nodes - begin)
             for first, last, num_edges in _row_ranges(runs, bucket, num_rows, budget.sort_edges):
-                _read_range(runs, bucket, first, last, buffer.columns(num_edges))
+                read_range(runs, bucket, first, last, buffer.columns(num_edges))
                 sorted_rows = buffer.sort(num_edges, last - first, inputs.num_nodes)
                 written += writer.write(begin + first, *sorted_rows)
             if journal.due(written) or bucket + 1 in ends:
@@ -467,7 +467,7 @@ def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_edges: int):
     return ranges
 
 
-def _read_range(runs: Runs, bucket: int, first: int, last: int, out: tuple) -> None:
+def read_range(runs: Runs, bucket: int, first: int, last: int, out: tuple) -> None:
     position = 0
     for columns in runs.segments(bucket):
         position = select_rows(*columns, first, last, *out, position)

@@ -28,22 +28,22 @@ def partial_folder(root: Path) -> Path:
 
 
 @contextmanager
-def writer_lock(root: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the right to write at `root`; the lock ends with the process, however it ends.
+def writer_lock(root: Path, timeout_s: float, doing: str = "writing") -> Iterator[None]:
+    """Hold the right to write at `root`, or to update what is there; the lock ends with the process, however it ends.
 
     Raises:
         PartitionStoreError: another process holds it after timeout_s; the message says which and where.
     """
     path, at_work = root.with_name(root.name + ".lock"), False
     try:
-        with held_lock(path, f"is writing the store {root}", timeout_s):
+        with held_lock(path, f"is {doing} the store {root}", timeout_s):
             at_work = True
             yield
     except Timeout:
         if at_work:
             raise
         raise PartitionStoreError(
-            f"{root}: {lock_holder(path)} is writing this store; wait for it (lock_timeout_s) or choose another root"
+            f"{root}: {lock_holder(path)} is {doing} this store; wait for it (lock_timeout_s) or choose another root"
         ) from None
 
 

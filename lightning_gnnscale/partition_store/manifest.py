@@ -22,6 +22,8 @@ MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: separate, as it differs between files of the same graph
 _SEAL = "seal"
+# Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update.
+_MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version")
 
 
 def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> dict[str, dict]:
@@ -209,11 +211,12 @@ def wrong_field(manifest: dict) -> str | None:
         "schema": lambda value: value is None or _is_schema(value),
         "regression": lambda value: isinstance(value, bool),
         "node_columns": _are_node_columns,
+        "version": _is_version,
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in checks.items():
-        if name not in manifest and name in ("edge_counts", "schema", "regression", "node_columns"):
-            continue  # null for directed graphs, for one node type and edge type, for classes, without such columns
+        if name not in manifest and name in _MAY_LACK:
+            continue
         if name not in manifest:
             return f"{name} is missing"
         if name == "schema" and isinstance(manifest[name], dict):
@@ -240,6 +243,25 @@ def _are_node_columns(value: Any) -> bool:
         return False
     widths = (width if isinstance(width, list) else [width] for width in value.values())
     return all(one is None or _is_count(one) for width in widths for one in width)
+
+
+def _is_version(value: Any) -> bool:
+    """Whether an entry has the form of `version_record` in `versions`."""
+    try:
+        parent, cut = value["parent"], value["cut"]
+        counts = [value["number"], parent["num_nodes"], *value["counts"].values()]
+        shares = [*cut.values(), *value["balance"].values()]
+        texts = [value["change"], parent["name"], parent["layout"], parent["manifest"]]
+    except (KeyError, TypeError, AttributeError):
+        return False
+    return (
+        all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+        and all(isinstance(share, float | int) for share in shares)
+        and {"first", "before", "after"} <= set(cut)
+        and all(isinstance(text, str) for text in texts)
+        and "/" not in parent["name"]
+        and isinstance(value["renumbered"], bool)
+    )
 
 
 def _is_schema(value: Any) -> bool:
@@ -338,6 +360,10 @@ def wrong_files(manifest: dict) -> str | None:
             }
             dense = (None, (num_rows, width)) if code is None else (np.uint8, (num_rows, code.row_bytes))
             expected |= sparse if f"{name}_indptr" in files else {name: dense}
+    if "version" in manifest:
+        expected["node_changes"] = (np.uint8, (nodes,))
+        if manifest["version"]["renumbered"]:
+            expected["parent_nid"] = (None, (nodes,))
     if "user_id_offsets" in files:
         expected |= {"user_id_offsets": (np.int64, (nodes + 1,)), "user_id_bytes": (np.uint8, (None,))}
     elif "user_ids" in files:

@@ -27,6 +27,7 @@ from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_
 from .self_loops import spread
 from .typed_features import NodeTypes, TypedFeatures
 from .verify import broken, compare_once, read_later, rises, verify_store
+from .versions import StoreChanges, changes_of, places_in
 
 _EDGES_LOOKED_AT = 64  # when a store with edge types is opened
 
@@ -55,17 +56,17 @@ class PartitionStore:
 
     def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None, verify: bool = True):
         self.root, self.manifest, self.fetched, self.verifies = Path(root), manifest, fetched, verify
-        self.part_offsets = np.array(self._map("part_offsets"))
+        self.part_offsets = np.array(self.mapped("part_offsets"))
         self.manifest_digest = digest(manifest)
         self.compared: set[str] = set()
         self._edge_columns: dict[str, np.ndarray | None] = {}
-        self._csc = CSC(self._map("csc_indptr"), self._map("csc_indices"))
-        self.original_nid, self.store_nid = self._map("original_nid"), self._map("store_nid")
-        self.labels = self._map("labels")
-        self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
-        self._halo_offsets = np.array(self._map("halo_offsets"))
-        self._in_degree, self._halo_nodes = self._map("in_degree"), self._map("halo_nodes")
-        self._halo_code, self._halo_code_offsets = self._map("halo_code"), self._map("halo_code_offsets")
+        self._csc = CSC(self.mapped("csc_indptr"), self.mapped("csc_indices"))
+        self.original_nid, self.store_nid = self.mapped("original_nid"), self.mapped("store_nid")
+        self.labels = self.mapped("labels")
+        self.masks = {name: self.mapped(f"mask_{name}") for name in manifest["masks"]}
+        self._halo_offsets = np.array(self.mapped("halo_offsets"))
+        self._in_degree, self._halo_nodes = self.mapped("in_degree"), self.mapped("halo_nodes")
+        self._halo_code, self._halo_code_offsets = self.mapped("halo_code"), self.mapped("halo_code_offsets")
         has_edge_arrays = not EDGE_FILES.isdisjoint(manifest["files"])
         self._halo_form = HaloForm(rows=not manifest["symmetric"], places=has_edge_arrays)
         num_halo = self._halo_offsets[-1] if self._halo_nodes is None else len(self._halo_nodes)
@@ -84,7 +85,7 @@ class PartitionStore:
 
         Of the edges a few are looked at, none of a store that is fetched.
         """
-        schema, starts, sizes = self.schema, self._map("kind_starts"), self.manifest["schema"]["kind_sizes"]
+        schema, starts, sizes = self.schema, self.mapped("kind_starts"), self.manifest["schema"]["kind_sizes"]
         if not rises(starts, 0, self.num_nodes):
             raise broken(self, "kind_starts", f"does not rise within [0, {self.num_nodes}]")
         found = np.diff(starts).reshape(-1, schema.num_node_types).sum(axis=0).tolist()
@@ -93,7 +94,7 @@ class PartitionStore:
         if self.fetched is not None or not self.num_edges:
             return
         edges = np.unique(np.linspace(0, self.num_edges - 1, _EDGES_LOOKED_AT).astype(np.int64))
-        edge_type, source = np.asarray(self._map("edge_type")[edges]), np.asarray(self._csc.indices[edges])
+        edge_type, source = np.asarray(self.mapped("edge_type")[edges]), np.asarray(self._csc.indices[edges])
         target = np.searchsorted(self._csc.indptr, edges, side="right") - 1
         nodes_fit = (source >= 0) & (source < self.num_nodes) & (target >= 0) & (target < self.num_nodes)
         if not nodes_fit.all() or edge_type.max() >= schema.num_edge_types:
@@ -255,7 +256,7 @@ class PartitionStore:
         """Return a column of the edges by the name of its file, see `EDGE_COLUMNS`; compared as `open` says."""
         if name not in self._edge_columns:
             self._compare(name)
-            self._edge_columns[name] = self._map(name)
+            self._edge_columns[name] = self.mapped(name)
         return self._edge_columns[name]
 
     def edge_columns(self, without: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -287,7 +288,9 @@ class PartitionStore:
     @cached_property
     def node_types(self) -> NodeTypes | None:
         """Where the nodes of each node type are: in every part a run of store ids; None without a schema."""
-        return None if self.schema is None else NodeTypes.of_runs(self._map("kind_starts"), self.schema.num_node_types)
+        return (
+            None if self.schema is None else NodeTypes.of_runs(self.mapped("kind_starts"), self.schema.num_node_types)
+        )
 
     @property
     def edge_type(self) -> np.ndarray | None:
@@ -307,7 +310,7 @@ class PartitionStore:
     @cached_property
     def node_time(self) -> np.ndarray | None:
         """(num_nodes,) int64 time of each node, or None."""
-        return self._map("node_time")
+        return self.mapped("node_time")
 
     def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
         """Return the (num,) int64 node types of store ids; None in a graph of one node type and one edge type."""
@@ -354,7 +357,7 @@ class PartitionStore:
         """Return a table, that of a node type or of all nodes, with its packed halo rows; see `PackedFeatures`."""
         prefix = type_prefix(node_type)
         packed = self._features(f"{prefix}halo_features", owned.dim, self.feature_storage)
-        halo = (self._map(f"{prefix}halo_{name}") for name in ("offsets", "nodes", "places", "count"))
+        halo = (self.mapped(f"{prefix}halo_{name}") for name in ("offsets", "nodes", "places", "count"))
         return PackedFeatures(owned, packed, part_offsets, *halo)
 
     @cached_property
@@ -363,7 +366,7 @@ class PartitionStore:
 
         Cost: none with weights, whose sums are stored; else 4 bytes a node on first use.
         """
-        stored = self._map("weighted_degree")
+        stored = self.mapped("weighted_degree")
         return np.diff(self.csc.indptr).astype(np.float32) if stored is None else stored
 
     def self_weight(self, nodes: np.ndarray | None = None) -> np.ndarray | None:
@@ -375,11 +378,11 @@ class PartitionStore:
         Returns:
             None where no node has a self-loop (and in a store of an older release): the weight is 1.
         """
-        looped = self._map("self_loop_nodes")
+        looped = self.mapped("self_loop_nodes")
         if looped is None:
             return None
         wanted = np.arange(self.num_nodes) if nodes is None else np.asarray(nodes)
-        return spread(looped, self._map("self_loop_weight"), wanted)
+        return spread(looped, self.mapped("self_loop_weight"), wanted)
 
     @property
     def regression(self) -> bool:
@@ -399,8 +402,39 @@ class PartitionStore:
     @property
     def edge_row_bytes(self) -> int:
         """Bytes that an edge takes besides its source: its weight and its features."""
-        stored = (self._map(name) for name in sorted(EDGE_FILES))
+        stored = (self.mapped(name) for name in sorted(EDGE_FILES))
         return sum(rows[:1].nbytes for rows in stored if rows is not None)
+
+    @property
+    def version(self) -> dict | None:
+        """What the update that made this store says of itself, see `versions.version_record`; None of no update."""
+        return self.manifest.get("version")
+
+    def changes(self) -> StoreChanges:
+        """Return the nodes that the update to this version changed, by original ids; see `StoreChanges`.
+
+        Raises:
+            PartitionStoreError: the store is no update.
+
+        Cost: one read of a byte a node, and of the parent's ids where nodes came or went.
+        """
+        return changes_of(self)
+
+    def places_in(self, layout: str) -> np.ndarray:
+        """Return where the nodes of this store are in an earlier version, by store id.
+
+        Args:
+            layout: The `layout_fingerprint` of that version, or of this store.
+
+        Returns:
+            (num_nodes,) int64 store ids there; -1 of nodes that came later.
+
+        Raises:
+            PartitionStoreError: it is no earlier version, or a version between the two is not beside this one.
+
+        Cost: one read of 4 or 8 bytes a node for each version between.
+        """
+        return places_in(self, layout)
 
     def is_replaced(self) -> bool:
         """Return whether another store has been written to the folder since this one was opened."""
@@ -418,7 +452,7 @@ class PartitionStore:
         Returns:
             (num,) integers, or for ids that are strings an object array of str.
         """
-        ids, offsets, characters = self._user_ids
+        ids, offsets, characters = self.stored_user_ids
         if offsets is None:
             if ids is not None or self.schema is None:
                 return (self.original_nid if ids is None else ids)[store_nodes]
@@ -622,13 +656,14 @@ class PartitionStore:
             raise broken(self, name, f"does not rise within [0, {last}]")
 
     @cached_property
-    def _user_ids(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-        """The user's ids as integers, or their offsets and characters where they are strings."""
+    def stored_user_ids(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """The user's ids by store id: integers, or offsets and characters of strings; None: they are original ids."""
         names = ("user_ids", "user_id_offsets", "user_id_bytes")
         compare_once(self, names)
-        return tuple(self._map(name) for name in names)
+        return tuple(self.mapped(name) for name in names)
 
-    def _map(self, name: str) -> np.ndarray | None:
+    def mapped(self, name: str) -> np.ndarray | None:
+        """Return a file of the store as it lies on the disk, by its name without suffix; None: there is none."""
         entry = self.manifest["files"].get(name)
         if entry is None:
             return None
@@ -638,13 +673,13 @@ class PartitionStore:
         """Return a table of a store, by the stem of its files; None: there is none."""
         if name in self.manifest["files"]:
             code = row_code(storage, width)
-            rows = self._map(name)
+            rows = self.mapped(name)
             return DenseFeatures(rows, code) if self.fetched is None else FetchedRows(self.fetched, name, rows, code)
-        indptr = self._map(f"{name}_indptr")
+        indptr = self.mapped(f"{name}_indptr")
         if indptr is None:
             return None
         compare_once(self, (f"{name}_indptr", f"{name}_indices"))
-        columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
+        columns, values = self.mapped(f"{name}_indices"), self.mapped(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
         return CSRFeatures(indptr, columns, values, width)
 

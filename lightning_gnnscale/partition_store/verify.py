@@ -26,6 +26,8 @@ READ_LATER = {
     "user_ids",
     "user_id_offsets",
     "user_id_bytes",
+    "node_changes",
+    "parent_nid",
 }
 _ROWS = re.compile(r"(kind\d+_)?((halo_)?features|column_\w+?)(_indices|_data)?")
 _BLOCK_EDGES = 1 << 23

@@ -180,7 +180,7 @@ def _write_files(
     _write_node_arrays(journal, inputs, ids, budget, progress, check_finite)
     if not journal.is_done("rows"):
         layout = bucket_layout(inputs, budget)
-        bucket_edges(journal, inputs, ids.store_nid, budget, progress)
+        bucket_edges(journal, inputs, ids.store_nid, layout, budget, progress)
         write_rows(journal, inputs, ids, layout, open_runs(journal, inputs, layout), budget, progress)
     drop_runs(journal)
     if not journal.is_done("halo"):

@@ -11,7 +11,7 @@ from cli.refusals import refused
 
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.events import held_lock
-from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partition_store import update_store, write_partition_store
 from lightning_gnnscale.partition_store.shared_files import share_files
 from tests.partition_store.small_graphs import random_graph
 
@@ -75,6 +75,27 @@ def test_stores_that_no_run_has_used_go_by_age(capsys):
     assert left() == ["one", "two"]
 
 
+def test_versions_are_listed_and_all_but_the_latest_may_go(capsys):
+    rows = np.ones((1, 16), np.float32)
+    for node, name in ((3000, "stores/one"), (3001, "stores/one-v1"), (3002, "stores/one-v2")):
+        update_store(name, nodes=[node], features=rows, edges=np.array([[node], [0]]))
+    other = update_store("stores/one-v1", nodes=[0], labels=[4], root="stores/branch")
+    os.utime(other.root / "manifest.json", (time.time() - 3 * 86_400, time.time() - 3 * 86_400))
+    capsys.readouterr()
+    main(["stores"])
+    out = capsys.readouterr().out
+    assert "one-v2: version 2 of one-v1, less than a minute old: 1 new nodes, 1 new edges; " in out
+    assert "branch: version 2 of one-v1, 3 days old: 1 nodes with changed labels or masks; " in out
+    main(["stores", "clean", "keep_versions=2", "dry_run=true"])
+    assert "would be removed: stores/one (" in capsys.readouterr().out
+    main(["stores", "clean", "keep_versions=2"])  # one-v1 is the one before branch
+    assert left() == ["branch", "one-v1", "one-v2", "one-v3", "torn", "two"]
+    main(["stores", "clean", "keep_versions=1"])
+    assert left() == ["branch", "one-v3", "torn", "two"]
+    main(["verify", "stores/one-v3"])
+    assert "all as written" in capsys.readouterr().out
+
+
 def test_what_is_written_stays(capsys):
     with held_lock("stores/three.lock", "is writing", 0):
         main(["stores", "clean"])
@@ -86,6 +107,7 @@ def test_what_is_written_stays(capsys):
     ("words", "part"),
     [
         (["clean", "on"], "no store on in stores (did you mean one?); there are one, torn, two"),
+        (["list", "keep_versions=0"], "keep_versions must be an integer of at least 1, got 0"),
         (["list", "unused_days=-1"], "unused_days must be a number of at least 0, got -1"),
         (["clear"], "stores clear: no such action (did you mean clean?); there are list, sizes, clean"),
         (["list", "name=x"], "name is not a setting"),

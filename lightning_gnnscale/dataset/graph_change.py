@@ -1,0 +1,196 @@
+"""What changes in a graph that is stored already: edges and nodes that come, change or go, in the user's own ids."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from ..edge_stream import EdgeStream, NodeIds, open_edge_stream
+from ..edge_stream.relations import HeteroStream
+from ..errors import EdgeStreamError, check_mapping, short
+from ..foreign import is_pyg
+from ..traits import StreamTraits
+from .columns import EDGE_COLUMNS, masks_by_name, read_rows, read_values
+from .graph_dataset import GraphDataset
+
+NODE_COLUMNS = ("features", "labels", "node_time")  # besides masks and further columns by name
+SEVERAL_TYPES = "a graph of several node types or edge types cannot be updated: write its store again, from all of it"
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(kw_only=True)
+class GraphChange:
+    """A change of a stored graph; what goes is taken from the old graph, before anything is added.
+
+    Nodes are named by the user's ids: those of `relabel=True` or `nodes=`, else the numbers of rows in the data set
+    that the store was written from. Each column is an array, a tensor, a table, or a path, as in `GraphDataset`.
+
+    Args:
+        edges: New edges, as `open_edge_stream` takes them, or an `EdgeStream`. Their ends are nodes of the store, or in
+            `nodes`. Where the store has reverses added, those of new edges are added too, and an edge that is there
+            already is not stored again.
+        nodes: (num_rows,) ids, each once: those that the store lacks are new, the others change.
+        features, labels, node_time: (num_rows, ...) rows of `nodes`. New nodes need each column that the store has,
+            except for labels (unknown) and masks (in none).
+        masks: {"train": (num_rows,) bool, ...}; or (num_rows,) words, see `GraphDataset`. Masks not named stay.
+        node_columns: Further columns by name.
+        edge_weight, edge_features, edge_time, edge_label: (num_edges, ...) values of the new edges. All that the store
+            has are needed, except for edge_label (unknown).
+        removed_edges: Edges that go, as `edges` are given; of several between the same two nodes all go, and their
+            reverses where the store has them added.
+        removed_nodes: (num,) ids of nodes that go, with all their edges.
+        reader: Options of the reader of both files of edges, for example {"separator": ";"}.
+
+    Raises:
+        ValueError: rows without `nodes`, or values without `edges`.
+    """
+
+    edges: Any = None
+    nodes: Any = None
+    features: Any = None
+    labels: Any = None
+    masks: Any = None
+    node_time: Any = None
+    node_columns: dict[str, Any] = field(default_factory=dict)
+    edge_weight: Any = None
+    edge_features: Any = None
+    edge_time: Any = None
+    edge_label: Any = None
+    removed_edges: Any = None
+    removed_nodes: Any = None
+    reader: Mapping = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.reader = {} if self.reader is None else self.reader
+        check_mapping("reader", self.reader, "{header: true}")
+        columns = {} if self.node_columns is None else self.node_columns
+        check_mapping("node_columns", columns, '{"degree": "degree.npy"}')
+        self.node_columns = {str(name): read_rows(f"node_columns[{name!r}]", rows) for name, rows in columns.items()}
+        self.masks = _masks(self.masks)
+        for name in (*NODE_COLUMNS, *EDGE_COLUMNS):
+            if getattr(self, name) is not None:
+                read = read_rows if name in ("features", "edge_features") else read_values
+                setattr(self, name, read(name, getattr(self, name)))
+        rows = [name for name in NODE_COLUMNS if getattr(self, name) is not None]
+        rows += [f"masks[{name!r}]" for name in self.masks] + [f"node_columns[{name!r}]" for name in self.node_columns]
+        if rows and self.nodes is None:
+            raise ValueError(f"{rows[0]} is given without nodes: name the node of each row, nodes=")
+        values = [name for name in EDGE_COLUMNS if getattr(self, name) is not None]
+        if values and self.edges is None:
+            raise ValueError(f"{values[0]} is given without edges: give the new edges, edges=")
+
+    @classmethod
+    def of(cls, given: Any, **removed: Any) -> "GraphChange":
+        """Return a change; of a `GraphDataset` or PyG's `Data`, whose nodes and edges are added or changed.
+
+        Args:
+            given: A `GraphChange`, a `GraphDataset`, PyG's `Data`, or None.
+            removed: removed_edges, removed_nodes and reader, beside a data set; or all arguments of the class.
+
+        Raises:
+            ValueError: something else is given, or arguments besides a `GraphChange`.
+        """
+        removed = {name: value for name, value in removed.items() if value is not None}
+        given_too = [name for name, value in removed.items() if not (isinstance(value, Mapping) and not value)]
+        if given is None:
+            return cls(**removed)
+        if isinstance(given, cls):
+            if given_too:
+                raise ValueError(f"{given_too[0]} is given besides a GraphChange: name it there")
+            return given
+        if is_pyg(given):
+            from .pyg import load_pyg
+
+            given = load_pyg(given, to_undirected=False)
+        if not isinstance(given, GraphDataset):
+            raise ValueError(f"a change must be a GraphChange, a GraphDataset or Data of PyG, got {short(given)}")
+        doubled = [name for name in given_too if name not in ("removed_edges", "removed_nodes", "reader")]
+        if doubled:
+            raise ValueError(f"{doubled[0]} is given besides a data set, which has its own: give either")
+        return cls(**_of_dataset(given), **removed)
+
+    def stream(self, what: str, known: Any) -> EdgeStream | None:
+        """Open `edges` or `removed_edges`; their ends are numbered by `known`, which has the members of `NodeIds`."""
+        source = getattr(self, what)
+        if source is None:
+            return None
+        if isinstance(source, EdgeStream):
+            if isinstance(source, HeteroStream):
+                raise ValueError(f"{what}: {SEVERAL_TYPES}")
+            source.count()  # ids by first appearance are known after a whole pass
+            return RenamedStream(source, known)
+        try:
+            stream = open_edge_stream(source, relabel=True, **self.reader)
+            stream.list_nodes(known)
+            return stream
+        except EdgeStreamError as error:
+            raise EdgeStreamError(f"{what}: {error}") from None
+
+
+class RenamedStream(EdgeStream):
+    """The edges of a stream with nodes numbered by other ids, which the stream's own numbers stand for.
+
+    Args:
+        stream: Edges.
+        known: Numbers the user's ids, see `KnownIds`.
+    """
+
+    def __init__(self, stream: EdgeStream, known: Any):
+        super().__init__(stream.name, np.dtype(np.int64), stream.options, stream.num_edges)
+        self.num_nodes, self.node_ids, self._stream, self._known = len(known), None, stream, known
+        ids = StreamTraits(stream).node_ids
+        self._number = None if ids is None else known.renamed(ids)
+
+    def source_files(self) -> list:
+        """Return the files of the stream."""
+        return self._stream.source_files()
+
+    def _identity(self) -> dict:
+        return {"renamed": self._stream.fingerprint()}
+
+    def _numbered_blocks(self, first_edge: int):
+        with closing(self._stream.chunks()) as chunks:
+            for chunk in chunks:
+                if self._number is None:
+                    yield self._known.encode(chunk.src, chunk.dst)
+                else:
+                    yield self._number(chunk.src), self._number(chunk.dst)
+
+
+def _of_dataset(dataset: GraphDataset) -> dict[str, Any]:
+    """Return the arguments of a change that adds a data set's edges and gives its nodes their rows."""
+    if isinstance(dataset.stream, HeteroStream):
+        raise ValueError(f"{dataset.name}: {SEVERAL_TYPES}")
+    own = {f.name for f in fields(GraphChange)} & {f.name for f in fields(GraphDataset)}
+    columns = {name: getattr(dataset, name) for name in own}
+    num_nodes, num_edges = dataset.stream.count()
+    ids = StreamTraits(dataset.stream).node_ids
+    has_rows = bool(dataset.masks or dataset.node_columns) or any(columns[name] is not None for name in NODE_COLUMNS)
+    listed = ids is not None and getattr(ids, "listed", None) is not None
+    nodes = None
+    if has_rows or listed:
+        nodes = np.arange(num_nodes) if ids is None else ids
+    return {**columns, "edges": dataset.stream if num_edges else None, "nodes": nodes}
+
+
+def _masks(masks: Any) -> dict[str, Any]:
+    """Return masks by name; of a column of words all three, since each word takes its node out of the others."""
+    if masks is None or isinstance(masks, Mapping):
+        return masks_by_name(masks)
+    found = masks_by_name(masks)
+    size = len(next(iter(found.values())))
+    return {name: found.get(name, np.zeros(size, bool)) for name in _SPLITS}
+
+
+def listed_nodes(what: str, nodes: Any) -> NodeIds | None:
+    """Return ids of nodes, each once, see `listed_ids`; None where none are given."""
+    if nodes is None or isinstance(nodes, NodeIds):
+        return nodes
+    from ..edge_stream.table import listed_ids  # imports pyarrow
+
+    try:
+        return listed_ids(nodes)
+    except (ValueError, EdgeStreamError) as error:
+        raise ValueError(f"{what}: {str(error).removeprefix('nodes: ')}") from None

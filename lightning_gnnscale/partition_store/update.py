@@ -1,0 +1,318 @@
+"""Update a store: a new version beside the old one, in sequential passes over its files and the change."""
+
+import shutil
+import warnings
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..dataset.graph_change import GraphChange
+from ..dataset.value_checks import least_value
+from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
+from ..events import record, stage
+from ..graph import CSC
+from ..keywords import passes_on
+from ..memory import format_bytes
+from ..object_store import is_url
+from .array_file import ArrayFile, map_rows
+from .disk import WriteBudget
+from .halo import pack_halo_features
+from .journal import (
+    Journal,
+    check_partial,
+    clear_folder,
+    delete_files,
+    finish_publishing,
+    partial_folder,
+    publish,
+    stands,
+    store_folder,
+    writer_lock,
+)
+from .manifest import EDGE_COUNTS, EDGE_FILES, FORMAT_VERSION, describe_files, digest, write_manifest
+from .merged_rows import FEATURES, LABELS, count_cut
+from .node_tables import Progress
+from .place_nodes import SLACK
+from .reader import PartitionStore
+from .renumbered import Renumbered, balances, renumber
+from .store_change import StoreChange, read_change
+from .updated_edges import map_csc, write_edges
+from .updated_tables import changed_nodes, link_files, map_table, write_tables
+from .versions import NODE_CHANGES, PARENT_NID, drift_of, version_record
+
+_ROWS = {
+    "csc_indptr",
+    "csc_indices",
+    "in_degree",
+    "weighted_degree",
+    "self_loop_nodes",
+    "self_loop_weight",
+    *EDGE_FILES,
+}
+_HALO = {"halo_offsets", "halo_code", "halo_code_offsets", "halo_nodes"}
+_PACKED = ("halo_count", "halo_places", "halo_features", *(f"halo_features_{n}" for n in ("indptr", "indices", "data")))
+_IDS = ("part_offsets", "original_nid", "store_nid", "user_ids", "user_id_offsets", "user_id_bytes")
+
+
+@passes_on(GraphChange)
+def update_store(
+    store,
+    change: Any = None,
+    root=None,
+    slack: float = SLACK,
+    drift: float = 0.1,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    budget: WriteBudget | None = None,
+    lock_timeout_s: float = 0,
+    check_finite: bool = True,
+    **named,
+) -> PartitionStore:
+    """Write the next version of a store beside it: nodes and edges that come, change or go. Nothing is partitioned.
+
+    Old nodes keep their part; new ones are placed by their neighbours, see `place_nodes`. The data set of the old store
+    is not needed. What did not change is linked: the old store stays whole, and may be removed later. After a kill the
+    same call goes on with what is done.
+
+    Args:
+        store: The store before, or its folder.
+        change: A `GraphChange`, or a `GraphDataset` or PyG's `Data` whose nodes and edges are added or changed; None:
+            what `named` says.
+        root: Folder of the new version; None: beside the old one, "NAME-v1", "NAME-v2", ...
+        slack: Share above the mean that a part may be filled to by new nodes, of nodes, edges and nodes of each mask;
+            where the store's balance is worse, up to that.
+        drift: By which share the cut may grow since the first version before a warning names the remedy.
+        progress: Called with (what, done, total) about once a block.
+        overwrite: Write again even if a store exists at root, and discard an unfinished one of another change.
+        budget: Sizes of buffers.
+        lock_timeout_s: How long to wait for another process that updates the store, or writes at root.
+        check_finite: Refuse features and edge values with NaN or infinities.
+        named: Arguments of `GraphChange`; beside a data set removed_edges, removed_nodes and reader alone.
+
+    Returns:
+        PartitionStore of the new version, opened; see `PartitionStore.changes`.
+
+    Raises:
+        ValueError, EdgeStreamError: an edge that names an unknown node, a removal of what is not there, or columns that
+            are not the store's; nothing is written.
+        PartitionStoreError: the store is not finished, or damaged; another process updates it; another store is at
+            root; or the disk is too small.
+
+    Cost: one sequential read and write of the old files that change, and two passes over the new edges; memory of a few
+        numbers a node, the buffers of `budget`, the new rows, the edges of new nodes, and edges that are removed.
+    """
+    if lock_timeout_s != 0:
+        check_seconds("lock_timeout_s", lock_timeout_s)
+    for name, value in (("slack", slack), ("drift", drift)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be a number of at least 0, got {short(value)}")
+    old = _opened(store)
+    root = store_folder(root or _next_root(old))
+    if root == old.root:
+        raise ValueError(f"root must be another folder than the store's, got {root}: leave it out")
+    given = GraphChange.of(change, **named)
+    budget, remedy = budget or WriteBudget(), "make space, and run the same command: it goes on from there"
+    disk = disk_errors(partial_folder(root), "written", remedy, PartitionStoreError)
+    with disk, writer_lock(old.root, lock_timeout_s, "updating"), stage("update", root=str(root)):
+        wanted = read_change(old, given, check_finite)
+        nodes = renumber(old, wanted, slack)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with writer_lock(root, lock_timeout_s):
+            _write_version(old, wanted, nodes, root, budget, progress or _silent, overwrite)
+    found = PartitionStore.open(root)
+    tell_drift(found, drift)
+    return found
+
+
+def tell_drift(store: PartitionStore, most: float) -> None:
+    """Record the cut of a version, and warn where it has grown by more than a share since the first."""
+    share, cut = drift_of(store.manifest), store.version["cut"]
+    record("update", root=str(store.root), cut=cut, balance=store.version["balance"], **store.version["counts"])
+    if share is not None and share > most:
+        warnings.warn(
+            f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
+            f"partitioned, and drift={most:g} is the share by which that may grow: partition anew, "
+            f"gnnscale partition dataset=store dataset.store={store.root}",
+            stacklevel=4,
+        )
+
+
+def _opened(store) -> PartitionStore:
+    if isinstance(store, PartitionStore):
+        found = store
+    elif is_url(store):
+        raise ValueError(
+            f"store must be a folder, got {store}: update the folder that was published, and publish it again"
+        )
+    else:
+        found = PartitionStore.open(store)
+    if found.fetched is not None:
+        raise ValueError(
+            f"store must be a folder of its own, got what was fetched to {found.root}: update the published one"
+        )
+    return found
+
+
+def _next_root(store: PartitionStore) -> Path:
+    number = 0 if store.version is None else store.version["number"]
+    base = store.root.name.removesuffix(f"-v{number}") if number else store.root.name
+    return store.root.with_name(f"{base}-v{number + 1}")
+
+
+def _write_version(
+    old: PartitionStore,
+    change: StoreChange,
+    nodes: Renumbered,
+    root: Path,
+    budget: WriteBudget,
+    progress: Progress,
+    overwrite: bool,
+) -> None:
+    """Write the new version in its partial folder, and let it appear."""
+    made = {"parent": old.manifest_digest, "layout": old.layout_fingerprint, "change": change.digest}
+    source = {"fingerprint": digest(made) * 2, "part_id_crc32": zlib.crc32(nodes.part_id)}
+    folder = partial_folder(root)
+    if finish_publishing(root, source, overwrite) or stands(root, source, overwrite):
+        return
+    check_partial(folder, source, overwrite)
+    journal = Journal(
+        folder, {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}, budget.checkpoint_bytes
+    )
+    try:
+        _check_disk(old, change, folder)
+        for last in (False, True):
+            _write_files(journal, old, change, nodes, budget, progress)
+            damage = journal.forget_damaged()
+            if not damage:
+                break
+            if last:
+                raise PartitionStoreError(f"{damage[0]}, for the second time: check the disk, or choose another root")
+            warnings.warn(f"{damage[0]}; what is damaged is made again", stacklevel=4)
+        _write_manifest(journal, old, change, nodes, source)
+    except (ValueError, EdgeStreamError):
+        clear_folder(folder)
+        folder.rmdir()
+        raise
+    finally:
+        journal.close()
+    publish(folder, root)
+
+
+def _write_files(
+    journal: Journal,
+    old: PartitionStore,
+    change: StoreChange,
+    nodes: Renumbered,
+    budget: WriteBudget,
+    progress: Progress,
+) -> None:
+    manifest, files = old.manifest, old.manifest["files"]
+    flags = changed_nodes(old, change, nodes)
+    _write_ids(journal, old, change, nodes)
+    write_tables(journal, old, change, nodes, budget.block_bytes, progress)
+    if not change.changes_edges:
+        counts = manifest.get("edge_counts")
+        counts = None if counts is None else np.array([counts[name] for name in EDGE_COUNTS]).T.tolist()
+        facts = {"num_arcs": old.num_edges, "symmetric": old.symmetric}
+        link_files(journal, old, "rows", [name for name in files if name in _ROWS], **facts)
+        link_files(journal, old, "halo", [name for name in files if name in _HALO], counts=counts)
+        _write_array(journal, "changes", f"{NODE_CHANGES}.npy", flags)
+    else:
+        write_edges(journal, old, change, nodes, flags, budget, progress)
+    if manifest["pack_halo"]:
+        rows = next(table.rows for table in change.tables if table.name == "features")
+        if change.changes_edges or rows is not None:
+            table = map_table(journal, old, len(nodes.before))
+            pack_halo_features(journal, "", table, old.num_parts, budget, progress)
+        else:
+            link_files(journal, old, "halo_features", [name for name in _PACKED if name in files])
+
+
+def _write_ids(journal: Journal, old: PartitionStore, change: StoreChange, nodes: Renumbered) -> None:
+    if not change.renumbers:
+        link_files(journal, old, "ids", [name for name in _IDS if name in old.manifest["files"]])
+        return
+    if journal.is_done("ids"):
+        return
+    arrays = nodes.ids._asdict() | {PARENT_NID: nodes.before}
+    if change.known.has_names or len(change.removed):  # else the original ids are the user's
+        arrays |= change.known.names(nodes.known)
+    made = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
+    for file, array in zip(made, arrays.values(), strict=True):
+        file.append(array)
+    journal.finish("ids", *made)
+
+
+def _write_array(journal: Journal, step: str, name: str, array: np.ndarray) -> None:
+    if not journal.is_done(step):
+        file = ArrayFile(journal.folder / name, array.dtype)
+        file.append(array)
+        journal.finish(step, file)
+
+
+def _write_manifest(
+    journal: Journal, old: PartitionStore, change: StoreChange, nodes: Renumbered, source: dict
+) -> None:
+    rows, checksums, num_nodes = journal.state("rows"), journal.checksums(), len(nodes.before)
+    delete_files(path for path in journal.folder.glob("*.npy") if path.name not in checksums)
+    manifest = {name: value for name, value in old.manifest.items() if name not in ("edge_counts", "version", "files")}
+    manifest |= {"num_nodes": num_nodes, "num_arcs": rows["num_arcs"], "symmetric": rows["symmetric"]}
+    if manifest["least_edge_weight"] is not None and change.changes_edges:
+        weights = map_rows(journal.folder / "edge_weight.npy", np.float32, (rows["num_arcs"],))
+        manifest["least_edge_weight"] = least_value(weights)
+    counts = journal.state("halo")["counts"]
+    if counts is not None:
+        manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
+    flags = map_rows(journal.folder / f"{NODE_CHANGES}.npy", np.uint8, (num_nodes,))
+    number_of = {
+        "new_nodes": change.known.num_new,
+        "removed_nodes": len(change.removed),
+        "changed_features": int(np.count_nonzero(flags & FEATURES)),
+        "changed_labels": int(np.count_nonzero(flags & LABELS)),
+        "new_edges": change.num_edges,
+        "removed_edges": len(change.drop_row),
+    }
+    cut = {"before": _cut_of(old.manifest, old.csc, old.part_offsets)}
+    cut["after"] = _cut_of(manifest, map_csc(journal, num_nodes), nodes.ids.part_offsets)
+    balance = {"before": balances(old.part_offsets), "after": balances(nodes.ids.part_offsets)}
+    manifest["version"] = version_record(old, number_of, change.digest, change.renumbers, cut, balance)
+    manifest["files"] = describe_files(journal.folder, checksums)
+    write_manifest(journal.folder, manifest, source)
+
+
+def _cut_of(manifest: dict, csc: CSC, part_offsets: np.ndarray) -> float:
+    """Return the share of edges, self-loops left out, that join two parts."""
+    counts = manifest.get("edge_counts")
+    if counts is not None:
+        cut = sum(counts["cut"]) / 2
+        return cut / max(1, sum(counts["inside"]) + cut)
+    edges, cut = count_cut(csc, part_offsets)
+    return cut / max(1, edges)
+
+
+def _check_disk(old: PartitionStore, change: StoreChange, folder: Path) -> None:
+    """Refuse where the disk may not hold the new files: those of the old store, grown, and the sorted new edges."""
+    files = old.manifest["files"]
+    grown = 1 + change.known.num_new / max(1, old.num_nodes)
+    rewritten = [name for name in files if change.renumbers or (change.changes_edges and name in _ROWS | _HALO)]
+    rewritten += [table.name for table in change.tables if table.rows is not None and not change.renumbers]
+    of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {"csc_indices"})
+    per_edge = of_edges / max(1, old.num_edges)
+    both = 2 if old.manifest["to_undirected"] else 1
+    needed = sum(files[name]["bytes"] * grown for name in set(rewritten) if name in files)
+    needed += change.num_edges * both * (per_edge + 20) + 6 * old.num_nodes
+    there = sum(path.stat().st_size for path in folder.iterdir())
+    free = shutil.disk_usage(folder).free
+    record("store_disk", root=str(folder), needed_bytes=int(needed), written_bytes=there, free_bytes=free)
+    if needed - there > free:
+        raise PartitionStoreError(
+            f"{folder}: the update needs about {format_bytes(int(needed - there))}, {format_bytes(free)} are free;"
+            " free space or choose another root"
+        )
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    pass

@@ -1,0 +1,63 @@
+"""Rows and halos of an updated store: the new edges, sorted by row, merged with the rows of the old one."""
+
+import numpy as np
+
+from ..dataset.columns import EDGE_COLUMNS
+from ..graph import CSC, id_dtype
+from .array_file import map_rows
+from .buckets import BucketLayout, bucket_edges, drop_runs, open_runs
+from .csc_writer import drop_cross
+from .disk import WriteBudget
+from .halo import write_halo
+from .inputs import StoreInputs
+from .journal import Journal
+from .merged_rows import JoinedValues, OldRows, merge_rows
+from .node_tables import Progress
+from .reader import PartitionStore
+from .renumbered import Renumbered
+from .store_change import AddedEdges, StoreChange
+
+
+def write_edges(
+    journal: Journal,
+    old: PartitionStore,
+    change: StoreChange,
+    nodes: Renumbered,
+    flags: np.ndarray,
+    budget: WriteBudget,
+    progress: Progress,
+) -> None:
+    """Write rows and halos: the new edges sorted by row, and merged with the old rows."""
+    inputs = _inputs(old, change, nodes)
+    both = 2 if inputs.stream.to_undirected else 1
+    layout = BucketLayout.plan(inputs.num_nodes, old.num_edges + change.num_edges * both, budget.sort_edges)
+    if not journal.is_done("rows"):
+        bucket_edges(journal, inputs, nodes.ids.store_nid, layout, budget, progress)
+        rows = OldRows(old.csc, nodes.before, nodes.after, change.drop_row, change.drop_src)
+        merge_rows(
+            journal, inputs, nodes.ids, rows, flags, layout, open_runs(journal, inputs, layout), budget, progress
+        )
+    drop_runs(journal)
+    write_halo(journal, inputs, map_csc(journal, inputs.num_nodes), nodes.ids.part_offsets, None, budget, progress)
+    drop_cross(journal)
+
+
+def _inputs(old: PartitionStore, change: StoreChange, nodes: Renumbered) -> StoreInputs:
+    """Return what the writers of rows and halos read: new edges as a stream, values of old and new edges joined."""
+    values = {}
+    for name in EDGE_COLUMNS:
+        stored = old.edge_column(name)
+        if stored is not None:
+            new = change.edge_values.get(name)
+            values[name] = JoinedValues(stored, stored[:0] if new is None else new)
+    manifest = old.manifest
+    return StoreInputs(
+        stream=AddedEdges(change, nodes.original, old), part_id=nodes.part_id, num_parts=old.num_parts,
+        seed=manifest["seed"], method=manifest["method"], options={}, pack_halo=manifest["pack_halo"], **values,
+    )  # fmt: skip
+
+
+def map_csc(journal: Journal, num_nodes: int) -> CSC:
+    num_edges = journal.state("rows")["num_arcs"]
+    indptr = map_rows(journal.folder / "csc_indptr.npy", np.int64, (num_nodes + 1,))
+    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(num_nodes), (num_edges,)))

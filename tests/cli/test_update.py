@@ -1,0 +1,86 @@
+"""`gnnscale update STORE`: files of what came, changed and went; one line where they do not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.refusals import refused
+
+from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.partition_store import PartitionStore, load_store, write_partition_store
+from tests.partition_store.small_graphs import Given
+
+NAMES = np.array(list("abcdefgh"))
+RING = np.stack([np.arange(8), (np.arange(8) + 1) % 8])
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    """A ring of eight named nodes in two parts, and files of a change."""
+    monkeypatch.chdir(tmp_path)
+    stream = open_edge_stream(NAMES[RING], nodes=NAMES, to_undirected=True)
+    columns = {"features": np.eye(8, 2), "labels": np.arange(8) % 2, "masks": {"train": np.arange(8) < 4}}
+    write_partition_store("ring", stream, Given(np.arange(8) // 4, 2), **columns)
+    Path("new.csv").write_text("src,dst\ni,a\nb,d\n")
+    Path("nodes.csv").write_text("id,x,y,label,split\ni,1,2,1,train\na,1,0,1,none\n")
+    Path("gone.csv").write_text("src,dst\na,b\n")
+    Path("gone_nodes.csv").write_text("id\nh\n")
+
+
+ALL = ["change.edges=new.csv", "change.nodes=nodes.csv:id", "change.features=nodes.csv:x,y", "drift=9",
+       "change.labels=nodes.csv:label", "change.masks=nodes.csv:split"]  # fmt: skip
+
+
+def test_files_make_the_next_version(capsys):
+    main(["update", "ring", *ALL, "change.removed_edges=gone.csv", "change.removed_nodes=gone_nodes.csv:id"])
+    told = capsys.readouterr().out
+    assert (
+        "ring-v1: version 1" in told and ": 1 new nodes, 1 removed nodes, 1 nodes with changed labels or masks" in told
+    )
+    store = PartitionStore.open("ring-v1")
+    names = store.user_ids(np.arange(store.num_nodes))
+    assert sorted(names) == list("abcdefgi") and store.num_edges == 2 * (8 - 2 - 1 + 2)
+    assert sorted(names[store.masks["train"]]) == ["b", "c", "d", "i"]
+    main(["update", "ring-v1", "change.removed_edges=new.csv", "output=other", "drift=9"])
+    assert PartitionStore.open("other").version["number"] == 2
+    main(["inspect", "ring-v1"])
+    assert "version 1 of ring" in capsys.readouterr().out
+
+
+def test_a_data_set_is_a_change(capsys):
+    words = ["dataset=files", "dataset.edges=new.csv", "dataset.nodes=nodes.csv:id", "dataset.features=nodes.csv:x,y"]
+    Path("new.csv").write_text("src,dst\ni,a\n")
+    main(["update", "ring", *words, "change.removed_nodes=gone_nodes.csv:id", "drift=9"])
+    assert "1 new nodes, 1 removed nodes, 1 new edges" in capsys.readouterr().out
+
+
+def test_a_version_is_partitioned_anew_without_its_data_set(capsys):
+    main(["update", "ring", *ALL])
+    words = ["num_parts=3", "partitioner=random", "output=again", "pack_halo=false"]
+    main(["partition", "dataset=store", "dataset.store=ring-v1", *words])
+    again, before = PartitionStore.open("again"), PartitionStore.open("ring-v1")
+    assert again.num_parts == 3 and again.num_edges == before.num_edges and again.manifest["to_undirected"]
+    assert sorted(again.user_ids(np.arange(9))) == list("abcdefghi")
+    assert load_store(again).name == "again"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["ring", "change.edges=new.csv"], "node 'i' is neither in the store nor among the new nodes"),
+        (["ring", "change.edges=missing.csv"], "missing.csv"),
+        (["none", "change.edges=new.csv"], "no such partition store"),
+        (["ring", "other"], "update takes one store, got ring other"),
+        (["ring", "change.edge=new.csv"], "change.edge"),
+        (["ring", "slack=-1"], "slack must be a number of at least 0, got -1"),
+        (
+            ["ring", *ALL, "dataset=files", "dataset.edges=new.csv", "dataset.relabel=true"],
+            "is given besides a data set",
+        ),
+        ([], "store"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(capsys, words, part):
+    assert part in refused(capsys, "update", *words)
+    assert not list(Path().glob("ring-v1*"))
