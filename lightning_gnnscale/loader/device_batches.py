@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -13,43 +13,11 @@ from torch import Tensor
 from ..errors import GNNScaleError, short
 from ..events import clock
 from ..memory import format_bytes
+from ..sampler.device_stream import CopyStream
+from ..sampler.minibatch import MiniBatch
 from .buffer_pool import rounded_capacity
 
 _ALIGN = 256  # of each array in a block: what kernels with vector loads need, and torch's own allocations have
-
-
-class CopyStream:
-    """The stream of a CUDA device that copies batches, and the memory that it copies from and to.
-
-    Args:
-        device: A CUDA device.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device, self._stream = device, torch.cuda.Stream(device)
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        """Return (num_bytes,) uint8 of page-locked host memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def running(self) -> AbstractContextManager:
-        """Return a context in which this thread's copies and kernels run on the stream."""
-        return torch.cuda.stream(self._stream)
-
-    def send(self, block: Tensor) -> Tensor:
-        """Begin to copy a block to the device; call it within `running`."""
-        return block.to(self.device, non_blocking=True)
-
-    def mark(self) -> torch.cuda.Event:
-        """Return an event that passes when all that was begun so far on the stream is done."""
-        return self._stream.record_event()
-
-    def hand_over(self, event: torch.cuda.Event, tensors: list[Tensor]) -> None:
-        """Let the caller's current stream wait for an event, and use tensors of the stream; the host does not wait."""
-        user = torch.cuda.current_stream(self.device)
-        user.wait_event(event)
-        for tensor in tensors:
-            tensor.record_stream(user)  # else the allocator hands its memory out again before the user's kernels end
 
 
 class _Sent(NamedTuple):
@@ -71,7 +39,7 @@ class DeviceBatches:
         device: Where batches go.
         ahead: Batches on the device, or on their way, before they are asked for, >= 1.
         fill: Called with a batch on the device and its (num_nodes,) ids on the host, on the copy stream: gives it the
-            rows that are there. None: batches come with theirs.
+            rows that are there. The ids are the batch's own where the device made it. None: batches come with theirs.
         stream: Copies, in place of a `CopyStream`.
         foretell: Called with the batches of an epoch, a generator; returns one of the same batches that looks ahead, so
             that what `fill` reads is known before. None: nothing needs to be.
@@ -92,6 +60,11 @@ class DeviceBatches:
         self._stream = CopyStream(device) if stream is None else stream
         self._free: list[Tensor] = []
         self._copying: deque[tuple[Any, Tensor]] = deque()
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether batches wait on the host until later ones are known."""
+        return self._foretell is not None
 
     @property
     def pinned_bytes(self) -> int:
@@ -146,7 +119,8 @@ class DeviceBatches:
                     space.acquire()
                     if stopped.is_set():
                         return
-                    batch = next(batches, None)
+                    with self._stream.running():  # batches that a device made are joined there
+                        batch = next(batches, None)
                     if batch is None:
                         break
                     sent.put(_Sent(*self._sent(batch)))
@@ -165,6 +139,8 @@ class DeviceBatches:
                 _view(block, array, offset).copy_(array)
             try:
                 with self._stream.running():
+                    if isinstance(batch, MiniBatch) and batch.made is not None:
+                        batch.made.join(tensors_of(batch))
                     there = self._stream.send(block[:size])
                     self._copying.append((self._stream.mark(), block))
                     places = iter(zip(arrays, offsets, strict=True))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Batch, GraphSchema
+from .device_stream import MadeOnDevice
 
 
 class SparseFeatures(NamedTuple):
@@ -149,6 +150,7 @@ class MiniBatch(Batch):
         edge_time: (num_edges,) int64 time of each edge, or None.
         columns: Further columns of the nodes by name: (num_nodes, dim) tensors, `SparseFeatures` or `RowsByNodeType`.
         seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
+        made: What made the batch on a device, where it is; None: it was made on the host.
     """
 
     n_id: Tensor = field(metadata=_NODES)
@@ -186,6 +188,12 @@ class MiniBatch(Batch):
     edge_label: Tensor | None = None
     pair_attr: Tensor | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    made: MadeOnDevice | None = None
+
+    @property
+    def host_ids(self) -> np.ndarray:
+        """(num_nodes,) int64: `n_id` on the host; of a batch that was made on a device the copy is waited for."""
+        return self.n_id.numpy() if self.made is None else self.made.read()[0]
 
     @property
     def x(self) -> Tensor | RowsByNodeType | None:
