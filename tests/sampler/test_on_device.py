@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from loader.test_typed_batches import description
 from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
@@ -111,6 +112,37 @@ def test_batches_stay_where_they_are_sampled_and_are_those_of_the_cpu(module_of,
     assert_equal(stayed(loader), plain)
     loader.close()
     assert loader._maker.sampler._spaces.empty()
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["edge features there", "edge features on the host"])
+@pytest.mark.parametrize(
+    "sampler",
+    [gs.NeighborSampler([3, 2]), gs.NeighborSampler({"*": [3, 2]}, temporal_strategy="uniform")],
+    ids=["together", "by edge type and time"],
+)
+def test_typed_batches_with_edge_features_stay_too(tmp_path, monkeypatch, sampler, wide):
+    pytest.importorskip("triton")
+    given = description()
+    for number, edges in enumerate(given["edges"].values()):
+        edges["features"] = np.random.default_rng(number).random((edges["edges"].shape[1], 2)).astype(np.float32)
+    dataset = gs.hetero_graph(**given)
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    rows |= {"node_time": dataset.node_time, "edge_time": dataset.edge_time, "edge_features": dataset.edge_features}
+    p = gs.partition(dataset.stream, "random", 2, evaluate=False)
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
+    dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32)
+    dm.setup("fit")
+    plain = contents(dm.train_dataloader())
+    asked = []
+    if not wide:  # of each part edge features are asked for after all else
+        monkeypatch.setattr(DeviceSampler, "fits", lambda self, num: asked.append(num) or len(asked) % 2 == 1)
+    loader = on_fake(dm.train_dataloader(), stays=True)
+    batches = list(loader)
+    assert all(batch.made is not None and batch.edge_attr is not None for batch in batches)
+    staged = loader._source._cache.request(0, None).result()
+    assert ("edge_attr" in staged._there[0]._edges) == wide
+    assert_equal([tensors_of(batch) for batch in batches], plain)
+    loader.close()
 
 
 def test_parts_with_and_without_space_there_are_mixed_on_the_host(module_of, monkeypatch):
