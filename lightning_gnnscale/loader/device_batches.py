@@ -16,6 +16,7 @@ from ..memory import format_bytes
 from ..sampler.device_stream import CopyStream
 from ..sampler.minibatch import MiniBatch
 from .buffer_pool import rounded_capacity
+from .type_counts import counted
 
 _ALIGN = 256  # of each array in a block: what kernels with vector loads need, and torch's own allocations have
 
@@ -131,6 +132,7 @@ class DeviceBatches:
 
     def _sent(self, batch: Any) -> tuple[Any, Any]:
         """Begin to move a batch; return it as it will be on the device, and the event of its arrival."""
+        batch = counted(batch) if isinstance(batch, MiniBatch) else batch
         with clock.doing("transfer"):
             arrays = [tensor for tensor in tensors_of(batch) if self._is_packed(tensor)]
             offsets, size = _offsets(arrays)

@@ -16,6 +16,7 @@ from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.sample_neighbors.device_graph import placing
 from .batch_columns import OF_EDGES, keeps_weights, positions_of, read_column
 from .staged_part import StagedPart
+from .type_counts import hop_ends, type_table
 
 _WIDE = "edge_attr"  # the one column of edges without which batches can do on the device
 
@@ -71,8 +72,11 @@ class DeviceColumns:
         of_host = [name for name in OF_EDGES if name in staged.edges and name not in self._edges]
         with sampled.stream.running():
             n_id = self._store_ids(sampled.n_id)
-            made = MadeOnDevice.begin(sampled.stream, [n_id, *([sampled.e_id] if of_host else [])])
-            found = self._of_nodes(sampled.n_id) | self._of_types(n_id, sampled) | self._of_edges(sampled)
+            types = self._of_types(n_id, sampled)
+            counts = [] if graph.schema is None else [_type_table(sampled, types)]
+            read = [n_id, *([sampled.e_id] if of_host else []), *counts]
+            made = MadeOnDevice.begin(sampled.stream, read)
+            found = types | self._of_nodes(sampled.n_id) | self._of_edges(sampled)
             e_id = sampled.e_id if reads_edges else None
             if e_id is not None and "edge_id" in self._edges:
                 e_id = self._edges["edge_id"][e_id].long()
@@ -128,6 +132,13 @@ class DeviceColumns:
         if sampled.edge_weight is not None:
             weight = weight * sampled.edge_weight
         return data | {"edge_weight": weight, "averaging_weights": False}
+
+
+def _type_table(sampled: Subgraph, types: Mapping[str, Any]) -> Tensor:
+    num_edges, hops = sampled.edge_index.shape[1], (sampled.num_sampled_nodes, sampled.num_sampled_edges)
+    ends = hop_ends(len(sampled.n_id), num_edges, *hops)
+    given = types["schema"], types.get("node_type"), types.get("edge_type")
+    return type_table(*given, sampled.edge_index, ends).flatten()
 
 
 def columns_there(sampler: DeviceSampler, staged: StagedPart) -> DeviceColumns | None:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..graph import TypeCounts
 from ..sampler.device_stream import MadeOnDevice
 from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures, columns_of
 from .device_batches import tensors_of
+from .type_counts import counted
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 _OF_NODES, _OF_EDGES, _OF_SEEDS = (columns_of(what) for what in ("nodes", "edges", "seeds"))
@@ -89,7 +92,7 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
             for name in _OF_SEEDS
         },
         averaging_weights=chunks[0].averaging_weights,
-        made=None if chunks[0].made is None else MadeOnDevice(lambda: [_joined_ids(chunks, runs)]),
+        **({} if chunks[0].made is None else _made_there(chunks, runs)),
         **{name: joined(name, nodes) for name in _OF_NODES},
         **{name: joined(name, edges) for name in _OF_EDGES},
     )
@@ -126,6 +129,13 @@ def _edge_ends(batch: MiniBatch, ends: list[int]) -> list[int]:
         return [*found[: len(ends)], *[found[-1]] * (len(ends) - len(found))]
     last = batch.num_targets
     return [int(batch.indptr[min(end, last)]) for end in ends]
+
+
+def _made_there(chunks: Sequence[MiniBatch], runs) -> dict[str, Any]:
+    """Return what the host has of a batch that is mixed on a device: `made` and `type_counts`."""
+    counts = [counted(chunk).type_counts for chunk in chunks]
+    made = MadeOnDevice(lambda: [_joined_ids(chunks, runs)])
+    return {"made": made, "type_counts": None if counts[0] is None else TypeCounts.sum(counts)}
 
 
 def _joined_ids(chunks: Sequence[MiniBatch], runs) -> np.ndarray:
