@@ -11,8 +11,9 @@ import lightning_gnnscale as gs
 from benchmarks.gpu_graph import NUM_EDGE_TYPES, generate
 from benchmarks.gpu_training import Training
 from benchmarks.graphs import NUM_CLASSES
-from lightning_gnnscale.graph import numbered_schema
+from lightning_gnnscale.graph import GraphSchema, numbered_schema
 from lightning_gnnscale.loader.type_counts import counted
+from lightning_gnnscale.sampler.minibatch import RowsByNodeType
 from tests.fake_gpu import CUDA, fake_gpu
 
 CPU = torch.device("cpu")
@@ -62,6 +63,50 @@ def test_a_step_waits_for_nothing(training, monkeypatch, name):
             optimizer.step()
         assert gpu.waits == []
         assert all(np.isfinite(one.held.numpy()).all() for one in module.parameters())
+
+
+def edges_with_classes():
+    return gs.EdgeClassifier(gs.model.RGCN(8, 8, 8, 2, schema=SCHEMA), num_classes=3)
+
+
+def links_of_types():
+    return gs.LinkPredictor(gs.model.RGCN(8, 8, 8, 2, schema=SCHEMA), decoder="distmult", num_relations=NUM_EDGE_TYPES)
+
+
+@pytest.mark.parametrize("make", [edges_with_classes, links_of_types])
+def test_a_step_on_links_of_types_waits_for_nothing(training, monkeypatch, make):
+    batches = batches_of(training, "RGCN")
+    for batch in batches:
+        batch.pairs = torch.stack([torch.arange(batch.batch_size), torch.arange(batch.batch_size).flip(0)])
+        batch.edge_label, batch.pair_type = (torch.arange(batch.batch_size) % size for size in (3, NUM_EDGE_TYPES))
+        batch.negatives = batch.pairs[1:].T.roll(1, 0).contiguous()
+    with fake_gpu(monkeypatch) as gpu:
+        module = make().to(CUDA)
+        batches = [batch.to(CUDA) for batch in batches]
+        for number, batch in enumerate(batches):
+            gpu.steady = number > 0
+            module.training_step(batch).backward()
+        assert gpu.waits == []
+
+
+def test_a_step_on_several_node_types_waits_for_nothing(training, monkeypatch):
+    """Features by node type, and maps of each."""
+    names = ("a", "b", "c")
+    schema = GraphSchema(names, tuple((names[number % 3], str(number), names[number % 2]) for number in range(4)))
+    batches = batches_of(training, "RGCN")
+    for batch in batches:
+        batch.node_type, batch.edge_type, batch.schema = batch.n_id % 3, batch.edge_type % 4, schema
+        rows = [batch.x[batch.node_type == number][:, : 2 + number] for number in range(2)]
+        batch.x, batch.type_counts = RowsByNodeType(batch.node_type, [*rows, None]), None
+    batches = [counted(batch) for batch in batches]
+    widths = dict(zip(names, (2, 3, 0), strict=True))
+    for backbone in (gs.model.RGCN, gs.model.RGAT, gs.model.HGT):
+        with fake_gpu(monkeypatch) as gpu:
+            module = gs.NodeClassifier(backbone(widths, *SIZES[1:], schema=schema)).to(CUDA)
+            for number, batch in enumerate([batch.to(CUDA) for batch in batches]):
+                gpu.steady = number > 0
+                module.training_step(batch).backward()
+            assert gpu.waits == []
 
 
 @pytest.mark.parametrize("name", list(MODELS))
