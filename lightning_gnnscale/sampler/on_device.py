@@ -47,6 +47,12 @@ def sampler_for(
     return DeviceSampler(sampler, device, stays)
 
 
+def asked_device(sampler: BatchSampler, by_threads: bool) -> str:
+    """Return where a sampler's batches are sampled if training is on a GPU: "auto", "cpu" or "cuda"."""
+    on_gpu = type(sampler) is NeighborSampler and sampler.hop_by_hop and by_threads
+    return sampler.device if on_gpu else "cpu"
+
+
 def reason_against(sampler: NeighborSampler, device: torch.device | None, by_threads: bool) -> str | None:
     """Return why a sampler's batches are sampled on the CPU; None where a device can."""
     if device is None:
@@ -172,7 +178,11 @@ class DeviceSampler(BatchSampler):
         return fits_on_device(num_bytes, self._free_bytes())
 
     def _free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self.on)[0] if self.on.type == "cuda" else 1 << 62
+        if self.on.type != "cuda":
+            return 1 << 62
+        # What torch holds and no tensor has, such as the memory of the part before, is free for the next one.
+        held = torch.cuda.memory_reserved(self.on) - torch.cuda.memory_allocated(self.on)
+        return torch.cuda.mem_get_info(self.on)[0] + held
 
     @contextmanager
     def _space(self, num_nodes: int) -> Iterator["_Space"]:
