@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..events import clock
 from ..jit import kernel
 from ..partition_store.features import Column, LoadedRows
@@ -100,6 +100,11 @@ class BatchMaker:
             part = staged()
             prepare = self.build if fill and self.gathers else self.sample
             return prepare(part, self.items(key, part), batch_key(*key))
+        except torch.OutOfMemoryError as error:
+            what = short(str(error).splitlines()[0])
+            raise batch_error(
+                key, f"there is no memory to sample it ({what}): say device=cpu to the sampler, or a smaller batch_size"
+            ) from None
         except Exception as error:
             raise batch_error(key, f"{type(error).__name__}: {error}") from error
 

@@ -85,9 +85,9 @@ class DeviceBatches:
         batches = batches if self._foretell is None else self._foretell(batches)
         sent: SimpleQueue[_Sent] = SimpleQueue()
         space, stopped = threading.Semaphore(self.ahead), threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=(batches, sent, space, stopped), name="gnnscale-batch-device", daemon=True
-        )
+        # It is none of a source's threads by its name: it waits for those to end.
+        arguments = batches, sent, space, stopped
+        thread = threading.Thread(target=self._run, args=arguments, name="gnnscale-device-batch", daemon=True)
         thread.start()
         try:
             while True:
@@ -136,28 +136,31 @@ class DeviceBatches:
         with clock.doing("transfer"):
             arrays = [tensor for tensor in tensors_of(batch) if self._is_packed(tensor)]
             offsets, size = _offsets(arrays)
-            block = self._block(size)
+            block = self._block(size) if arrays else None  # of a batch that a device made all may be there
             for array, offset in zip(arrays, offsets, strict=True):
                 _view(block, array, offset).copy_(array)
             try:
                 with self._stream.running():
                     if isinstance(batch, MiniBatch) and batch.made is not None:
                         batch.made.join(tensors_of(batch))
-                    there = self._stream.send(block[:size])
-                    self._copying.append((self._stream.mark(), block))
+                    if block is not None:
+                        there = self._stream.send(block[:size])
+                        self._copying.append((self._stream.mark(), block))
                     places = iter(zip(arrays, offsets, strict=True))
 
                     def place(value: Any) -> Any:
                         if self._is_packed(value):
                             return _view(there, *next(places))
-                        # Sparse ones, and those with a gradient, go by themselves.
-                        return value.to(self.device) if isinstance(value, Tensor) else value
+                        # Sparse ones, and those with a gradient, go by themselves; those that were made there stay.
+                        elsewhere = isinstance(value, Tensor) and value.device != self.device
+                        return value.to(self.device) if elsewhere else value
 
                     moved = batch.apply(place)
                     if self._fill is not None:
                         self._fill(moved, batch.n_id)
                     return moved, self._stream.mark()
             except torch.OutOfMemoryError:
+                size = sum(tensor.nbytes for tensor in tensors_of(batch))
                 raise GNNScaleError(
                     f"{self.device} has no memory for {self.ahead} batches of {format_bytes(size)} ahead: say "
                     "device_batches=1 or 0 to the DataModule, or a smaller batch_size"
