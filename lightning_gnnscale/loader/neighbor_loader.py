@@ -379,7 +379,8 @@ class NeighborLoader(SeedLoader):
             samples (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
             the calling thread), or num_workers, PyG's name for them (nothing is copied between threads); device, a
             GPU that batches are copied to ahead of their use, through pinned memory and beside training, after
-            `transform`, which sees them on the CPU (None: they stay there). Other
+            `transform`, which sees them on the CPU (None: they stay there); without one they are sampled on it, and
+            what is there of the data is taken there. Other
             arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
             `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
             edges with their times: no neighbour is later than the seed, or than its input_time,
