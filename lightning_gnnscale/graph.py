@@ -1,6 +1,7 @@
 """The graph vocabulary that every stage shares: id dtypes, compressed columns, mask names."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -25,7 +26,7 @@ class Batch:
     """
 
     x = x_dense = x_csr = x_by_node_type = y = train_mask = val_mask = test_mask = None
-    num_sampled_nodes = num_sampled_edges = node_type = edge_type = schema = None
+    num_sampled_nodes = num_sampled_edges = node_type = edge_type = type_counts = schema = None
     edge_weight = self_weight = edge_attr = edge_time = seed_time = seed_of = None
     pairs = negatives = source_negatives = pair_type = pair_attr = edge_label = edge_label_index = None
     loss_weight = loss_count = loss_nodes = None
@@ -33,6 +34,51 @@ class Batch:
     source = links = needed = None
     table_dtype = "float32"
     columns: Mapping[str, Any] = MappingProxyType({})
+
+
+class TypeCounts(NamedTuple):
+    """How many nodes and edges of each type a batch has, known on the host: a GPU would have to be asked.
+
+    Of hop h: the seeds and the nodes of the first h hops, and the edges into them; all nodes come last.
+
+    Attributes:
+        ends: (num_hops + 1,) number of nodes up to each hop.
+        nodes: By hop, the nodes of each node type.
+        edges: By hop, the edges of each edge type.
+        targets, sources: By hop, the pairs of each edge type and a target, or a source, that have edges.
+    """
+
+    ends: tuple[int, ...]
+    nodes: tuple[tuple[int, ...], ...]
+    edges: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[int, ...], ...]
+
+    def of(self, what: str, num_nodes: int, num_types: int) -> list[int] | None:
+        """Return counts by type.
+
+        Args:
+            what: Name of an attribute.
+            num_nodes: Number of first nodes; not known unless a hop ends there.
+            num_types: Types that there should be.
+        """
+        hop = bisect_left(self.ends, num_nodes)
+        if hop == len(self.ends) or self.ends[hop] != num_nodes:
+            return None
+        counts = self._asdict()[what][hop]
+        return list(counts) if len(counts) == num_types else None
+
+    @classmethod
+    def sum(cls, given: "Sequence[TypeCounts]") -> "TypeCounts":
+        """Return the counts of batches that are joined hop by hop, with as many hops as the longest has."""
+        longest = max(len(one.ends) for one in given)
+        at = [[min(hop, len(one.ends) - 1) for hop in range(longest)] for one in given]
+        ends = tuple(sum(one.ends[hops[hop]] for one, hops in zip(given, at, strict=True)) for hop in range(longest))
+        tables = []
+        for number in range(1, len(cls._fields)):
+            rows = [[one[number][hop] for hop in hops] for one, hops in zip(given, at, strict=True)]
+            tables.append(tuple(tuple(map(sum, zip(*of_hop, strict=True))) for of_hop in zip(*rows, strict=True)))
+        return cls(ends, *tables)
 
 
 class _OthersBatch(Batch):

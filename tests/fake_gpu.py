@@ -5,10 +5,12 @@ noted in `waits`: reading a value, a copy to the host or from memory that is not
 the device alone. Collectives take tensors of the device alone, as NCCL does.
 """
 
+import threading
 import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -52,6 +54,9 @@ class DeviceTensor(torch.Tensor):
         FakeGPU.current.note("tolist")
         return self.held.tolist()
 
+    def record_stream(self, stream):
+        stream.used.append(self)
+
     def numpy(self):
         raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to host memory first")
 
@@ -66,13 +71,15 @@ class FakeGPU(TorchDispatchMode):
     Attributes:
         steady: Whether waits are noted.
         waits: Each wait: the operation, and the innermost line of the project that called it.
+        waits_ahead: Those of other threads than the one that trains.
     """
 
     current = None
 
     def __init__(self):
         super().__init__()
-        self.steady, self.waits, self.collectives = False, [], []
+        self.steady, self.waits, self.waits_ahead, self.collectives = False, [], [], []
+        self.thread = threading.current_thread()
 
     def __enter__(self):
         FakeGPU.current = self
@@ -86,7 +93,8 @@ class FakeGPU(TorchDispatchMode):
             own = [frame for frame in traceback.extract_stack() if ROOT / "lightning_gnnscale" in
                    Path(frame.filename).parents or ROOT / "triton_kernels" in Path(frame.filename).parents]  # fmt: skip
             where = f"{Path(own[-1].filename).relative_to(ROOT)}, {own[-1].name}" if own else "elsewhere"
-            self.waits.append(f"{what}: {where}")
+            waits = self.waits if threading.current_thread() is self.thread else self.waits_ahead
+            waits.append(f"{what}: {where}")
 
     def run(self, func, args, kwargs):
         name = func.overloadpacket.__name__
@@ -169,6 +177,88 @@ class FakeEvent:
 
     def elapsed_time(self, end):
         return 1e3 * (end.time - self.time)
+
+
+class FakeStream:
+    """A stream on which all is done when it is begun.
+
+    Attributes:
+        waited: Events that it was told to wait for.
+        used: Tensors that it was told to use.
+    """
+
+    running = threading.local()
+
+    def __init__(self, device=None):
+        self.waited, self.used = [], []
+
+    def record_event(self):
+        event = FakeEvent(enable_timing=True)
+        event.record()
+        return event
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
+    def synchronize(self):
+        FakeGPU.current.note("synchronize a stream")
+
+    @classmethod
+    def current(cls, device=None):
+        if not hasattr(cls.running, "stream"):
+            cls.running.stream = cls()
+        return cls.running.stream
+
+    @classmethod
+    @contextmanager
+    def run(cls, stream):
+        before, cls.running.stream = cls.current(), stream
+        yield
+        cls.running.stream = before
+
+
+def _launched(kernel):
+    """A kernel of Triton's interpreter that takes tensors of the device."""
+
+    class Launch:
+        def __getitem__(self, grid):
+            def launch(*args, **kwargs):
+                own, named = tree_map_only(DeviceTensor, lambda one: one.held, (args, kwargs))
+                with torch.utils._python_dispatch._disable_current_modes():
+                    kernel[grid](*own, **named)
+
+            return launch
+
+    return Launch()
+
+
+@contextmanager
+def fake_pipeline(monkeypatch):
+    """A device that samples by Triton's interpreter, and has streams; what runs in the pipeline's thread is its too."""
+    from lightning_gnnscale.loader.device_batches import DeviceBatches
+    from lightning_gnnscale.sampler.device_stream import CopyStream
+    from lightning_gnnscale.sampler.on_device import DeviceSampler
+    from lightning_gnnscale.triton_kernels.sample_neighbors import device
+
+    own = device._triton_kernels()
+    kernels = {name: _launched(getattr(own, name)) for name in ("look_up_kernel", "sample_rows_kernel", "read_kernel")}
+    kernels |= {name: getattr(own, name) for name in ("NO_POSITION", "IN_ROW")}
+    monkeypatch.setattr(device, "_triton_kernels", lambda: SimpleNamespace(**kernels))
+    monkeypatch.setattr(CopyStream, "pinned", lambda self, num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    monkeypatch.setattr(DeviceSampler, "_free_bytes", lambda self: 1 << 40)
+    monkeypatch.setattr(FakeStream, "running", threading.local())
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", FakeStream.run)
+    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream.current)
+    run = DeviceBatches._run
+
+    def in_thread(self, *arguments):
+        with gpu:
+            run(self, *arguments)
+
+    monkeypatch.setattr(DeviceBatches, "_run", in_thread)
+    with fake_gpu(monkeypatch) as gpu:
+        yield gpu
 
 
 class FakeAccelerator(Accelerator):

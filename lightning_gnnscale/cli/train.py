@@ -214,6 +214,7 @@ class CommandRun:
             held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
             held["start_method"] = StrategyTraits(trainer.strategy).start_method
             held["mixed_parts"] = datamodule.mixed_parts(policy_of(trainer))
+            held["samples_whole"] = datamodule.samples_whole(policy_of(trainer))
             make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config, dataset))
             if store is None:
                 self.plan = make_store(config, datamodule.store_source, make_plan)
@@ -560,7 +561,9 @@ def plan(config: DictConfig) -> None:
         data = datamodule.dataset or StoredData(config.store, store)
         options |= model_widths(config, data)
         if config.strategy.get("weights"):
-            options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
+            weights = instantiate(config.strategy.weights)
+            options["mixed_parts"] = datamodule.mixed_parts(weights)
+            options["samples_whole"] = datamodule.samples_whole(weights)
         make_plan = partial(datamodule.make_plan, num_devices, **options)
         made = datamodule.store_source.estimate(make_plan) if store is None else plan_standing(store, make_plan)
     else:

@@ -38,6 +38,7 @@ from ..planner.sizes import BatchShape, RunSize
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.minibatch import MiniBatch
+from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..traits import ModuleTraits, SourceTraits
@@ -573,6 +574,10 @@ class PartitionDataModule(StoredGraphDataModule):
         mixed = mixes_parts(self.sampler) if weights is None else self._mixes(weights)
         return self.interleave_parts if mixed and self.scope_under(weights) == "part" else 0
 
+    def samples_whole(self, weights: Any) -> bool:
+        """Whether batches sample the whole graph under a weight policy."""
+        return self.scope_under(weights) == "graph"
+
     def _close_loader(self) -> None:
         if self._train_loader is not None:
             self._train_loader.close()
@@ -724,6 +729,8 @@ class PartitionDataModule(StoredGraphDataModule):
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "device_batches": self.device_batches + 1,
             "mixed_parts": self.mixed_parts(self._weights),
+            **({} if self._sampled_on == "auto" else {"sampled_on": self._sampled_on}),
+            **({"samples_whole": True} if self.samples_whole(self._weights) else {}),
             **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
             **({"grouped_weights": True} if self._sampled_by.weighted else {}),
             **self._planned_rows,
@@ -741,6 +748,11 @@ class PartitionDataModule(StoredGraphDataModule):
     def _sampled_by(self) -> BatchSampler:
         """The sampler that samples neighbourhoods, of links too."""
         return self.sampler.sampler or self.sampler
+
+    @property
+    def _sampled_on(self) -> str:
+        """Where neighbours are sampled if training is on a GPU: "auto", "cpu" or "cuda", see `gs.plan`."""
+        return asked_device(self.sampler, isinstance(self.source, Threads))
 
     @property
     def _grouped_edge_types(self) -> int:

@@ -378,8 +378,10 @@ class PlacedTraining:
             batch: `MiniBatch` on its device.
             nodes: Its `n_id`, on the host where it is there too: the device is then not waited for.
         """
-        on_host = None if nodes is batch.n_id else nodes.numpy()
         with self._changing, clock.doing("read"), self._clock.measure():
+            on_host = None if nodes is batch.n_id else nodes.numpy()
+            if on_host is None and batch.made is not None and self.buffer.asks_host:
+                on_host = batch.host_ids
             rows = self.buffer.read(batch.n_id, on_host=on_host)
             if isinstance(self.buffer, TypedBuffers):
                 rows = rows_by_node_type(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))

@@ -375,6 +375,10 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         """Return how many parts a batch mixes under a weight policy, at most; 0: none."""
         return 0
 
+    def samples_whole(self, weights: Any) -> bool:
+        """Whether batches sample the whole graph under a weight policy."""
+        return False
+
     def _batch_shape(self) -> dict[str, Any]:
         """Return the arguments of `predict_training` for the batches."""
         raise NotImplementedError

@@ -93,7 +93,7 @@ def edge_data(staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None, al
     """Return the columns of a batch's edges, by their names in it; e_id: (num_edges,) store positions of them."""
     data: dict[str, Any] = {"averaging_weights": sampled.averaging_weights}
     for name in OF_EDGES:
-        if name in staged.edges and not (name == "edge_weight" and _keeps_weights(sampled)):
+        if name in staged.edges and not (name == "edge_weight" and keeps_weights(sampled)):
             data[name] = read_column(staged.edges[name], e_id, allocate)
     if "edge_weight" in data:
         weight = _scaled(data["edge_weight"].numpy(), sampled)
@@ -110,14 +110,14 @@ def pair_data(staged: StagedPart, sampled: Subgraph, allocate: Allocate) -> dict
         return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
     if "edge_label" not in staged.edges:
         raise ValueError("labelled=True needs classes of edges, but the store has none: write it with edge_label=")
-    at = _positions(staged.graph, sampled.pair_edges)
+    at = positions_of(staged.graph, sampled.pair_edges)
     data = {"edge_label": read_column(staged.edges["edge_label"], at, allocate, np.int64)}
     if "edge_attr" in staged.edges:
         data["pair_attr"] = read_column(staged.edges["edge_attr"], at, allocate)
     return data
 
 
-def _keeps_weights(sampled: Subgraph) -> bool:
+def keeps_weights(sampled: Subgraph) -> bool:
     """Whether a sampler's own weights stand for the stored ones: it gives some, and no `row_scale` (GraphSAINT)."""
     return sampled.edge_weight is not None and sampled.row_scale is None
 
@@ -143,11 +143,11 @@ def edge_ids(graph, sampled: Subgraph) -> np.ndarray:
             f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
             "fill Subgraph.e_id where return_e_id is true, or write the store without both"
         )
-    return _positions(graph, sampled.e_id)
+    return positions_of(graph, sampled.e_id)
 
 
-def _positions(graph, edges: np.ndarray) -> np.ndarray:
-    """Return positions in the store's edge arrays of edges of a part's CSC."""
+def positions_of(graph, edges: np.ndarray) -> np.ndarray:
+    """Return (num,) positions in the store's edge arrays of (num,) edges of a part's CSC."""
     if isinstance(graph, WholeGraph):
         return edges
     if graph.edge_id is None:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, short
 from ..events import clock
 from ..jit import kernel
 from ..partition_store.features import Column, LoadedRows
@@ -16,11 +17,13 @@ from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
+from ..sampler.on_device import on_host, release
 from ..sampler.protocol import BatchSampler, Subgraph
 from ..triton_kernels.sample_neighbors import Workspace
 from .batch_columns import OF_EDGES, edge_data, edge_ids, node_data, pair_data, type_data, with_rows
 from .batch_source import BatchKey
 from .buffer_pool import BufferPool
+from .device_columns import columns_there
 from .staged_part import StagedPart
 
 
@@ -97,6 +100,11 @@ class BatchMaker:
             part = staged()
             prepare = self.build if fill and self.gathers else self.sample
             return prepare(part, self.items(key, part), batch_key(*key))
+        except torch.OutOfMemoryError as error:
+            what = short(str(error).splitlines()[0])
+            raise batch_error(
+                key, f"there is no memory to sample it ({what}): say device=cpu to the sampler, or a smaller batch_size"
+            ) from None
         except Exception as error:
             raise batch_error(key, f"{type(error).__name__}: {error}") from error
 
@@ -149,31 +157,43 @@ class BatchMaker:
             key: uint64, the batch's.
             with_nodes: False leaves out what `node_data` looks up.
         """
-        n_id = self.store_ids(staged.graph, sampled.n_id)
-        e_id = edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
-        take = self.pool.take
+        there = None if sampled.stream is None else columns_there(self.sampler, staged)
+        if there is not None:
+            found = there.look_up(sampled, self._reads_edges(staged), self.pool.take)
+        else:
+            sampled = sampled if sampled.stream is None else on_host(sampled, self.pool.take)
+            found = self._look_up(staged, sampled, with_nodes)
+        found["e_id"] = _tensor(found["e_id"]) if self.return_e_id else None
         return MiniBatch(
-            n_id=torch.from_numpy(n_id),
-            edge_index=torch.from_numpy(sampled.edge_index),
-            indptr=torch.from_numpy(sampled.indptr),
+            edge_index=_tensor(sampled.edge_index),
+            indptr=_tensor(sampled.indptr),
             batch_size=sampled.num_seeds,
             part=staged.graph.part,
             key=key,
             num_sampled_nodes=sampled.num_sampled_nodes,
             num_sampled_edges=sampled.num_sampled_edges,
             loss_weight=_tensor(sampled.loss_weight),
-            e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(sampled.pairs),
             negatives=_tensor(sampled.negatives),
             pair_type=_tensor(sampled.pair_type),
             source_negatives=_tensor(sampled.source_negatives),
             seed_of=_tensor(sampled.seed_of),
             seed_time=_tensor(sampled.seed_time),
+            **found,
+        )
+
+    def _look_up(self, staged: StagedPart, sampled: Subgraph, with_nodes: bool) -> dict[str, Any]:
+        """Return the ids, the types and the columns of a batch on the host, by their names in it."""
+        n_id, take = self.store_ids(staged.graph, sampled.n_id), self.pool.take
+        e_id = edge_ids(staged.graph, sampled) if self._reads_edges(staged) else None
+        return {
+            "n_id": torch.from_numpy(n_id),
+            "e_id": e_id,
             **edge_data(staged, sampled, e_id, take),
             **pair_data(staged, sampled, take),
             **type_data(staged.graph, n_id, sampled, take),
             **(node_data(staged, sampled.n_id, take) if with_nodes else {}),
-        )
+        }
 
     def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
         """Gather the features of a batch, in place, and return it.
@@ -182,12 +202,18 @@ class BatchMaker:
             batch: sampled.
             loaded: rows already read, its own among them; None: read from the table.
         """
-        n_id = batch.n_id.numpy()
         if self.features is None:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
         with clock.doing("read"):
-            return with_rows(batch, features.read(n_id, self.pool.take))
+            return with_rows(batch, features.read(batch.host_ids, self.pool.take))
+
+    def release(self) -> None:
+        """Free the memory that is kept from batch to batch."""
+        self.pool.clear()
+        while not self._spaces.empty():
+            self._spaces.get_nowait()
+        release(self.sampler)
 
     def lend(self, graph) -> Workspace:
         """Return a workspace that fits a part, a returned one where there is one."""
@@ -220,8 +246,8 @@ class BatchMaker:
         return out
 
 
-def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(array)
+def _tensor(array: np.ndarray | torch.Tensor | None) -> torch.Tensor | None:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
 @kernel

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from ..foreign import is_tensor
 from ..graph import CSC, id_dtype
+from ..sampler.device_stream import MadeOnDevice
+from ..sampler.on_device import on_host
 from ..sampler.protocol import Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.sample_neighbors.cpu import read_hop
+from ..triton_kernels.sample_neighbors.device_graph import placing
 from .batch_maker import BatchMaker
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
@@ -146,6 +149,11 @@ class DataBatchMaker(BatchMaker):
         """
         with self._workspace(staged.graph) as space:
             sampled = self.sampler.sample(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
+        if sampled.stream is not None:
+            order = None if self.both_ways else staged.on_device(self._order_there)
+            if order is not None:
+                return self._build_there(items, sampled, *order)
+            sampled = on_host(sampled, self.pool.take)
         edge_index, e_id = torch.from_numpy(sampled.edge_index), torch.from_numpy(self._user_edges(sampled.e_id))
         if self.both_ways:
             edge_index, e_id = _both_ways(edge_index, e_id)
@@ -153,24 +161,56 @@ class DataBatchMaker(BatchMaker):
         batch = self._cut(torch.from_numpy(sampled.n_id), edge_index, e_id)
         return self._describe(batch, items, sampled)
 
+    def _order_there(self, staged: StagedPart) -> tuple[Tensor | None] | None:
+        """Return `edge_order` on the sampler's device; None where that has no space for it."""
+        if self.edge_order is None:
+            return (None,)
+        if not self.sampler.fits(self.edge_order.nbytes):
+            return None
+        return (placing(self.sampler.on, True)(self.edge_order),)
+
+    def _build_there(self, items: np.ndarray, sampled: Subgraph, order: Tensor | None):
+        """Return the `Data` of a subgraph that stayed on a device, with attributes of the host by ids that are copied.
+
+        The host waits for it, in the thread that makes batches: PyG's batch has no place for an event.
+        """
+        with sampled.stream.running():
+            e_id = sampled.e_id if order is None else order[sampled.e_id].long()
+            made = MadeOnDevice.begin(sampled.stream, [sampled.n_id, e_id])
+            batch = self._cut(sampled.n_id, sampled.edge_index, e_id, made)
+            batch = self._describe(batch, items, sampled)
+            sampled.stream.mark().synchronize()
+        return batch
+
     def _user_edges(self, edges: np.ndarray) -> np.ndarray:
         if self.edge_order is not None:
             read_hop(self.edge_order, edges, 0, len(edges), edges)
         return edges
 
-    def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor):
-        """Return a copy of the data with node attributes at n_id and edge attributes at e_id."""
+    def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor, made: MadeOnDevice | None = None):
+        """Return a copy of the data with node attributes at n_id and edge attributes at e_id.
+
+        Args:
+            made: Has both on the host, where they are on a device; None: they are on the host.
+        """
         data = self.data
         batch = copy.copy(data)
+
+        def at(key: str, value: Any, number: int) -> Any:
+            index = (n_id, e_id)[number]
+            if made is not None and not (is_tensor(value) and value.device == index.device):
+                index = torch.from_numpy(made.read()[number])
+            return self._select(key, value, index)
+
         for key, value in data._store.items():
             if key == "edge_index":
-                batch[key] = edge_index.to(value.device)
+                batch[key] = edge_index.to(value.device) if made is None else edge_index
             elif key == "num_nodes":
                 batch.num_nodes = len(n_id)
             elif data.is_node_attr(key):
-                batch[key] = self._select(key, value, n_id)
+                batch[key] = at(key, value, 0)
             elif data.is_edge_attr(key):
-                batch[key] = self._select(key, value, e_id)
+                batch[key] = at(key, value, 1)
         for key, value in (("n_id", n_id), ("e_id", e_id)):
             if key not in batch:
                 batch[key] = value
@@ -189,7 +229,7 @@ class DataBatchMaker(BatchMaker):
         if sampled.num_sampled_nodes is not None:
             batch.num_sampled_nodes, batch.num_sampled_edges = sampled.num_sampled_nodes, sampled.num_sampled_edges
         if sampled.edge_weight is not None:
-            batch.edge_weight = torch.from_numpy(sampled.edge_weight)
+            batch.edge_weight = torch.as_tensor(sampled.edge_weight)
             batch.averaging_weights = sampled.averaging_weights
         batch.input_id = torch.from_numpy(items.copy() if self.input_id is None else self.input_id[items])
         batch.batch_size = len(items)

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -13,43 +13,12 @@ from torch import Tensor
 from ..errors import GNNScaleError, short
 from ..events import clock
 from ..memory import format_bytes
+from ..sampler.device_stream import CopyStream
+from ..sampler.minibatch import MiniBatch
 from .buffer_pool import rounded_capacity
+from .type_counts import counted
 
 _ALIGN = 256  # of each array in a block: what kernels with vector loads need, and torch's own allocations have
-
-
-class CopyStream:
-    """The stream of a CUDA device that copies batches, and the memory that it copies from and to.
-
-    Args:
-        device: A CUDA device.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device, self._stream = device, torch.cuda.Stream(device)
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        """Return (num_bytes,) uint8 of page-locked host memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def running(self) -> AbstractContextManager:
-        """Return a context in which this thread's copies and kernels run on the stream."""
-        return torch.cuda.stream(self._stream)
-
-    def send(self, block: Tensor) -> Tensor:
-        """Begin to copy a block to the device; call it within `running`."""
-        return block.to(self.device, non_blocking=True)
-
-    def mark(self) -> torch.cuda.Event:
-        """Return an event that passes when all that was begun so far on the stream is done."""
-        return self._stream.record_event()
-
-    def hand_over(self, event: torch.cuda.Event, tensors: list[Tensor]) -> None:
-        """Let the caller's current stream wait for an event, and use tensors of the stream; the host does not wait."""
-        user = torch.cuda.current_stream(self.device)
-        user.wait_event(event)
-        for tensor in tensors:
-            tensor.record_stream(user)  # else the allocator hands its memory out again before the user's kernels end
 
 
 class _Sent(NamedTuple):
@@ -71,7 +40,7 @@ class DeviceBatches:
         device: Where batches go.
         ahead: Batches on the device, or on their way, before they are asked for, >= 1.
         fill: Called with a batch on the device and its (num_nodes,) ids on the host, on the copy stream: gives it the
-            rows that are there. None: batches come with theirs.
+            rows that are there. The ids are the batch's own where the device made it. None: batches come with theirs.
         stream: Copies, in place of a `CopyStream`.
         foretell: Called with the batches of an epoch, a generator; returns one of the same batches that looks ahead, so
             that what `fill` reads is known before. None: nothing needs to be.
@@ -94,6 +63,11 @@ class DeviceBatches:
         self._copying: deque[tuple[Any, Tensor]] = deque()
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether batches wait on the host until later ones are known."""
+        return self._foretell is not None
+
+    @property
     def pinned_bytes(self) -> int:
         """Bytes of pinned memory that are held."""
         return sum(len(block) for block in [*self._free, *(block for _, block in self._copying)])
@@ -111,9 +85,9 @@ class DeviceBatches:
         batches = batches if self._foretell is None else self._foretell(batches)
         sent: SimpleQueue[_Sent] = SimpleQueue()
         space, stopped = threading.Semaphore(self.ahead), threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=(batches, sent, space, stopped), name="gnnscale-batch-device", daemon=True
-        )
+        # It is none of a source's threads by its name: it waits for those to end.
+        arguments = batches, sent, space, stopped
+        thread = threading.Thread(target=self._run, args=arguments, name="gnnscale-device-batch", daemon=True)
         thread.start()
         try:
             while True:
@@ -146,7 +120,8 @@ class DeviceBatches:
                     space.acquire()
                     if stopped.is_set():
                         return
-                    batch = next(batches, None)
+                    with self._stream.running():  # batches that a device made are joined there
+                        batch = next(batches, None)
                     if batch is None:
                         break
                     sent.put(_Sent(*self._sent(batch)))
@@ -157,29 +132,35 @@ class DeviceBatches:
 
     def _sent(self, batch: Any) -> tuple[Any, Any]:
         """Begin to move a batch; return it as it will be on the device, and the event of its arrival."""
+        batch = counted(batch) if isinstance(batch, MiniBatch) else batch
         with clock.doing("transfer"):
             arrays = [tensor for tensor in tensors_of(batch) if self._is_packed(tensor)]
             offsets, size = _offsets(arrays)
-            block = self._block(size)
+            block = self._block(size) if arrays else None  # of a batch that a device made all may be there
             for array, offset in zip(arrays, offsets, strict=True):
                 _view(block, array, offset).copy_(array)
             try:
                 with self._stream.running():
-                    there = self._stream.send(block[:size])
-                    self._copying.append((self._stream.mark(), block))
+                    if isinstance(batch, MiniBatch) and batch.made is not None:
+                        batch.made.join(tensors_of(batch))
+                    if block is not None:
+                        there = self._stream.send(block[:size])
+                        self._copying.append((self._stream.mark(), block))
                     places = iter(zip(arrays, offsets, strict=True))
 
                     def place(value: Any) -> Any:
                         if self._is_packed(value):
                             return _view(there, *next(places))
-                        # Sparse ones, and those with a gradient, go by themselves.
-                        return value.to(self.device) if isinstance(value, Tensor) else value
+                        # Sparse ones, and those with a gradient, go by themselves; those that were made there stay.
+                        elsewhere = isinstance(value, Tensor) and value.device != self.device
+                        return value.to(self.device) if elsewhere else value
 
                     moved = batch.apply(place)
                     if self._fill is not None:
                         self._fill(moved, batch.n_id)
                     return moved, self._stream.mark()
             except torch.OutOfMemoryError:
+                size = sum(tensor.nbytes for tensor in tensors_of(batch))
                 raise GNNScaleError(
                     f"{self.device} has no memory for {self.ahead} batches of {format_bytes(size)} ahead: say "
                     "device_batches=1 or 0 to the DataModule, or a smaller batch_size"

@@ -1,13 +1,19 @@
 """One batch made of batches of several parts: its gradient covers all of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate, islice, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..graph import TypeCounts
+from ..sampler.device_stream import MadeOnDevice
 from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures, columns_of
+from .device_batches import tensors_of
+from .type_counts import counted
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 _OF_NODES, _OF_EDGES, _OF_SEEDS = (columns_of(what) for what in ("nodes", "edges", "seeds"))
@@ -41,8 +47,9 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         chunks: batches without links to train on, all sampled by one sampler from one store.
         take: allocates (shape, dtype), as `BufferPool.take` does.
 
-    Cost: one copy of the chunks.
+    Cost: one copy of the chunks; of those that a device made, there.
     """
+    chunks = _in_one_place(chunks)
     hops = [_hop_ends(chunk) for chunk in chunks]
     depth = max(len(ends) for ends in hops)
     hops = [ends + [ends[-1]] * (depth - len(ends)) for ends in hops]
@@ -54,7 +61,8 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         shifts[at][hop] = num_nodes - start
         num_nodes += stop - start
     places = [_places(ends, shift) for ends, shift in zip(hops, shifts, strict=True)]
-    edges = [_edges_of(chunks[at].indptr, start, stop) for _, at, start, stop in runs]
+    ends_of_edges = [_edge_ends(chunk, ends) for chunk, ends in zip(chunks, hops, strict=True)]
+    edges = [(ends_of_edges[at][hop], ends_of_edges[at][hop + 1]) for hop, at, *_ in runs]
 
     def joined(name: str, spans) -> Tensor | None:
         values = [getattr(chunk, name) for chunk in chunks]
@@ -63,12 +71,13 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         return _joined([values[at][start:stop] for (_, at, *_), (start, stop) in zip(runs, spans, strict=True)], take)
 
     nodes = [(start, stop) for _, _, start, stop in runs]
-    moved = [place[chunk.edge_index] for place, chunk in zip(places, chunks, strict=True)]
+    device = chunks[0].indptr.device
+    moved = [place.to(device)[chunk.edge_index] for place, chunk in zip(places, chunks, strict=True)]
     ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, edges, strict=True)]
     lengths = [chunks[at].indptr.diff()[start : min(stop, chunks[at].num_targets)] for _, at, start, stop in runs]
     return MiniBatch(
         edge_index=torch.cat(ends, dim=1),
-        indptr=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
+        indptr=torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *lengths]).cumsum(0),
         batch_size=sum(chunk.batch_size for chunk in chunks),
         part=chunks[0].part,
         key=chunks[0].key,
@@ -83,9 +92,20 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
             for name in _OF_SEEDS
         },
         averaging_weights=chunks[0].averaging_weights,
+        **({} if chunks[0].made is None else _made_there(chunks, runs)),
         **{name: joined(name, nodes) for name in _OF_NODES},
         **{name: joined(name, edges) for name in _OF_EDGES},
     )
+
+
+def _in_one_place(chunks: Sequence[MiniBatch]) -> Sequence[MiniBatch]:
+    """Return chunks that are all on the host, or all on the device that made them, whose stream is joined."""
+    for chunk in chunks:
+        if chunk.made is not None:
+            chunk.made.join(tensors_of(chunk))
+    if len({chunk.made is None for chunk in chunks}) == 1:
+        return chunks
+    return [replace(chunk.to("cpu"), made=None) for chunk in chunks]  # a part had no space on the device
 
 
 def _hop_ends(batch: MiniBatch) -> list[int]:
@@ -102,13 +122,31 @@ def _places(ends: list[int], shifts: list[int]) -> Tensor:
     return torch.cat([torch.arange(a + by, b + by) for (a, b), by in zip(spans, shifts, strict=True)])
 
 
-def _edges_of(indptr: Tensor, start: int, stop: int) -> tuple[int, int]:
-    """Return where the edges of a run of nodes begin and end; nodes beyond the targets have none."""
-    last = len(indptr) - 1
-    return int(indptr[min(start, last)]), int(indptr[min(stop, last)])
+def _edge_ends(batch: MiniBatch, ends: list[int]) -> list[int]:
+    """Return 0 and where the edges of each run of nodes end; nodes beyond the targets have none."""
+    if batch.num_sampled_nodes is not None and batch.num_sampled_edges is not None:  # a device is not asked
+        found = [0, *accumulate(int(count) for count in batch.num_sampled_edges)]
+        return [*found[: len(ends)], *[found[-1]] * (len(ends) - len(found))]
+    last = batch.num_targets
+    return [int(batch.indptr[min(end, last)]) for end in ends]
+
+
+def _made_there(chunks: Sequence[MiniBatch], runs) -> dict[str, Any]:
+    """Return what the host has of a batch that is mixed on a device: `made` and `type_counts`."""
+    counts = [counted(chunk).type_counts for chunk in chunks]
+    made = MadeOnDevice(lambda: [_joined_ids(chunks, runs)])
+    return {"made": made, "type_counts": None if counts[0] is None else TypeCounts.sum(counts)}
+
+
+def _joined_ids(chunks: Sequence[MiniBatch], runs) -> np.ndarray:
+    """Return the (num_nodes,) ids of a mixed batch from those of its chunks on the host."""
+    ids = [chunk.host_ids for chunk in chunks]
+    return np.concatenate([ids[at][start:stop] for _, at, start, stop in runs])
 
 
 def _joined(values: list[Tensor], take: Take) -> Tensor:
+    if values[0].device.type != "cpu":
+        return torch.cat(values)
     shape = (sum(len(value) for value in values), *values[0].shape[1:])
     out = torch.from_numpy(take(shape, values[0].numpy().dtype))
     return torch.cat(values, out=out)
@@ -168,7 +206,7 @@ def _joined_seeds(chunks: Sequence[MiniBatch], places: list[Tensor]) -> Tensor |
     before = [0, *accumulate(chunk.batch_size for chunk in chunks)]
     seeds = torch.cat([chunk.seed_of + first for chunk, first in zip(chunks, before, strict=False)])
     out = torch.empty_like(seeds)
-    out[torch.cat(places)] = seeds
+    out[torch.cat(places).to(out.device)] = seeds
     return out
 
 

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
+from ..sampler.on_device import host_sampler
 from ..triton_kernels.sample_neighbors import check_fanouts
 from ..values import as_array, exact_integers, exact_times
 from .data_batch import DataBatchMaker, SampledBatchMaker, check_data, check_layouts, compress
@@ -285,12 +287,13 @@ class SeedLoader(PartLoader):
         if index.ndim != 1 or len(np.unique(index)) < len(index):
             raise ValueError(f"index must be distinct positions of seeds, got {_short(index.tolist())}")
         key = batch_key(self.options.seed, self.epoch, self.rank, zlib.crc32(index.tobytes()))
-        batch = self._maker.build(self._whole, self._seeds[index], key)
+        maker = replace(self._maker, sampler=host_sampler(self._maker.sampler))
+        batch = maker.build(self._whole, self._seeds[index], key)
         return batch if self.transform is None else self.transform(batch)
 
     @cached_property
     def _whole(self) -> StagedPart:
-        return self._stager(self.rank)
+        return replace(self._stager, sampler=host_sampler(self._stager.sampler))(self.rank)
 
     def __getattr__(self, name: str):
         told = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
@@ -312,6 +315,10 @@ class SeedLoader(PartLoader):
             super().set_epoch(self.epoch + 1)
         self._advance = True
         yield from super().__iter__()
+
+    @property
+    def _stays(self) -> bool:
+        return super()._stays and self.transform is None
 
     def _made(self, start: int) -> Iterator:
         batches = super()._made(start)
@@ -372,7 +379,8 @@ class NeighborLoader(SeedLoader):
             samples (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
             the calling thread), or num_workers, PyG's name for them (nothing is copied between threads); device, a
             GPU that batches are copied to ahead of their use, through pinned memory and beside training, after
-            `transform`, which sees them on the CPU (None: they stay there). Other
+            `transform`, which sees them on the CPU (None: they stay there); without one they are sampled on it, and
+            what is there of the data is taken there. Other
             arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
             `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
             edges with their times: no neighbour is later than the seed, or than its input_time,

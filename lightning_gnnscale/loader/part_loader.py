@@ -227,7 +227,7 @@ class PartLoader:
             found = self._num_chunks(sampler, len(targets))
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
-        sampler = sampler_for(sampler, self._samples_on, isinstance(self._source, LocalSource))
+        sampler = self._sampler_for(sampler)
         self._source.close()  # its parts were prepared for the old one
         self._stager = replace(self._stager, sampler=sampler)
         self._maker = replace(self._maker, sampler=sampler)
@@ -267,8 +267,17 @@ class PartLoader:
         """
         self._samples_on = device
         sampler = self._maker.sampler
-        if sampler_for(sampler, device, isinstance(self._source, LocalSource)) is not sampler:
+        if self._sampler_for(sampler) is not sampler:
             self.set_sampler(sampler)
+
+    def _sampler_for(self, sampler: BatchSampler) -> BatchSampler:
+        """Return a sampler, or one that samples on the device."""
+        return sampler_for(sampler, self._samples_on, isinstance(self._source, LocalSource), self._stays)
+
+    @property
+    def _stays(self) -> bool:
+        """Whether batches that are sampled on a device stay there: they go there, and none waits on the host."""
+        return self._device is not None and not (self._device.looks_ahead or self.reads.fills_here)
 
     def first_footprint(self, num_parts: int = 1) -> Footprint | None:
         """Load the first part, sample its first chunk, and return their sizes; None without batches.
@@ -302,7 +311,7 @@ class PartLoader:
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
-        self._maker.pool.clear()
+        self._maker.release()
         if self._device is not None:
             self._device.close()
         if self._kept is not None:
@@ -439,7 +448,7 @@ class PartLoader:
         with closing(batches):
             for batch in batches:
                 with clock.doing("read"):
-                    nodes = batch.n_id.numpy()
+                    nodes = batch.host_ids
                     batch.columns = {name: tensors(column.read(nodes)) for name, column in self._columns.items()}
                 yield batch
                 del batch

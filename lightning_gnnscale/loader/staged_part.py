@@ -45,6 +45,7 @@ class StagedPart:
     features: LoadedRows | None = None
     _items: dict = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+    _there: list = field(default_factory=list)
 
     def __reduce__(self):
         columns = self.nodes, self.masks, self.mask_names, self.edges
@@ -57,6 +58,13 @@ class StagedPart:
         arrays = (*graph, *self.graph.columns.values(), *self.nodes.values(), self.masks, *self.edges.values())
         own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
+
+    def on_device(self, make: Callable[["StagedPart"], Any]) -> Any:
+        """Return what is made of the part on a device: at the first call, kept as long as the part."""
+        with self._lock:
+            if not self._there:
+                self._there.append(make(self))
+            return self._there[0]
 
     def items(
         self,
@@ -179,7 +187,7 @@ class PartStager:
                 f"{graph.core_start + graph.num_core}), got {self.targets[part].min()} to {self.targets[part].max()}"
             )
         state = self.sampler.prepare(graph, targets, self.seed)
-        return replace(loaded, graph=graph, state=state, _items={}, _lock=Lock())
+        return replace(loaded, graph=graph, state=state, _items={}, _lock=Lock(), _there=[])
 
     def _local_features(self, graph) -> LoadedRows | None:
         if self.features is None:

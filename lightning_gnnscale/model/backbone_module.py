@@ -23,7 +23,7 @@ from .time_encoding import check_times
 
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "num_sampled_edges", "edge_attr")
-BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of", "self_weight")
+BATCH_ARGUMENTS += ("edge_type", "node_type", "type_counts", "edge_time", "seed_time", "seed_of", "self_weight")
 # Of these, what comes from a column of the graph alone: the name in `graph.COLUMNS`.
 _COLUMN_OF = {
     "edge_attr": "edge_features",

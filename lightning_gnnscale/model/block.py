@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph import TypeCounts
 from ..triton_kernels.aggregate import aggregate
 from ..triton_kernels.edge_attention import EdgesBySource, group_by_source
 
@@ -24,6 +25,7 @@ class TargetPairs(NamedTuple):
 
     Attributes:
         relation, target: (num_pairs,) int64, edge type and target.
+        counts: Pairs of each edge type where the host knows them, see `TypeCounts`; else None.
         indptr: (num_pairs + 1,) int64, the edges of each pair, in the order of `edges`.
         edges: (num_edges,) int64, positions of the edges in the block.
         sources: (num_edges,) the source of each of them.
@@ -38,6 +40,7 @@ class TargetPairs(NamedTuple):
     sources: Tensor
     target_indptr: Tensor
     target_pairs: Tensor
+    counts: list[int] | None = None
 
     @property
     def place(self) -> Tensor:
@@ -59,11 +62,13 @@ class SourcePairs(NamedTuple):
     Attributes:
         relation, source: (num_pairs,) int64, edge type and source.
         place: (num_edges,) int64, the pair of each edge of the block.
+        counts: Pairs of each edge type where the host knows them, see `TypeCounts`; else None.
     """
 
     relation: Tensor
     source: Tensor
     place: Tensor
+    counts: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Block:
             has self-loops the weight of its last one, less the weights of all of them. None: from the edges given.
         edges_of: Maps numbers of first targets to the numbers of edges into them, as far as the host knows them: a GPU
             would have to be asked.
+        type_counts: Nodes and pairs of each type, as far as the host knows them.
+        num_edge_types: Number of edge types.
     """
 
     indptr: Tensor
@@ -99,6 +106,8 @@ class Block:
     by_edge_type: Tensor | None = None
     self_weight: Tensor | None = None
     edges_of: Mapping[int, int] | None = None
+    type_counts: TypeCounts | None = None
+    num_edge_types: int = 1
 
     @property
     def num_targets(self) -> int:
@@ -119,7 +128,7 @@ class Block:
         attr = None if self.edge_attr is None else self.edge_attr[:num_edges]
         edge_types = None if self.edge_type is None else self.edge_type[:num_edges]
         indices, order = self.indices[:num_edges], self.by_edge_type
-        order = None if order is None else order[order < num_edges]
+        order = None if order is None else order[places_of(order < num_edges, num_edges)]
         return replace(
             self,
             indptr=indptr,
@@ -147,15 +156,21 @@ class Block:
         """The pairs of an edge type and a target; O(num_edges) where `by_edge_type` is given."""
         edges = self.edges_by_type()
         target, relation = self.target_of_edges()[edges], self.edge_type[edges]
-        key = relation * self.num_targets + target
-        begins = torch.ones_like(key, dtype=torch.bool)
-        begins[1:] = key[1:] != key[:-1]
-        begins = torch.nonzero(begins).flatten()
+        counts = self._counts("targets")
+        begins = places_of(_begins(relation * self.num_targets + target), None if counts is None else sum(counts))
         indptr = torch.cat([begins, begins.new_full((1,), len(edges))])
         target, relation = target[begins], relation[begins]
-        counts = torch.bincount(target, minlength=self.num_targets)
-        target_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return TargetPairs(relation, target, indptr, edges, self.indices[edges], target_indptr, stable_order(target))
+        target_indptr = indptr_of(target, self.num_targets)
+        pairs = stable_order(target)
+        return TargetPairs(relation, target, indptr, edges, self.indices[edges], target_indptr, pairs, counts)
+
+    def node_counts(self, num_nodes: int, num_node_types: int) -> list[int] | None:
+        """Return how many of the first nodes are of each node type, where the host knows; else None."""
+        return None if self.type_counts is None else self.type_counts.of("nodes", num_nodes, num_node_types)
+
+    def _counts(self, what: str) -> list[int] | None:
+        known = self.type_counts
+        return None if known is None else known.of(what, self.num_targets, self.num_edge_types)
 
     @cached_property
     def by_source(self) -> EdgesBySource:
@@ -170,8 +185,15 @@ class Block:
     @cached_property
     def source_pairs(self) -> SourcePairs:
         """The pairs of an edge type and a source; O(num_edges log num_edges)."""
-        keys, place = torch.unique(self.edge_type * self.num_sources + self.indices, return_inverse=True)
-        return SourcePairs(keys // max(1, self.num_sources), keys % max(1, self.num_sources), place)
+        keys, counts = self.edge_type * self.num_sources + self.indices, self._counts("sources")
+        if counts is None:
+            keys, place = torch.unique(keys, return_inverse=True)
+        else:
+            keys, order = keys.sort()
+            begins = _begins(keys)
+            place = torch.empty_like(order).scatter_(0, order, begins.cumsum(0) - 1)
+            keys = keys[places_of(begins, sum(counts))]
+        return SourcePairs(keys // max(1, self.num_sources), keys % max(1, self.num_sources), place, counts)
 
     def transform_first(self, in_channels: int, out_channels: int) -> bool:
         """Whether a linear map costs less before the sum over edges than after it; a function of shapes alone."""
@@ -235,6 +257,36 @@ def make_block(
         node_type,
         self_weight=self_weight,
     )
+
+
+def places_of(chosen: Tensor, count: int | None) -> Tensor:
+    """Return the (count,) int64 places of the true ones among booleans, ascending.
+
+    Args:
+        chosen: (num,) bool.
+        count: How many are true, where the host knows; None: a device is asked.
+    """
+    if count is None or chosen.device.type == "cpu":
+        return torch.nonzero(chosen).flatten()
+    number = torch.where(chosen, chosen.cumsum(0) - 1, count)
+    places = torch.arange(len(chosen), device=chosen.device)
+    return number.new_empty(count + 1).scatter_(0, number, places)[:count]
+
+
+def indptr_of(numbers: Tensor, size: int) -> Tensor:
+    """Return (size + 1,) int64: where each number's rows begin when (num,) numbers below size are in order."""
+    if numbers.device.type == "cpu":
+        counts = torch.bincount(numbers, minlength=size)
+    else:
+        counts = numbers.new_zeros(size).index_add_(0, numbers, torch.ones_like(numbers))
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _begins(keys: Tensor) -> Tensor:
+    """Return (num,) bool: whether a key differs from the one before it."""
+    begins = torch.ones_like(keys, dtype=torch.bool)
+    begins[1:] = keys[1:] != keys[:-1]
+    return begins
 
 
 def stable_order(numbers: Tensor) -> Tensor:

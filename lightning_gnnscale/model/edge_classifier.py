@@ -109,7 +109,7 @@ class EdgeClassifier(BackboneModule):
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the mean loss over the batch's edges with a label; 0, with zero gradients, where there are none."""
         losses, count = self._losses(self.classify(batch), self._labels(batch))
-        return losses / max(1, count)
+        return losses / count.clamp(min=1)
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         """Classify this rank's share of the edges that are held out (`EvaluationShare`), or those of a batch.
@@ -175,7 +175,7 @@ class EdgeClassifier(BackboneModule):
 
     def _update(self, split: str, outputs: Tensor, labels: Tensor) -> None:
         losses, count = self._losses(outputs.float(), labels)
-        self.losses[split].update(losses / max(1, count), weight=float(count))
+        self.losses[split].update(losses / count.clamp(min=1), weight=count.float())
         self.scores[split].update(outputs.argmax(dim=-1), labels)
 
     def _labels(self, batch: Any) -> Tensor:
@@ -186,9 +186,9 @@ class EdgeClassifier(BackboneModule):
             )
         return labels.long()
 
-    def _losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    def _losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of losses, and over how many edges."""
-        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="sum"), int((labels != UNKNOWN).sum())
+        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="sum"), (labels != UNKNOWN).sum()
 
     def _reset(self, split: str) -> None:
         # As in NodeModule: counts reset in inference mode cannot be added to outside of it.

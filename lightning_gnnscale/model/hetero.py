@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..graph import GraphSchema
+from ..graph import GraphSchema, TypeCounts
 from ..traits import BackboneTraits
+from .block import stable_order
 from .relational import places_of_node_types, read_schema, type_channels
 from .sparse_linear import as_input, dense_rows, is_by_node_type
 
@@ -92,6 +93,7 @@ class Hetero(nn.Module):
         edge_attr: Tensor | None = None,
         edge_type: Tensor | None = None,
         node_type: Tensor | None = None,
+        type_counts: TypeCounts | None = None,
     ) -> Tensor:
         """Run the model over a batch.
 
@@ -102,6 +104,7 @@ class Hetero(nn.Module):
             edge_weight, edge_attr: (num_edges,) and (num_edges, edge_dim), for models that name them.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
+            type_counts: nodes and edges of each type, as a `MiniBatch` has them; without them a GPU is asked.
 
         Returns:
             (num_nodes, out_channels).
@@ -124,14 +127,13 @@ class Hetero(nn.Module):
         if edge_attr is not None and not self.supports_edge_attr:
             raise ValueError(f"{self.name} takes no edge_attr: leave edge features out with stored_edge_features=False")
         places, back = places_of_node_types(type_number, self.schema.num_node_types)
-        counts = torch.bincount(type_number, minlength=self.schema.num_node_types)
-        chunks = places.split(counts.tolist())
-        local = back - (counts.cumsum(0) - counts)[type_number]
+        chunks = places.split(self._counts("nodes", type_number, self.schema.num_node_types, type_counts))
+        local = torch.cat([torch.arange(len(chosen), device=places.device) for chosen in chunks])[back]
         given = {"edge_weight": edge_weight, "edge_attr": edge_attr}
         given = {name: values for name, values in given.items() if values is not None}
         edges, by_edge_type = {}, {name: {} for name in given}
-        for number, relation in enumerate(self.schema.edge_types):
-            chosen = torch.nonzero(edge_type == number).flatten()
+        of_types = self._counts("edges", edge_type, self.schema.num_edge_types, type_counts)
+        for relation, chosen in zip(self.schema.edge_types, stable_order(edge_type).split(of_types), strict=True):
             edges[relation] = local[edge_index[:, chosen]]
             for name, values in given.items():
                 by_edge_type[name][relation] = values[chosen].to(next(self.parameters()).dtype)
@@ -143,6 +145,12 @@ class Hetero(nn.Module):
         if not isinstance(out, dict):
             raise ValueError(f"{self.name} must return rows of nodes, got {type(out).__name__}")
         return torch.cat([out[name] for name in self.schema.node_types])[back]
+
+    @staticmethod
+    def _counts(what: str, types: Tensor, num_types: int, known: TypeCounts | None) -> list[int]:
+        """Return how many nodes or edges are of each type: as the host knows, else as the device says."""
+        counts = None if known is None else known.of(what, known.ends[-1], num_types)
+        return torch.bincount(types, minlength=num_types).tolist() if counts is None else counts
 
     def _rows(self, node_type: int, x: Any, chosen: Tensor) -> Tensor:
         """Return the (num, columns) rows of a node type's nodes."""

@@ -57,14 +57,14 @@ class HGTLayer(nn.Module, RowLayer):
     def forward(self, x: Tensor, block: Block) -> Tensor:
         """Return (num_targets, channels) from (num_sources, channels)."""
         own = x[: block.num_targets]
-        node_type = None if block.node_type is None else block.node_type[: len(x)]
-        node_type_of_targets = None if node_type is None else node_type[: block.num_targets]
-        key, value = (part.unflatten(1, (self.heads, -1)) for part in self.key_value(x, node_type).chunk(2, dim=1))
-        query = self.query(own, node_type_of_targets).unflatten(1, (self.heads, -1))
+        mapped = self.key_value.map_nodes(x, block)
+        key, value = (part.unflatten(1, (self.heads, -1)) for part in mapped.chunk(2, dim=1))
+        query = self.query.map_nodes(own, block).unflatten(1, (self.heads, -1))
         # Both matrices of an edge type are applied on the side of the target, where it has a row for all its edges:
         # q (k A)' = (q A') k', and the shares of a pair sum values before M maps them.
         pairs = block.target_pairs
-        query = map_groups(query[pairs.target], pairs.relation, self.key_maps.transpose(-1, -2))
+        keys = self.key_maps.transpose(-1, -2)
+        query = map_groups(query[pairs.target], pairs.relation, keys, counts=pairs.counts)
         query = query * (self.prior[pairs.relation] / math.sqrt(self.head_channels)).unsqueeze(-1)
         scores = edge_dot(query, key, pairs.indptr, pairs.sources)
         if self.edge is not None:
@@ -73,11 +73,11 @@ class HGTLayer(nn.Module, RowLayer):
             scores = scores + block.edge_weight.log().index_select(0, pairs.edges).unsqueeze(-1)
         share = edge_softmax(scores, block.indptr, pairs.place)
         summed = aggregate(value, pairs.indptr, pairs.sources, share)
-        mapped = map_groups(summed, pairs.relation, self.value_maps)
+        mapped = map_groups(summed, pairs.relation, self.value_maps, counts=pairs.counts)
         out = aggregate(mapped.flatten(1), pairs.target_indptr, pairs.target_pairs)
         gate = self.skip.sigmoid()
-        gate = gate if node_type_of_targets is None else gate[node_type_of_targets].unsqueeze(1)
-        return gate * self.out(F.gelu(out), node_type_of_targets) + (1 - gate) * own
+        gate = gate if block.node_type is None else gate[block.node_type[: len(own)]].unsqueeze(1)
+        return gate * self.out.map_nodes(F.gelu(out), block) + (1 - gate) * own
 
 
 class HGT(RelationalBackbone):

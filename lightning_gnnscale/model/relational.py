@@ -9,16 +9,18 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, zeros
 
 from ..errors import check_integer
-from ..graph import GraphSchema
+from ..graph import GraphSchema, TypeCounts
 from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_attr
-from .block import Block, edge_counts, make_block
+from .block import Block, edge_counts, make_block, stable_order
 from .dropout import dropout
 from .row_layers import RowEdges
 from .sparse_linear import as_input, drop, is_by_node_type, is_sparse, linear
 from .time_encoding import TimeEncoding, edge_features
 
 
-def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def map_groups(
+    values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None, counts: Sequence[int] | None = None
+) -> Tensor:
     """Multiply rows by the matrix of their group.
 
     Args:
@@ -26,11 +28,13 @@ def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | Non
         group: (num_rows,) int64, ascending.
         weight: (num_groups, in_channels, out_channels), or (num_groups, heads, in_channels, out_channels).
         bias: (num_groups, out_channels) or None.
+        counts: Rows of each group, where the host knows; None: a GPU is asked, and waited for.
 
     Returns:
         (num_rows, out_channels) or (num_rows, heads, out_channels).
     """
-    counts, chunks = torch.bincount(group, minlength=len(weight)).tolist(), []
+    counts = torch.bincount(group, minlength=len(weight)).tolist() if counts is None else list(counts)
+    chunks: list[Tensor] = []
     offsets = [None] * len(weight) if bias is None else bias.unbind()
     # unbind: the gradient of all matrices is put together once, that of weight[i] would be as large for each i.
     for rows, matrix, offset in zip(values.split(counts), weight.unbind(), offsets, strict=True):
@@ -62,22 +66,36 @@ class TypedLinear(nn.Module):
         glorot(self.weight)
         zeros(self.bias)
 
-    def forward(self, x: Tensor, node_type: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, node_type: Tensor | None, counts: Sequence[int] | None = None) -> Tensor:
         """Return the (num_rows, out_channels) maps of (num_rows, in_channels) rows.
 
         Args:
             x: the rows.
             node_type: (num_rows,) int64; None where there is one node type.
+            counts: rows of each node type, where the host knows.
         """
         if len(self.weight) == 1:
             return torch.addmm(self.bias[0], x, self.weight[0])
         places, back = places_of_node_types(node_type, len(self.weight))
-        return map_groups(x[places], node_type[places], self.weight, self.bias)[back]
+        return map_groups(x[places], node_type[places], self.weight, self.bias, counts)[back]
+
+    def map_nodes(self, x: Tensor, block: Block) -> Tensor:
+        """Return the maps of the first nodes of a block, as many as there are rows."""
+        node_type = None if block.node_type is None else block.node_type[: len(x)]
+        return self(x, node_type, block.node_counts(len(x), len(self.weight)))
 
 
 def places_of_node_types(node_type: Tensor, num_node_types: int) -> tuple[Tensor, Tensor]:
-    """Return the (num_rows,) positions of rows by node type, in the order given, and the place of each row then."""
-    places = torch.cat([torch.nonzero(node_type == number).flatten() for number in range(num_node_types)])
+    """Return the (num_rows,) positions of rows by node type, in the order given, and the place of each row then.
+
+    Raises:
+        ValueError: a node type is out of range; on the CPU alone, a device would have to be waited for.
+    """
+    if node_type.device.type == "cpu" and len(node_type):
+        low, high = int(node_type.min()), int(node_type.max())
+        if low < 0 or high >= num_node_types:
+            raise ValueError(f"node types must be in [0, {num_node_types}), got {low} to {high}")
+    places = stable_order(node_type)
     back = torch.empty_like(places)
     back[places] = torch.arange(len(places), device=places.device)
     return places, back
@@ -176,6 +194,7 @@ class RelationalBackbone(Backbone):
         seed_time: Tensor | None = None,
         seed_of: Tensor | None = None,
         num_sampled_edges: Sequence[int] | None = None,
+        type_counts: TypeCounts | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
@@ -187,6 +206,7 @@ class RelationalBackbone(Backbone):
             node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
             edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
                 has them; read with time_channels.
+            type_counts: nodes and edges of each type, as a `MiniBatch` has them; without them a GPU is asked for some.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -197,16 +217,18 @@ class RelationalBackbone(Backbone):
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         node_type = x.node_type if is_by_node_type(x) else node_type
-        mapped = self.map_features(x, node_type)
+        mapped = self.map_features(x, node_type, type_counts)
         block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
-        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
+        edges_of = edge_counts(num_sampled_nodes, num_sampled_edges)
+        block = replace(block, edges_of=edges_of, type_counts=type_counts, num_edge_types=self.num_edge_types)
         return self.run(mapped, block, num_sampled_nodes)
 
-    def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:
+    def map_features(self, x: Any, node_type: Tensor | None, counts: TypeCounts | None = None) -> Tensor:
         """Map each node type's rows to hidden_channels, with activation and dropout.
 
         Args:
             x, node_type: as in `forward`.
+            counts: as its type_counts.
 
         Returns:
             (num_nodes, hidden_channels).
@@ -227,12 +249,8 @@ class RelationalBackbone(Backbone):
             mapped = self._map_rows(0, x, maps[0], None)
         else:
             places, back = places_of_node_types(type_number, num_node_types)
-            if len(places) != len(type_number):
-                raise ValueError(
-                    f"node types must be in [0, {num_node_types}), got {int(type_number.min())} to "
-                    f"{int(type_number.max())}"
-                )
-            chunks = places.split(torch.bincount(type_number, minlength=num_node_types).tolist())
+            known = None if counts is None else counts.of("nodes", len(type_number), num_node_types)
+            chunks = places.split(known or torch.bincount(type_number, minlength=num_node_types).tolist())
             shared = None if x is None or is_by_node_type(x) else as_input(x, reference)
             rows = [
                 self._map_rows(number, x.tables[number], maps[number], None, len(chosen))

@@ -75,9 +75,9 @@ class RGATLayer(nn.Module, RowLayer):
         """Return (num_targets, width) from (num_sources, in_channels)."""
         weight = torch.einsum("rb,bio->rio", self.att, self.basis) if self.num_bases else self.weight
         sources, pairs = block.source_pairs, block.target_pairs
-        values = map_groups(x[sources.source], sources.relation, weight)
+        values = map_groups(x[sources.source], sources.relation, weight, counts=sources.counts)
         # A target's query is a product with weight @ q: its mapped row is not needed.
-        query = map_groups(x[pairs.target], pairs.relation, weight @ self.q)
+        query = map_groups(x[pairs.target], pairs.relation, weight @ self.q, counts=pairs.counts)
         edge_score = take_rows(query, pairs.pair_of_edges(), pairs.indptr, pairs.edges)
         if self.lin_edge is not None:
             edge_score = edge_score + F.linear(block.edge_attr, self.e.t() @ self.lin_edge.weight)
@@ -88,8 +88,7 @@ class RGATLayer(nn.Module, RowLayer):
             NEGATIVE_SLOPE,
             block.by_source_pair if values.requires_grad else None,
         )  # fmt: skip
-        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
-        own = self.root(x[: block.num_targets], node_type)
+        own = self.root.map_nodes(x[: block.num_targets], block)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + own + self.bias
 
 

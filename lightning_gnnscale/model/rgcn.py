@@ -45,8 +45,7 @@ class RGCNLayer(nn.Module, RowLayer):
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
         """Return (num_targets, out_channels) from (num_sources, in_channels)."""
-        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
-        return self._neighbors(x, block) + self.root(x[: block.num_targets], node_type)
+        return self._neighbors(x, block) + self.root.map_nodes(x[: block.num_targets], block)
 
     def _neighbors(self, x: Tensor, block: Block) -> Tensor:
         """Return the sum over edge types, by whichever order of maps and sums costs least.
@@ -70,14 +69,15 @@ class RGCNLayer(nn.Module, RowLayer):
         if out < width:
             sources = block.source_pairs
             if len(sources.source) * maps + read * num_edges * out < num_pairs * maps + after:
-                mapped = map_groups(x[sources.source], sources.relation, weight)
+                mapped = map_groups(x[sources.source], sources.relation, weight, counts=sources.counts)
                 if shares is None:
                     shares = pairs.indptr.diff().to(x.dtype).reciprocal()[pairs.pair_of_edges()]
                 else:
                     shares = torch.empty_like(shares).index_copy(0, pairs.edges, shares)
                 return aggregate(mapped, block.indptr, sources.place, shares)
         means = aggregate(x, pairs.indptr, pairs.sources, shares, "mean" if shares is None else "sum")
-        return aggregate(map_groups(means, pairs.relation, weight), pairs.target_indptr, pairs.target_pairs)
+        mapped = map_groups(means, pairs.relation, weight, counts=pairs.counts)
+        return aggregate(mapped, pairs.target_indptr, pairs.target_pairs)
 
     def _sum_by_bases(self, means: Tensor, pairs: TargetPairs) -> Tensor:
         coefficients = self.comp[pairs.relation[pairs.target_pairs]]

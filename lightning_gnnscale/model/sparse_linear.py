@@ -76,7 +76,8 @@ def dense_rows(x: Tensor | SparseInput) -> Tensor:
     """Return features as a dense (num_rows, dim) tensor; repeated columns add up."""
     if not is_sparse(x):
         return x
-    row = torch.repeat_interleave(torch.arange(num_rows(x), device=x.data.device), x.indptr.diff())
+    row = torch.arange(num_rows(x), device=x.data.device)
+    row = torch.repeat_interleave(row, x.indptr.diff(), output_size=len(x.indices))
     out = x.data.new_zeros((num_rows(x), x.dim))
     return out.index_put_((row, x.indices.long()), x.data, accumulate=True)
 

@@ -36,7 +36,8 @@ def edge_values(graph, values: np.ndarray | None) -> np.ndarray | None:
     """
     if values is None or graph.edge_id is None:
         return values
-    out, num_core_edges = np.empty(len(graph.edge_id), values.dtype), int(graph.csc.indptr[graph.num_core])
+    out = np.empty((len(graph.edge_id), *values.shape[1:]), values.dtype)
+    num_core_edges = int(graph.csc.indptr[graph.num_core])
     own, others = graph.edge_id[:num_core_edges], graph.edge_id[num_core_edges:]
     if len(own):
         low = int(own.min())

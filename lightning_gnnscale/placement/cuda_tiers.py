@@ -225,6 +225,11 @@ class CUDATiers:
         self._ends, self._both = torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device)
         self._disk_reads, self._lock = 0, threading.Lock()
 
+    @property
+    def asks_host(self) -> bool:
+        """Whether the host needs the ids of what is read."""
+        return self._host_places is not None
+
     def reads(self) -> np.ndarray:
         """Return (num_tables,) int64, the rows read from each table so far; waits for the device.
 

@@ -203,6 +203,11 @@ class FeatureBuffer(Column):
         return None if self.on == "cpu" else self._open().device
 
     @property
+    def asks_host(self) -> bool:
+        """Whether the host needs the ids of what is read: rows are on disk, or cached."""
+        return self.on == "cpu" or self._open().asks_host
+
+    @property
     def foretold(self) -> bool:
         """Whether reads should be announced to `expect` before they come."""
         return self.cache is not None and self.cache.policy == "belady"
@@ -367,6 +372,8 @@ class TypedBuffers(Column):
     def gathers_on(self) -> torch.device | None:
         """The GPU that gathers; None: the CPU does."""
         return None if self._device_types is None else self._device_types.device
+
+    asks_host = True  # which counts the nodes of each type
 
     @property
     def foretold(self) -> bool:

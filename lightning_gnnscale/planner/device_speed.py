@@ -14,29 +14,36 @@ class Card:
     """What bounds a card, from its maker's data sheet.
 
     Attributes:
+        memory_gib: Bytes of its memory, in GiB.
         memory_gb_per_s: Its memory, read and written together.
         link_gb_per_s: The link to the host, one way.
         tflops: Products of float32 matrices as TF32 on tensor cores, without sparsity, 10^12 operations a second.
     """
 
+    memory_gib: float
     memory_gb_per_s: float
     link_gb_per_s: float
     tflops: float
 
 
 CARDS = {
-    "h200": Card(4800.0, 64.0, 495.0),
-    "h100": Card(3350.0, 64.0, 495.0),
-    "a100": Card(2039.0, 32.0, 156.0),
-    "l40s": Card(864.0, 32.0, 183.0),
-    "l4": Card(300.0, 32.0, 60.0),
-    "rtx4090": Card(1008.0, 32.0, 83.0),
+    "h200": Card(131.0, 4800.0, 64.0, 495.0),
+    "h100": Card(74.0, 3350.0, 64.0, 495.0),
+    "a100": Card(74.0, 2039.0, 32.0, 156.0),
+    "l40s": Card(44.0, 864.0, 32.0, 183.0),
+    "l4": Card(22.0, 300.0, 32.0, 60.0),
+    "rtx4090": Card(22.0, 1008.0, 32.0, 83.0),
 }
 # Of the host, by core and as a whole; measured on two cores of an AMD EPYC, see docs, What was measured.
 SAMPLED_EDGES_PER_S = 10e6  # a core
 HOST_COPY_GB_PER_S = 5.0  # rows in random order, a core
 DISK_GB_PER_S = 1.1
 ID_BYTES = 8
+# Of sampling on a card: each edge reads its source, and looks up, writes and reads its number; of each target the ends
+# of its row. Such reads lie apart, and each moves a sector.
+SECTOR_BYTES = 32
+SECTORS_AN_EDGE, SECTORS_A_TARGET = 5, 2
+ANSWER_S = 10e-6  # until the host has read the sizes of a hop
 TIERS = ("device", "pinned", "host", "disk")
 
 
@@ -80,7 +87,13 @@ def batch_counts(num_nodes: int, num_edges: int, shape: BatchShape) -> tuple[lis
 
 
 def stage_bounds(
-    num_nodes: int, num_edges: int, shape: BatchShape, device: str, tier: str = "pinned", num_cores: int = 1
+    num_nodes: int,
+    num_edges: int,
+    shape: BatchShape,
+    device: str,
+    tier: str = "pinned",
+    num_cores: int = 1,
+    sampled_there: bool = False,
 ) -> list[StageBound]:
     """Return the bound of each stage of one batch; stages overlap, so that the longest one bounds a step.
 
@@ -91,6 +104,7 @@ def stage_bounds(
         tier: Where feature rows are: "device"; "pinned", host memory that the card reads in place; "host", gathered
             there by its cores; "disk".
         num_cores: Cores of the host that sample and gather.
+        sampled_there: Whether the card samples: ids do not cross to it, and come to the host instead.
 
     Raises:
         ValueError: an unknown card or tier.
@@ -102,18 +116,27 @@ def stage_bounds(
     row = 4.0 * shape.feature_dim if shape.feature_row_bytes is None else float(shape.feature_row_bytes)
     rows, ids = math.ceil(sum(nodes) * row), ID_BYTES * (2 * sum(nodes) + 2 * sum(edges))
     on_host = tier in ("host", "disk")
-    crossing, read = ids + rows * on_host, rows * on_host
+    crossing, read = rows * on_host + (0 if sampled_there else ids), rows * on_host
+    back = ID_BYTES * sum(nodes) if sampled_there else 0  # beside it: the link carries both ways at once
     host = DISK_GB_PER_S if tier == "disk" else HOST_COPY_GB_PER_S * num_cores
     link = {"device": card.memory_gb_per_s / 2, "pinned": card.link_gb_per_s}
     moved, operations = _layers(nodes, edges, shape)
     compute = max(moved / card.memory_gb_per_s / 1e9, operations / card.tflops / 1e12)
     return [
-        StageBound("sample", ID_BYTES * sum(edges), sum(edges) / (SAMPLED_EDGES_PER_S * num_cores)),
+        _sample_bound(nodes, edges, card if sampled_there else None, num_cores),
         StageBound("read", read, read / host / 1e9),
-        StageBound("cross", crossing, crossing / card.link_gb_per_s / 1e9),
+        StageBound("cross", crossing + back, max(crossing, back) / card.link_gb_per_s / 1e9),
         StageBound("gather", rows * (not on_host), rows / link[tier] / 1e9 if tier in link else 0.0),
         StageBound("compute", moved, compute),
     ]
+
+
+def _sample_bound(nodes: list[int], edges: list[int], card: Card | None, num_cores: int) -> StageBound:
+    """Return the bound of sampling, by a card or by cores of the host."""
+    if card is None:
+        return StageBound("sample", ID_BYTES * sum(edges), sum(edges) / (SAMPLED_EDGES_PER_S * num_cores))
+    moved = SECTOR_BYTES * (SECTORS_AN_EDGE * sum(edges) + SECTORS_A_TARGET * sum(nodes[:-1]))
+    return StageBound("sample", moved, moved / card.memory_gb_per_s / 1e9 + ANSWER_S * len(edges))
 
 
 def _layers(nodes: list[int], edges: list[int], shape: BatchShape) -> tuple[int, int]:

@@ -164,6 +164,35 @@ def batch_hops(
     return nodes, edges
 
 
+def part_reach(run: RunSize, part_rows: int | None) -> int:
+    """Return the nodes of core and halo of a part; part_rows as of `predict_training`."""
+    part_nodes = math.ceil(run.num_nodes / run.num_parts)
+    return min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), run.num_nodes)
+
+
+def held_parts(run: RunSize, mixed_parts: int) -> int:
+    """Return the parts that a process holds: its part, or those of a batch, and the next one if any."""
+    if mixed_parts:
+        return min(max(1, min(mixed_parts, run.num_parts)) + 1, run.num_parts)
+    return min(2, math.ceil(run.num_parts / run.num_processes))
+
+
+def batch_nodes(run: RunSize, shape: BatchShape, reach: int, mixed_parts: int) -> tuple[list[float], float]:
+    """Return the nodes of a batch up to each hop, seeds first, and its edges; without hops those of a part.
+
+    Args:
+        reach: Nodes of a part that batches can reach.
+        run, shape, mixed_parts: As of `predict_training`.
+    """
+    layers = max(len(shape.fanouts), 2)
+    if shape.batch_size is None or not shape.fanouts:
+        return [float(reach)] * (layers + 1), float(math.ceil(run.num_edges / run.num_parts))
+    chunks = max(1, min(mixed_parts, run.num_parts))
+    seeds, average_degree = math.ceil(shape.batch_size / chunks), run.num_edges / max(run.num_nodes, 1)
+    nodes, edges = batch_hops(reach, average_degree, seeds, shape.fanouts)
+    return [chunks * num for num in nodes], chunks * edges
+
+
 def predict_training(
     run: RunSize,
     shape: BatchShape,
@@ -211,15 +240,9 @@ def predict_training(
     if placed_rows is not None:
         check_integer("placed_rows", placed_rows, 0)
     check_integer("cache_rows", cache_rows, 0)
-    part_nodes, part_edges = math.ceil(num_nodes / num_parts), math.ceil(run.num_edges / num_parts)
-    reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
+    part_edges, reach = math.ceil(run.num_edges / num_parts), part_reach(run, part_rows)
     layers = max(len(shape.fanouts), 2)
-    nodes, edges = [float(reach)] * (layers + 1), float(part_edges)
-    chunks = max(1, min(mixed_parts, num_parts))
-    if shape.batch_size is not None and shape.fanouts:
-        seeds, average_degree = math.ceil(shape.batch_size / chunks), run.num_edges / max(num_nodes, 1)
-        of_chunk = batch_hops(reach, average_degree, seeds, shape.fanouts)
-        nodes, edges = [chunks * num for num in of_chunk[0]], chunks * of_chunk[1]
+    nodes, edges = batch_nodes(run, shape, reach, mixed_parts)
     inputs = nodes[-1]
     width = shape.feature_dim + embedding_dim
     row_bytes, copy_bytes = _row_bytes(shape)
@@ -240,8 +263,7 @@ def predict_training(
         placed = (placed_rows + cache_rows) * stored + PLACE_BYTES_A_NODE * num_nodes
     if on_gpu:
         return int(batches + step + model + placed)
-    # The part, or those of a batch, and the next one if any.
-    held = min(chunks + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
+    held = held_parts(run, mixed_parts)
     parts = held * (2 * 4 * part_edges + 24 * reach)
     if grouped_edge_types:  # edges by edge type, their positions here and in the store; row starts
         edge_bytes = GROUPED_EDGE_BYTES + (WEIGHT_BYTES if grouped_weights else 0)

@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
-from ..errors import check_callable, check_integer
+from ..errors import check_callable, check_flags, check_integer
 from ..graph import id_dtype
 from ..memory import format_bytes, format_seconds, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from ..system import usable_cores
-from .device_speed import StageBound, speed_terms, stage_bounds
+from .device_sampling import SamplingSize, size_sampling
+from .device_speed import StageBound, card_of, speed_terms, stage_bounds
 from .evaluation_reads import DISK_BYTES_PER_S, predict_evaluation_reads
 from .host_memory import (
     GPU_CONTEXT_BYTES,
@@ -25,6 +26,7 @@ from .tier_sizes import plan_tiers
 _OF_BATCHES = frozenset(one.name for one in fields(BatchShape))
 _OF_TRAINING = frozenset(inspect.signature(predict_training).parameters) - {"run", "shape", "on_gpu"}
 _OF_TRAINING |= {"pinned_rows", "simulated_rows"}
+_OF_SAMPLING = ("part_rows", "mixed_parts", "grouped_edge_types", "grouped_weights")
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
 _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}
 
@@ -66,6 +68,7 @@ class Plan:
         tier_bytes: Feature rows on GPUs, bytes of each tier as one of them reads it: see `TierSizes`. Empty: rows are
             not placed.
         bounds: Bytes and least seconds of each stage of a batch on a named card; empty: none was named.
+        sampling: What sampling takes of a GPU, and where it is; None: there is no GPU, and no card was named.
         num_batches: Batches of a pass over all nodes.
         evaluation_read_bytes: Predicted bytes that an exact evaluation of all nodes reads, all processes together; 0:
             memory holds the features.
@@ -95,6 +98,7 @@ class Plan:
     gpu_memory_bytes: int | None = None
     tier_bytes: dict[str, int] = field(default_factory=dict)
     bounds: tuple[StageBound, ...] = ()
+    sampling: SamplingSize | None = None
     num_batches: int = 0
     evaluation_read_bytes: int = 0
 
@@ -202,6 +206,7 @@ class Plan:
         rows += [
             (f"feature rows, {_TIERS[tier]}", format_bytes(size)) for tier, size in self.tier_bytes.items() if size
         ]
+        rows += [] if self.sampling is None else self.sampling.terms()
         times = f"{self.parts_held} " if self.parts_held > 1 else ""
         why = {
             "user": "as given",
@@ -301,6 +306,8 @@ def plan(
     partition_bytes: Callable[[int], int | None] | None = None,
     device: str | None = None,
     rows_on: str = "pinned",
+    sampled_on: str = "auto",
+    samples_whole: bool = False,
     **training_options,
 ) -> Plan:
     """Decide the number of parts by SDT-GNN's rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
@@ -326,6 +333,8 @@ def plan(
             unknown.
         device: Card whose bounds of bytes and seconds by stage are explained, such as "h200"; None: none.
         rows_on: Where feature rows are for these bounds: "device", "pinned", "host" or "disk".
+        sampled_on: Where neighbours are sampled, a sampler's `device`: "auto", "cpu" or "cuda".
+        samples_whole: Whether batches sample the whole graph, not parts.
         training_options: Attributes of `BatchShape` (`batch_size`, `fanouts`, ...), further arguments of
             `predict_training`; "auto" as placed_rows fills GPUs with rows, and on CPUs is
             simulated_rows; pinned_rows are those of the host.
@@ -360,7 +369,8 @@ def plan(
     run = RunSize(num_nodes, num_edges, num_processes=num_devices, edge_row_bytes=edge_row_bytes)
     shape = BatchShape(**{name: value for name, value in training_options.items() if name in _OF_BATCHES})
     options = {name: value for name, value in training_options.items() if name in _OF_TRAINING}
-    bounds = () if device is None else stage_bounds(num_nodes, num_edges, shape, device, rows_on, usable_cores())
+    check_flags(samples_whole=samples_whole)
+    card = None if device is None else card_of(device)
     found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
@@ -404,6 +414,12 @@ def plan(
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
     training_on_host = training(parts)
     device_peak = training(parts, on_gpu)
+    sampling = None
+    if on_gpu or card is not None:
+        space = gpu_memory if gpu_memory is not None or card is None else int(card.memory_gib * 2**30)
+        sampling = _sampling(replace(run, num_parts=parts), shape, space, sampled_on, samples_whole, options)
+    of_sampling = sampling.device_bytes if on_gpu and sampling is not None else 0
+    device_peak += of_sampling
     tiers = None
     if on_gpu and placed_rows is not None:
         left = None if host is None else free * num_devices - num_devices * training_on_host
@@ -413,7 +429,7 @@ def plan(
         )
         if placed_rows == "auto":
             options["placed_rows"] = tiers.buffer_rows
-            device_peak = training(parts, on_gpu)
+            device_peak = training(parts, on_gpu) + of_sampling
     if found_device and compute_bytes is None and memory is not None:
         compute = training_on_host
     host_peaks = predict_host_peak(
@@ -426,6 +442,10 @@ def plan(
     )
     if tiers is not None:
         host_peaks["train"] += tiers.pinned
+    bounds: tuple[StageBound, ...] = ()
+    if device is not None:
+        there = sampling is not None and sampling.there
+        bounds = tuple(stage_bounds(num_nodes, num_edges, shape, device, rows_on, usable_cores(), there))
     return Plan(
         num_parts=parts,
         num_devices=num_devices,
@@ -446,7 +466,8 @@ def plan(
         on_gpu=on_gpu,
         gpu_memory_bytes=gpu_memory if on_gpu else None,
         tier_bytes={} if tiers is None else tiers.by_tier(),
-        bounds=tuple(bounds),
+        bounds=bounds,
+        sampling=sampling,
         num_batches=math.ceil(num_nodes / (shape.batch_size or max(1, num_nodes))),
         evaluation_read_bytes=predict_evaluation_reads(run, shape, csc_bytes(num_nodes, num_edges), features, free),
     )
@@ -461,6 +482,16 @@ def _placed(options: dict, on_gpu: bool, placeable: int) -> tuple[int | float | 
             return "auto", pinned
         options["placed_rows"] = simulated
     return options.get("placed_rows"), pinned
+
+
+def _sampling(
+    run: RunSize, shape: BatchShape, free_bytes: int | None, sampled_on: str, samples_whole: bool, options: dict
+) -> SamplingSize | None:
+    """Return what sampling takes of a GPU; None: batches are not of sampled neighbours."""
+    if shape.batch_size is None or not shape.fanouts:
+        return None
+    grouped = {name: options[name] for name in _OF_SAMPLING if name in options}
+    return size_sampling(run, shape, free_bytes, sampled_on, samples_whole=samples_whole, **grouped)
 
 
 def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None, held: int):

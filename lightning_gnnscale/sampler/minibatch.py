@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graph import Batch, GraphSchema
+from ..graph import Batch, GraphSchema, TypeCounts
+from .device_stream import MadeOnDevice
 
 
 class SparseFeatures(NamedTuple):
@@ -33,7 +34,8 @@ class SparseFeatures(NamedTuple):
 
     def dense(self) -> Tensor:
         """Return (num_rows, dim) on the device of the rows, with the dtype of `data`."""
-        rows = torch.repeat_interleave(torch.arange(self.num_rows, device=self.indptr.device), self.indptr.diff())
+        rows = torch.arange(self.num_rows, device=self.indptr.device)
+        rows = torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
         out = torch.zeros(self.num_rows, self.dim, dtype=self.data.dtype, device=self.data.device)
         out[rows, self.indices.long()] = self.data
         return out
@@ -149,6 +151,8 @@ class MiniBatch(Batch):
         edge_time: (num_edges,) int64 time of each edge, or None.
         columns: Further columns of the nodes by name: (num_nodes, dim) tensors, `SparseFeatures` or `RowsByNodeType`.
         seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
+        made: What made the batch on a device, where it is; None: it was made on the host.
+        type_counts: Its nodes and edges of each type, counted where batches go to a GPU ahead of their use; else None.
     """
 
     n_id: Tensor = field(metadata=_NODES)
@@ -186,6 +190,13 @@ class MiniBatch(Batch):
     edge_label: Tensor | None = None
     pair_attr: Tensor | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    made: MadeOnDevice | None = None
+    type_counts: TypeCounts | None = None
+
+    @property
+    def host_ids(self) -> np.ndarray:
+        """(num_nodes,) int64: `n_id` on the host; of a batch that was made on a device the copy is waited for."""
+        return self.n_id.numpy() if self.made is None else self.made.read()[0]
 
     @property
     def x(self) -> Tensor | RowsByNodeType | None:

@@ -311,15 +311,20 @@ class NeighborSampler(BatchSampler):
         return induced_subgraph(state.csc, nodes, num_seeds, workspace, allocate, return_e_id)
 
     def finish(
-        self, state: NeighborState, hops: HopSampling, allocate: Allocate, with_row_scale: bool = True
+        self,
+        state: NeighborState,
+        hops: HopSampling,
+        allocate: Allocate,
+        with_row_scale: bool = True,
+        scale_rows: Callable[[Any, Any], Any] = row_scale,
     ) -> Subgraph:
-        """Return what the hops of `begin` sampled, all of which are sampled."""
+        """Return what the hops of `begin` sampled, all of which are sampled; scale_rows: `row_scale`, or its like."""
         sampled = hops.collect(allocate, self._names_edge_types)
         weight, scale = sampled.edge_weight, None
         if self.by_edge_type:
-            scale = None if weight is None else np.ones(len(sampled.indptr) - 1, np.float32)
+            scale = None if weight is None else scale_rows(None, sampled)
         elif with_row_scale and sampled.e_id is not None:
-            scale = row_scale(state.csc, sampled)
+            scale = scale_rows(state.csc, sampled)
         return Subgraph(
             sampled.n_id,
             sampled.edge_index,

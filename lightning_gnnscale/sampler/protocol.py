@@ -46,6 +46,7 @@ class Subgraph(NamedTuple):
             else None.
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
         edge_type: (num_edges,) int64 edge type of each edge, where the sampler knows it; None: it is read by e_id.
+        stream: The `CopyStream` on which a device made the arrays, which are its tensors then; None: they are numpy's.
     """
 
     n_id: np.ndarray
@@ -69,6 +70,7 @@ class Subgraph(NamedTuple):
     edge_label: np.ndarray | None = None
     pair_attr: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    stream: Any = None
 
 
 class BatchSampler(ABC):
@@ -262,13 +264,15 @@ def num_slices(num_values: int, size: int, drop_last: bool) -> int:
     return num_values // size if drop_last else -(-num_values // size)
 
 
-def row_scale(csc: CSC, sampled) -> np.ndarray:
+def row_scale(csc: CSC | None, sampled) -> np.ndarray:
     """Return (num_targets,) float32, 1 for empty rows:
 
     length of the row, over edges sampled from it if they weigh alike.
 
-    With edge_weight = 1 / (length * probability) either is 1 / (probability of the edge).
+    With edge_weight = 1 / (length * probability) either is 1 / (probability of the edge). Without a CSC all are 1.
     """
+    if csc is None:
+        return np.ones(len(sampled.indptr) - 1, np.float32)
     scale = np.empty(len(sampled.indptr) - 1, np.float32)
     _scale_rows(np.asarray(csc.indptr), sampled.n_id, sampled.indptr, sampled.edge_weight is None, scale)
     return scale

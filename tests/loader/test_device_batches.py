@@ -88,7 +88,7 @@ def moved(batches, ahead: int = 2, stream: LateStream | None = None, fill=None) 
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "gnnscale-batch-device"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "gnnscale-device-batch"]
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def test_an_iteration_that_is_broken_off_ends_its_thread_and_closes_its_source()
 
     for _ in DeviceBatches(GPU, 2, None, LateStream()).moved(source()):
         break
-    assert closed == ["gnnscale-batch-device"] and threads() == []
+    assert closed == ["gnnscale-device-batch"] and threads() == []
 
 
 def test_rows_on_the_device_are_gathered_on_the_stream_by_ids_of_the_host():

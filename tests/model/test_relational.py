@@ -122,7 +122,9 @@ def test_each_order_of_maps_and_sums_gives_the_same(form, read, num_bases, out, 
         )
     mapped = []
     monkeypatch.setattr(rgcn, "MULTIPLY_ADDS_PER_READ", read)
-    monkeypatch.setattr(rgcn, "map_groups", lambda *given: mapped.append(len(given[0])) or map_groups(*given))
+    monkeypatch.setattr(
+        rgcn, "map_groups", lambda *given, **named: mapped.append(len(given[0])) or map_groups(*given, **named)
+    )
     torch.testing.assert_close(forward_of(model, batch), expected, rtol=1e-10, atol=1e-10)
     ends = {"bases": None, "targets": batch.edge_index[1], "sources": batch.edge_index[0]}[form]
     pairs = 0 if ends is None else len(torch.stack([batch.edge_type, ends]).unique(dim=1)[0])

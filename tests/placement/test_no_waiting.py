@@ -1,5 +1,7 @@
 """What a gather on a device asks of the host: no value of a tensor, and ids cross once; on CPU tensors."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from oracles.typed_rows import as_rows, indexed, write_typed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.placed_training import GatherClock, PlacedTraining
 from lightning_gnnscale.placement import cuda_tiers
 from lightning_gnnscale.sampler.minibatch import rows_by_node_type
 from tests.says import said
@@ -55,11 +58,23 @@ def test_a_gather_waits_for_nothing_where_the_host_knows_the_ids(no_kernel, cros
     placement, features = on_disk_of(share)
     cache = gs.FeatureCache(9, policy) if policy else None
     buffer = gs.FeatureBuffer(placement, features, on="cuda", cache=cache)
+    assert buffer.asks_host == bool(share or policy)
     nodes = np.random.default_rng(0).integers(0, 60, 40)
     with NoWaiting():
         buffer.read(torch.from_numpy(nodes), on_host=nodes)
     if not share and not policy:
         assert crossings == [], "ids on the device stay there"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_ids_of_a_batch_that_the_device_made_come_to_the_host_where_a_read_asks_for_them(asks):
+    placed, given = PlacedTraining(gs.PlacementSettings(), gs.NeighborSampler([2])), []
+    read = lambda ids, on_host: given.append((ids, on_host)) or "rows"  # noqa: E731
+    placed.buffer, placed._clock = SimpleNamespace(asks_host=asks, read=read), GatherClock("cpu")
+    batch = SimpleNamespace(n_id=torch.arange(3), made=object(), host_ids=np.arange(3), x=None)
+    placed.fill(batch, batch.n_id)
+    assert batch.x == "rows" and given[0][0] is batch.n_id
+    assert given[0][1] is (batch.host_ids if asks else None)
 
 
 def test_ids_on_the_device_alone_are_not_waited_for_and_said_later(no_kernel, crossings):

@@ -5,10 +5,11 @@ import logging
 import numpy as np
 import pytest
 import torch
+from loader.test_typed_batches import description
 from torch_geometric.data import Data
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader.device_batches import tensors_of
+from lightning_gnnscale.loader.device_batches import DeviceBatches, tensors_of
 from lightning_gnnscale.sampler import on_device
 from lightning_gnnscale.sampler.on_device import DeviceSampler, sampler_for
 from tests.says import said
@@ -31,8 +32,10 @@ def assert_equal(mine, other):
             assert torch.equal(one, wanted)
 
 
-def on_fake(loader):
-    """A loader whose batches a fake device samples."""
+def on_fake(loader, stays=False):
+    """A loader whose batches a fake device samples, and are sent there."""
+    if stays:
+        loader.send_to(DeviceBatches(FAKE))
     loader.sample_on(FAKE)
     assert isinstance(loader._maker.sampler, DeviceSampler)
     return loader
@@ -80,6 +83,82 @@ def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, given, monkeypa
     loader.close()
 
 
+def stayed(loader) -> list:
+    """The batches of a loader, all of which stay where they are sampled; their ids on the host are theirs."""
+    found = list(loader)
+    for batch in found:
+        assert batch.made is not None and loader._maker.sampler.stays
+        assert np.array_equal(batch.host_ids, batch.n_id.numpy())
+    return [tensors_of(batch) for batch in found]
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"fanouts": [4, 3]}, {}),
+        ({"fanouts": [4, 3]}, {"scope": "graph"}),
+        ({"fanouts": [4, 3]}, {"scope": "graph", "seed_order": "part"}),
+        ({"fanouts": [-1, 2], "direction": "both"}, {}),
+        ({"fanouts": [3, 2], "weighted": True}, {"scope": "graph"}),
+        ({"fanouts": [3, 2], "weighted": True}, {}),
+        ({"fanouts": [3, 2], "disjoint": True}, {}),
+    ],
+)
+def test_batches_stay_where_they_are_sampled_and_are_those_of_the_cpu(module_of, given, options, monkeypatch):
+    pytest.importorskip("triton")
+    dm = module_of(gs.NeighborSampler(**given), **options)
+    plain = contents(dm.train_dataloader())
+    loader = on_fake(dm.train_dataloader(), stays=True)
+    assert_equal(stayed(loader), plain)
+    loader.close()
+    assert loader._maker.sampler._spaces.empty()
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["edge features there", "edge features on the host"])
+@pytest.mark.parametrize(
+    "sampler",
+    [gs.NeighborSampler([3, 2]), gs.NeighborSampler({"*": [3, 2]}, temporal_strategy="uniform")],
+    ids=["together", "by edge type and time"],
+)
+def test_typed_batches_with_edge_features_stay_too(tmp_path, monkeypatch, sampler, wide):
+    pytest.importorskip("triton")
+    given = description()
+    for number, edges in enumerate(given["edges"].values()):
+        edges["features"] = np.random.default_rng(number).random((edges["edges"].shape[1], 2)).astype(np.float32)
+    dataset = gs.hetero_graph(**given)
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    rows |= {"node_time": dataset.node_time, "edge_time": dataset.edge_time, "edge_features": dataset.edge_features}
+    p = gs.partition(dataset.stream, "random", 2, evaluate=False)
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
+    dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32)
+    dm.setup("fit")
+    plain = contents(dm.train_dataloader())
+    asked = []
+    if not wide:  # of each part edge features are asked for after all else
+        monkeypatch.setattr(DeviceSampler, "fits", lambda self, num: asked.append(num) or len(asked) % 2 == 1)
+    loader = on_fake(dm.train_dataloader(), stays=True)
+    batches = list(loader)
+    assert all(batch.made is not None and batch.edge_attr is not None for batch in batches)
+    staged = loader._source._cache.request(0, None).result()
+    assert ("edge_attr" in staged._there[0]._edges) == wide
+    assert_equal([tensors_of(batch) for batch in batches], plain)
+    loader.close()
+
+
+def test_parts_with_and_without_space_there_are_mixed_on_the_host(module_of, monkeypatch):
+    pytest.importorskip("triton")
+    dm = module_of(gs.NeighborSampler([4, 3]), scope="graph", seed_order="part")
+    plain = contents(dm.train_dataloader())
+    fits = iter([True, False])
+    monkeypatch.setattr(DeviceSampler, "fits", lambda self, num_bytes: next(fits))
+    loader = on_fake(dm.train_dataloader(), stays=True)
+    batches = list(loader)
+    assert loader.chunks == 2
+    assert batches[0].made is None
+    assert_equal([tensors_of(batch) for batch in batches], plain)
+    loader.close()
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_batches_of_neighbor_loader_are_those_of_the_cpu(replace):
     pytest.importorskip("triton")
@@ -90,9 +169,11 @@ def test_batches_of_neighbor_loader_are_those_of_the_cpu(replace):
         return gs.NeighborLoader(data, [5, 3], batch_size=16, replace=replace, shuffle=True, num_threads=threads)
 
     plain = contents(make(0))
-    for threads in (0, 1):  # the interpreter runs in one thread at a time
-        loader = on_fake(make(threads))
+    for threads, stays in ((0, False), (1, False), (1, True)):  # the interpreter runs in one thread at a time
+        loader = on_fake(make(threads), stays)
+        assert loader._maker.sampler.stays == stays
         assert_equal(contents(loader), plain)
+        assert_equal([tensors_of(loader([3, 1]))], [tensors_of(make(0)([3, 1]))])
         loader.close()
 
 
