@@ -23,14 +23,15 @@ def read_rows(indices, row_start, row_degree, num_rows, neighbor):
 
 
 @kernel
-def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, candidate, importance, local):
+def collect_candidates(neighbor, row_degree, num_rows, num_edges, bits, base, label, candidate, importance, local):
     """Number the distinct neighbours in order of appearance and add up their importance.
 
     Args:
         neighbor: (num_edges,) node ids, row after row.
+        bits: of the fraction that importance is counted in, see `fraction_bits`.
         base: labels below it are of earlier hops and batches.
         label: (num_nodes,) int32; candidate c of this hop gets base + c.
-        candidate, importance: filled: node id, sum of (1 / degree)^2 over the rows that hold it.
+        candidate, importance: filled: node id, int64 sum over the rows that hold it.
         local: (num_edges,) int32, filled with the candidate of each edge.
 
     Returns:
@@ -39,11 +40,11 @@ def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, c
     count = 0
     edge = 0
     for row in range(num_rows):
-        if row_degree[row] == 0:
+        degree = row_degree[row]
+        if degree == 0:
             continue
-        share = 1.0 / row_degree[row]
-        square = share * share
-        for _ in range(row_degree[row]):
+        square = max((np.int64(1) << bits) // (degree * degree), 1)
+        for _ in range(degree):
             if edge + AHEAD < num_edges:
                 prefetch(label, np.int64(neighbor[edge + AHEAD]))
             name = neighbor[edge]
@@ -52,7 +53,7 @@ def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, c
                 known = count
                 label[name] = base + count
                 candidate[count] = name
-                importance[count] = 0.0
+                importance[count] = 0
                 count += 1
             importance[known] += square
             local[edge] = known
@@ -65,7 +66,7 @@ def prefer(candidate, count, preferred, scale, importance):
     """Multiply the importance of preferred nodes by scale."""
     for c in range(count):
         if preferred[candidate[c]]:
-            importance[c] *= scale
+            importance[c] = np.int64(np.float64(importance[c]) * scale)
 
 
 @kernel
@@ -73,45 +74,51 @@ def include(importance, count, num_samples, probability):
     """Write min(1, c * importance) with c such that the sum is num_samples; 1 for all if there are no more than that.
 
     Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
-    as importance has powers of two at most.
+    as importance has powers of two at most. Whole numbers: which are at 1 does not depend on the order of candidates.
+
+    Returns:
+        How many samples those below 1 give, and the sum of their importance.
     """
     probability[:count] = 1.0 if count <= num_samples else 0.0
     if count <= num_samples:
-        return
-    left, capped = num_samples, 1
-    factor = 0.0
-    while capped:
-        left_importance = 0.0
+        return 0, np.int64(0)
+    left, rest, found = num_samples, np.int64(0), 1
+    for c in range(count):
+        rest += importance[c]
+    while found:
+        least, found, share = (rest + left - 1) // left, 0, np.int64(0)
         for c in range(count):
-            if probability[c] < 1.0:
-                left_importance += importance[c]
-        factor = left / left_importance
-        capped = 0
-        for c in range(count):
-            if probability[c] < 1.0 and factor * importance[c] >= 1.0:
+            if probability[c] < 1.0 and importance[c] >= least:
                 probability[c] = 1.0
-                capped += 1
-        left -= capped
+                share += importance[c]
+                found += 1
+        left -= found
+        rest -= share
+    factor = left / rest
     for c in range(count):
         if probability[c] < 1.0:
             probability[c] = factor * importance[c]
+    return left, rest
 
 
 @kernel
-def sample(probability, count, key, position):
+def sample(probability, importance, count, left, rest, key, position):
     """Take a candidate with its probability: position 0 where it is taken, -1 where not.
 
     Systematic: the probabilities below 1 lie end to end on a line, and those are taken that hold one of the points
     u, u + 1, ... with u the key as a number in [0, 1).
+
+    Args:
+        left, rest: What `include` returned: the length of the line, as a probability and as importance.
     """
-    line, point = 0.0, unit(key)
+    line, passed, point = np.int64(0), 0, unit(key)
+    factor = left / max(rest, 1)
     for c in range(count):
         taken = probability[c] >= 1.0
         if not taken:
-            line += probability[c]
-            if line > point:
-                taken = True
-                point += 1.0
+            line += importance[c]
+            reach = left if line == rest else min(np.int64(np.ceil(line * factor - point)), left)
+            taken, passed = reach > passed, reach
         position[c] = 0 if taken else -1
 
 

@@ -14,6 +14,9 @@ from ..sample_neighbors.rows import fold_hop
 from . import cpu
 
 
+MOST_SCALE = 2.0**24
+
+
 def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | None = None) -> tuple[int, ...]:
     """Return the nodes to sample for each hop as a tuple of ints.
 
@@ -43,6 +46,11 @@ def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | No
     return tuple(int(size) for size in sizes)
 
 
+def fraction_bits(num_rows: int, scale: float) -> int:
+    """Return the bits behind the point of importance in a hop of so many rows: its sums stay below 2**61."""
+    return 60 - int(num_rows).bit_length() - math.ceil(math.log2(min(scale, MOST_SCALE)))
+
+
 def sample_layers(
     csc: CSC,
     seeds: np.ndarray,
@@ -59,7 +67,8 @@ def sample_layers(
     """Sample `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 sampled, by importance.
 
     A candidate j has the importance q_j, the sum of (1 / degree)^2 over the rows that list it (the squared norm of its
-    column in the averaging matrix of these rows); times `scale` where it is preferred. It is sampled with the
+    column in the averaging matrix of these rows); times `scale` where it is preferred. Sums are of whole multiples of
+    2^-`fraction_bits`, at least one a row, so that no order of adding changes a sample. It is sampled with the
     probability pi_j = min(1, c q_j), c such that these add up to the nodes of the layer; where there are no more
     candidates, all are sampled. All edges from sampled candidates into the rows are kept, so a sum with `edge_weight`
     has the mean over the whole row as its expectation.
@@ -81,7 +90,7 @@ def sample_layers(
         nodes_per_layer: nodes sampled for each hop, >= 1.
         key: uint64, the batch's key.
         preferred: for each hop (num_rows,) bool, or None: no node is.
-        scale: how much more important preferred nodes are, finite and >= 1.
+        scale: how much more important preferred nodes are, finite and >= 1; more than 2**24 counts as that.
         return_e_id: also return the position of each edge in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
@@ -103,7 +112,7 @@ def sample_layers(
     """
     sizes = check_layer_sizes(nodes_per_layer)
     csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
-    _check_preferred(preferred, scale, len(sizes), csc.num_rows)
+    check_preferred(preferred, scale, len(sizes), csc.num_rows)
     space = workspace or Workspace(csc.num_rows, csc.indices.dtype)
     if not space.fits(csc.num_rows, csc.indices.dtype):
         raise ValueError(
@@ -143,17 +152,18 @@ def _collect(
     neighbor, local = space.reserve("neighbor", num_edges), space.reserve("local", num_edges)
     most = min(num_edges, space.num_nodes)
     candidate = _array(space, "candidate", space.id_dtype, most)
-    importance = _array(space, "importance", np.float64, most)
+    importance = _array(space, "importance", np.int64, most)
     if read_rows is None:
         cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
     else:
         read_rows(csc, space.node[begin:end], neighbor)
     space.place(neighbor[:0])  # labels of this hop begin above those of the last
+    bits = fraction_bits(end - begin, 1.0 if mask is None else scale)
     count = cpu.collect_candidates(
-        neighbor, degree, end - begin, num_edges, space.base, space.label, candidate, importance, local
+        neighbor, degree, end - begin, num_edges, bits, space.base, space.label, candidate, importance, local
     )
     if mask is not None:
-        cpu.prefer(candidate, count, mask, scale, importance)
+        cpu.prefer(candidate, count, mask, min(scale, MOST_SCALE), importance)
     return count
 
 
@@ -161,8 +171,8 @@ def _sample(space: Workspace, num_candidates: int, size: int, num_placed: int, i
     """Sample candidates and append those that need an entry; return the number of entries."""
     probability = _array(space, "probability", np.float64, num_candidates)
     position = _array(space, "position", np.int32, num_candidates)
-    cpu.include(space.importance, num_candidates, size, probability)
-    cpu.sample(probability, num_candidates, key, position)
+    left, rest = cpu.include(space.importance, num_candidates, size, probability)
+    cpu.sample(probability, space.importance, num_candidates, left, rest, key, position)
     if is_last:
         cpu.share_nodes(space.node, num_placed, space.base, space.label, position)
     node = space.reserve("node", num_placed + min(num_candidates, size + 1) + 1, keep=num_placed)
@@ -188,7 +198,8 @@ def _array(space: Workspace, name: str, dtype: np.dtype, size: int, keep: int = 
     return space.reserve(name, size, keep)
 
 
-def _check_preferred(preferred, scale: float, num_hops: int, num_rows: int) -> None:
+def check_preferred(preferred, scale: float, num_hops: int, num_rows: int) -> None:
+    """Raise ValueError unless preferred nodes and their scale fit; see `sample_layers`."""
     if not (math.isfinite(scale) and scale >= 1):
         raise ValueError(f"scale must be a finite number >= 1, got {scale}: 1 prefers no node")
     if preferred is None:

@@ -20,7 +20,7 @@ from .device_graph import DeviceRelation
 from .hops import Backend, HopSampling, SampledNeighbors, check_fanouts, sample_hops
 from .rows import SampledRows, SampleOptions, fold_hop
 
-_UNSEEN = torch.iinfo(torch.int32).max
+UNSEEN = torch.iinfo(torch.int32).max
 _LARGEST = torch.iinfo(torch.int64).max
 _ROWS = 256  # that one program looks up
 _IN_BLOCK = 128  # edges of rows that are read whole
@@ -40,7 +40,7 @@ class DeviceWorkspace:
 
     def __init__(self, num_nodes: int, device: torch.device | str):
         self.num_nodes, self.device = num_nodes, torch.device(device)
-        self.label = torch.full((num_nodes + 1,), _UNSEEN, dtype=torch.int32, device=device)  # the last one is no node
+        self.label = torch.full((num_nodes + 1,), UNSEEN, dtype=torch.int32, device=device)  # the last one is no node
         self.node = self.owner = self.label.new_empty(0, dtype=torch.int64)
         self.most = 0  # nodes that a batch may have so far
 
@@ -73,9 +73,9 @@ class DeviceWorkspace:
     def finish(self, num_labels: int) -> None:
         """End a batch that used this many labels."""
         if num_labels >= self.num_nodes:
-            self.label.fill_(_UNSEEN)
+            self.label.fill_(UNSEEN)
         else:
-            self.label[self.node[:num_labels]] = _UNSEEN
+            self.label[self.node[:num_labels]] = UNSEEN
         self.most = 0
 
     def read(self, values: list) -> list[int]:
@@ -98,7 +98,7 @@ class DeviceWorkspace:
         fresh = self.label[ids] == place
         numbered = count + fresh.cumsum(0) - 1
         most = min(self.most + num, self.num_nodes)
-        self.node = _extended(self.node, self.most, most, torch.where(fresh, numbered, most), ids)
+        self.node = extended(self.node, self.most, most, torch.where(fresh, numbered, most), ids)
         self.most = most
         self.label.scatter_(0, torch.where(fresh, ids, self.num_nodes), numbered.int())
         return self.label[ids].long(), count + fresh.sum()
@@ -133,15 +133,15 @@ class DeviceTrees:
         numbered = count + fresh.cumsum(0) - 1
         most = before + num
         place = torch.where(fresh, numbered, most)
-        space.node = _extended(space.node, before, most, place, ids)
-        space.owner = _extended(space.owner, before, most, place, owner)
-        self._known = _extended(self._known, before, most, place, key)[:most]
+        space.node = extended(space.node, before, most, place, ids)
+        space.owner = extended(space.owner, before, most, place, owner)
+        self._known = extended(self._known, before, most, place, key)[:most]
         space.most = most
         local = torch.where(first < before, first, numbered[(first - before).clamp(min=0)])
         return local, count + fresh.sum()
 
 
-def _extended(array: Tensor, before: int, most: int, place: Tensor, values: Tensor) -> Tensor:
+def extended(array: Tensor, before: int, most: int, place: Tensor, values: Tensor) -> Tensor:
     """Return an array of `most` items and one more, with values at their places; `most` is the place of none.
 
     Those that are not filled are the largest integers, which are no node and no tree's.
@@ -231,7 +231,7 @@ class DeviceRows(SampledRows):
         if trees is None:
             local, count = known.number(self._neighbor, count)
         else:
-            owner = _repeated(self.targets.owner[self.begin : self.end], self._offset, len(self._neighbor))
+            owner = repeated(self.targets.owner[self.begin : self.end], self._offset, len(self._neighbor))
             local, count = trees.number(self._neighbor, owner, count)
         self._locals.append(local)
         return count
@@ -253,7 +253,7 @@ class DeviceRows(SampledRows):
         indptr = torch.cat([none, *self._offsets])
         edge = torch.cat(self._edges or [none[:0]]) if self.options.return_e_id else None
         if edge is not None and self.relation.position is not None:
-            edge = _read(self.relation.position, edge).long()
+            edge = read_at(self.relation.position, edge).long()
         weight = torch.cat(self._weights or [none[:0].float()]) if self._weights or self.options.with_weight else None
         local = torch.cat(self._locals or [none[:0]])
         return local, indptr, edge, weight
@@ -263,15 +263,15 @@ class DeviceRows(SampledRows):
         num = self.end - self.begin
         start, degree, taken = self._start[:num], self._degree[:num], self._offset.diff()
         if not self._weighted:
-            return _repeated((degree.double() / taken.clamp(min=1)).float(), self._offset, len(self._neighbor))
+            return repeated((degree.double() / taken.clamp(min=1)).float(), self._offset, len(self._neighbor))
         relation, fanout = self.relation, self.fanouts[self.hop]
         last = (start + degree - 1).clamp(min=0)
-        total = _read(relation.running, last)
-        own = _read(relation.weight, self._edge).double()
-        total, of_row = (_repeated(values, self._offset, len(own)) for values in (total, taken))
+        total = read_at(relation.running, last)
+        own = read_at(relation.weight, self._edge).double()
+        total, of_row = (repeated(values, self._offset, len(own)) for values in (total, taken))
         weight = total / (of_row * own)
         if not self._replace:
-            weight = torch.where(_repeated(degree <= fanout, self._offset, len(own)), 1.0, weight)
+            weight = torch.where(repeated(degree <= fanout, self._offset, len(own)), 1.0, weight)
         return weight.float()
 
 
@@ -294,7 +294,7 @@ def join_device_edges(
     edge_type = None if numbers is None else torch.empty_like(target)
     each = torch.arange(num_targets, device=joint.device)
     for at, (local, indptr, edge, own) in enumerate(parts):
-        targets = _repeated(each, indptr, len(local))
+        targets = repeated(each, indptr, len(local))
         place = (cursor - indptr[:-1])[targets] + torch.arange(len(local), device=joint.device)
         number = None if numbers is None else numbers[at]
         for out, values in ((target, targets), (source, local), (e_id, edge), (weight, own)):
@@ -375,7 +375,7 @@ def _triton_kernels() -> ModuleType | None:
     return kernel
 
 
-def _read(values: Tensor, index: Tensor) -> Tensor:
+def read_at(values: Tensor, index: Tensor) -> Tensor:
     """Return values[index], on the device of the index."""
     if values.device == index.device:
         return values[index]
@@ -391,7 +391,7 @@ def _block(fanout: int) -> dict:
     return {"BLOCK": block, "num_warps": min(4, max(1, block // 128)), "enable_fp_fusion": False}
 
 
-def _repeated(values: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
+def repeated(values: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     """Return the value of each edge's row."""
     return torch.repeat_interleave(values, indptr.diff(), output_size=num_edges)
 
