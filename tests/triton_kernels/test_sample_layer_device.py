@@ -78,7 +78,11 @@ def test_seeds_that_the_workspace_holds_already():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"seeds": [1, 1, 2]}, "1 repeats 3"), ({"seeds": [0, 9]}, "seeds [0, 9) 0 9"), ({"scale": 0.5}, "scale >= 1 0.5")],
+    [
+        ({"seeds": [1, 1, 2]}, "1 repeats 3"),
+        ({"seeds": [0, 9]}, "seeds [0, 9) 0 9"),
+        ({"scale": 0.5}, "scale >= 1 0.5"),
+    ],
 )
 def test_refuses_what_the_cpu_refuses(arguments, message):
     csc, space = graph_of(9, 30, 8), DeviceWorkspace(9, DEVICE)

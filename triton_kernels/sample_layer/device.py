@@ -5,45 +5,23 @@ new nodes, its edges, and the edges of the rows to come) in one read.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...graph import CSC
 from ...rng import combine_int
 from ..sample_neighbors import SampledNeighbors
 from ..sample_neighbors.device import UNSEEN, DeviceWorkspace, extended, read_at, repeated
 from ..sample_neighbors.device_graph import DeviceRelation
 from ..sample_neighbors.hops import place_seeds
-from .op import MOST_SCALE, check_layer_sizes, check_preferred, fraction_bits
-
-
-
-
-class _Rows(NamedTuple):
-    """Rows of the graph: where each begins, and its length; (num_rows,) int64."""
-
-    start: Tensor
-    degree: Tensor
-
-    @classmethod
-    def of(cls, graph: DeviceRelation, node: Tensor, count: int | Tensor) -> "_Rows":
-        """Look up the rows of the first `count` of some nodes; others are empty."""
-        there = torch.arange(len(node), device=node.device) < count
-        node = torch.where(there, node, 0)
-        start = read_at(graph.indptr, node)
-        return cls(start, torch.where(there, read_at(graph.indptr, node + 1) - start, 0))
-
-    def edges(self, num_edges: int) -> tuple[Tensor, Tensor]:
-        """Return (num_rows + 1,) offsets of the rows one after the other, and the position of each of their edges."""
-        offset = torch.cat([self.degree.new_zeros(1), self.degree.cumsum(0)])
-        within = torch.arange(num_edges, device=offset.device)
-        return offset, repeated(self.start - offset[:-1], offset, num_edges) + within
+from ..sample_neighbors.whole_rows import WholeRows, compressed, summed
+from .checks import MOST_SCALE, check_layer_sizes, check_preferred, fraction_bits
 
 
 def sample_layers_on_device(
-    graph: DeviceRelation,
+    graph: CSC | DeviceRelation,
     seeds: np.ndarray | Tensor,
     nodes_per_layer: Sequence[int],
     key: int,
@@ -73,17 +51,17 @@ def sample_layers_on_device(
     node, most = space.node, space.most
     nodes, edges, parts, begin, first = [], [], [], 0, 0
     try:
-        rows = _Rows.of(graph, node[:most], count)
+        rows = WholeRows.of(graph.indptr, node[:most], count)
         end, num_edges = space.read([count, rows.degree.sum()])
         nodes.append(end)
         space.finish(end)
         for hop, size in enumerate(sizes):
-            rows = _Rows(rows.start[: end - begin], rows.degree[: end - begin])
+            rows = WholeRows(rows.start[: end - begin], rows.degree[: end - begin])
             mask = None if preferred is None or scale == 1 else preferred[hop]
             layer = _Layer(graph, space, rows, num_edges, mask, scale)
             node, found = layer.sample(size, node, end, hop == len(sizes) - 1, combine_int(key, hop))
             bound = end + min(len(layer.candidate), size)
-            to_come = _Rows.of(graph, node[end:bound], found)
+            to_come = WholeRows.of(graph.indptr, node[end:bound], found)
             found, kept, num_edges = space.read([found, layer.num_kept, to_come.degree.sum()])
             parts.append(layer.edges(first, kept))
             nodes.append(found)
@@ -111,7 +89,7 @@ class _Layer:
         scale: How much more important these are.
     """
 
-    def __init__(self, graph, space, rows: _Rows, num_edges: int, mask: Tensor | None, scale: float):
+    def __init__(self, graph, space, rows: WholeRows, num_edges: int, mask: Tensor | None, scale: float):
         self._space, self._degree = space, rows.degree
         self._offset, self._edge = rows.edges(num_edges)
         self._neighbor = read_at(graph.indices, self._edge).long()
@@ -151,7 +129,7 @@ class _Layer:
         space.label[self._neighbor] = UNSEEN
         space.most = 0
         self._source = self._position[self._local]
-        self._kept = torch.cat([line.new_zeros(1), (self._source >= 0).cumsum(0)])
+        self._kept = summed(self._source >= 0)
         return node, fresh.sum()
 
     @property
@@ -161,15 +139,10 @@ class _Layer:
 
     def edges(self, first: int, num_kept: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return sources, the ends of rows, positions and weights of the kept edges, after `first` of earlier hops."""
-        place = torch.where(self._source >= 0, self._kept[1:] - 1, num_kept)
-        share = repeated(1.0 / self._degree.double(), self._offset, len(place))
+        share = repeated(1.0 / self._degree.double(), self._offset, len(self._local))
         weight = (share / self._probability[self._local]).float()
-
-        def compressed(values: Tensor) -> Tensor:
-            return values.new_empty(num_kept + 1).scatter_(0, place, values)[:num_kept]
-
-        ends = self._kept[self._offset[1:]] + first
-        return compressed(self._source), ends, compressed(self._edge), compressed(weight)
+        kept = compressed(self._source >= 0, self._kept, num_kept, self._source, self._edge, weight)
+        return kept[0], self._kept[self._offset[1:]] + first, *kept[1:]
 
 
 def _sure(importance: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

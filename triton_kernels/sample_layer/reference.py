@@ -6,7 +6,7 @@ import numpy as np
 
 from ...rng import combine_array
 from ..sample_neighbors import SampledNeighbors
-from .op import fraction_bits
+from .checks import fraction_bits
 
 
 def sample_layers_reference(csc, seeds, nodes_per_layer, key, *, preferred=None, scale=1.0) -> SampledNeighbors:
