@@ -1,4 +1,4 @@
-"""Neighbours sampled on the GPU that trains: the batches of the CPU, bit for bit."""
+"""Batches sampled on the GPU that trains: those of the CPU, bit for bit."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,13 +10,51 @@ import numpy as np
 import torch
 
 from ..graph import CSC
-from ..triton_kernels.sample_neighbors import HopSampling, Relation, SampledNeighbors, SplitRows, group_edge_types
+from ..triton_kernels.sample_neighbors import Relation, SplitRows, group_edge_types
 from ..triton_kernels.sample_neighbors.device import DeviceWorkspace, has_triton
-from ..triton_kernels.sample_neighbors.device_graph import DeviceRelation, fits_on_device, placing, relation_bytes
+from ..triton_kernels.sample_neighbors.device_graph import (
+    DeviceRelation,
+    fits_on_device,
+    free_bytes,
+    placing,
+    relation_bytes,
+)
+from .layerwise import LayerState, LayerwiseSampler
+from .link_sampler import LinkSampler, LinkState
+from .links_on_device import DeviceLinks, TypePools, device_links, pools_of
+from .locality_index import PreferredRows
 from .neighbor import NeighborSampler, NeighborState
 from .protocol import _MEMBERS, Allocate, BatchSampler, Subgraph
 
 _log = logging.getLogger("lightning.pytorch.gnnscale")  # below Lightning's own, so that it logs where the Trainer does
+
+
+class _Refusal(NamedTuple):
+    """Why a GPU does not sample batches, and what to do about it.
+
+    Attributes:
+        applies: Called with the sampler, the GPU that trains or None, and whether threads of this process sample.
+        line: What is told, with the sampler's class as {name}.
+    """
+
+    applies: Callable[[BatchSampler, torch.device | None, bool], bool]
+    line: str
+
+
+REFUSALS = (
+    _Refusal(
+        lambda sampler, device, by_threads: device is None, "training is not on a GPU: say trainer.accelerator=gpu"
+    ),
+    _Refusal(lambda *_: not has_triton(), "Triton is not installed: pip install triton"),
+    _Refusal(
+        lambda sampler, device, by_threads: not by_threads,
+        "other processes sample, and only the one that trains has the GPU: say source=threads",
+    ),
+    _Refusal(
+        lambda sampler, *_: type(sampler) not in _SAMPLED_THERE,
+        "{name} has no form for GPUs: say sampler=neighbor, hetero, layerwise, links or edges",
+    ),
+)
 
 
 def sampler_for(sampler: BatchSampler, device: torch.device | None, by_threads: bool = True) -> BatchSampler:
@@ -30,7 +68,7 @@ def sampler_for(sampler: BatchSampler, device: torch.device | None, by_threads: 
     Raises:
         ValueError: device="cuda" cannot be followed.
     """
-    asked = getattr(sampler, "device", "cpu") if type(sampler) is NeighborSampler else "cpu"
+    asked = _device_of(sampler)
     if asked == "cpu":
         return sampler
     against = reason_against(sampler, device, by_threads)
@@ -38,22 +76,24 @@ def sampler_for(sampler: BatchSampler, device: torch.device | None, by_threads: 
         if asked == "cuda":
             raise ValueError(f"sampler.device must be auto or cpu here, got cuda: {against}")
         if device is not None:
-            _log.info("Neighbours are sampled on the CPU: %s", against)
+            _log.info("Batches are sampled on the CPU: %s", against)
         return sampler
     return DeviceSampler(sampler, device)
 
 
-def reason_against(sampler: NeighborSampler, device: torch.device | None, by_threads: bool) -> str | None:
-    """Return why a sampler's batches are sampled on the CPU; None where a device can."""
-    if device is None:
-        return "training is not on a GPU"
-    if not has_triton():
-        return "Triton is not installed"
-    if not by_threads:
-        return "only source=threads samples in the process that trains, each batch in one thread"
-    if not sampler.hop_by_hop:
-        return f"subgraph_type={sampler.subgraph_type} reads whole rows"
-    return None
+def reason_against(sampler: BatchSampler, device: torch.device | None, by_threads: bool) -> str | None:
+    """Return why a sampler's batches are sampled on the CPU, by `REFUSALS`; None where a device can."""
+    lines = (one.line for one in REFUSALS if one.applies(sampler, device, by_threads))
+    line = next(lines, None)
+    return None if line is None else line.format(name=type(sampler).__name__)
+
+
+def _device_of(sampler: BatchSampler) -> str:
+    """Return where a sampler asks to be sampled; "auto" of one that cannot say."""
+    if isinstance(sampler, DeviceSampler):
+        return "cpu"  # it is there
+    inner = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
+    return inner.device if isinstance(inner, NeighborSampler | LayerwiseSampler) else "auto"
 
 
 class DeviceState(NamedTuple):
@@ -64,8 +104,13 @@ class DeviceState(NamedTuple):
         device: The same with tensors; None: this part is sampled on the CPU.
     """
 
-    host: NeighborState
-    device: NeighborState | None
+    host: NeighborState | LayerState | LinkState
+    device: NeighborState | LayerState | DeviceLinks | None
+
+    @property
+    def csc(self) -> CSC:
+        """The part's edges on the host."""
+        return (self.host.inner if isinstance(self.host, LinkState) else self.host).csc
 
 
 class DeviceSplits:
@@ -84,20 +129,21 @@ class DeviceSplits:
 
 
 class DeviceSampler(BatchSampler):
-    """Sample on a device what a `NeighborSampler` samples on the CPU; several threads may, each on a stream of its own.
+    """Sample on a device what another sampler samples on the CPU; several threads may, each on a stream of its own.
 
     The edges of a part go into the device's memory where they take half of what is free there at most. Else "auto"
     samples the part on the CPU, and "cuda" reads its edges from pinned host memory. The host learns the sizes of a
     hop in one read; subgraphs come to the host, where the columns of their nodes are looked up.
 
     Args:
-        own: The sampler.
+        own: A `NeighborSampler`, `LayerwiseSampler` or `LinkSampler`.
         device: A CUDA device; on the CPU kernels need Triton's interpreter.
     """
 
-    def __init__(self, own: NeighborSampler, device: torch.device):
+    def __init__(self, own: BatchSampler, device: torch.device):
         vars(self).update({name: getattr(own, name) for name in _MEMBERS if name not in _REPLACED})
         self.own, self.on, self.hop_by_hop = own, device, False
+        self._there = device_links(own) if isinstance(own, LinkSampler) else own
         self._spaces: SimpleQueue[_Space] = SimpleQueue()
 
     def __repr__(self) -> str:
@@ -111,19 +157,14 @@ class DeviceSampler(BatchSampler):
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> DeviceState:
         host = self.own.prepare(part, targets, seed)
-        relations = _by_edge_type(host.relations)
-        num_bytes, free = sum(relation_bytes(relation) for relation in relations), self._free_bytes()
+        chosen = _SAMPLED_THERE[type(self.own)](self.own, host)
+        num_bytes, free = held_bytes(chosen), free_bytes(self.on)
         fits = fits_on_device(num_bytes, free)
-        if not fits and self.own.device == "auto":
+        if not fits and _device_of(self.own) == "auto":
             _log.info("Part %s is sampled on the CPU: edges of %d bytes, %d free on %s", part.part, num_bytes, free,
                       self.on)  # fmt: skip
             return DeviceState(host, None)
-        put = placing(self.on, fits)
-        there = host._replace(
-            relations=[DeviceRelation.put(relation, put) for relation in relations],
-            preferred=None if host.preferred is None else DeviceSplits(host.preferred, put),
-            type_of=None,
-        )
+        there = put_on_device(chosen, self.on, fits)
         if self.on.type == "cuda":
             torch.cuda.current_stream(self.on).synchronize()  # streams of other threads read it
         where = "its memory" if fits else "pinned host memory"
@@ -141,19 +182,14 @@ class DeviceSampler(BatchSampler):
         workspace: Any,
         allocate: Allocate,
         return_e_id: bool,
-        with_row_scale: bool = True,
+        **options: bool,
     ) -> Subgraph:
-        """Return a batch; arguments as `NeighborSampler.sample` has them; the workspace is of parts on the CPU."""
+        """Return a batch; arguments as `sample` of the sampler has them; the workspace is of parts on the CPU."""
         if state.device is None:
-            return self.own.sample(state.host, items, key, workspace, allocate, return_e_id, with_row_scale)
-        with self._space(state.host.csc.num_rows) as space:
-            hops = self.own.begin(state.device, items, key, space, return_e_id, with_row_scale)
-            for _ in range(hops.num_hops):
-                hops.sample()
-            return self.own.finish(state.host, _OnHost(hops), allocate, with_row_scale)
-
-    def _free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self.on)[0] if self.on.type == "cuda" else 1 << 62
+            return self.own.sample(state.host, items, key, workspace, allocate, return_e_id, **options)
+        with self._space(state.csc.num_rows) as space:
+            sampled = self._there.sample(state.device, items, key, space, allocate, return_e_id, **options)
+            return Subgraph(*(_on_host(value, allocate) for value in sampled))
 
     @contextmanager
     def _space(self, num_nodes: int) -> Iterator[DeviceWorkspace]:
@@ -178,21 +214,81 @@ class _Space(NamedTuple):
     stream: Any
 
 
-class _OnHost:
-    """Hops whose result is copied to the host."""
+def _on_host(value: Any, allocate: Allocate) -> Any:
+    """Return a copy of a tensor on the host, in memory of its own; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    out = allocate(tuple(value.shape), np.float32 if value.is_floating_point() else np.int64)
+    torch.from_numpy(out).copy_(value)
+    return out
 
-    def __init__(self, hops: HopSampling):
-        self._hops, self.times = hops, hops.times
 
-    def collect(self, allocate: Allocate, with_edge_type: bool) -> SampledNeighbors:
-        def copied(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            out = allocate(tuple(value.shape), np.float32 if value.is_floating_point() else np.int64)
-            torch.from_numpy(out).copy_(value)
-            return out
+_STAYS = ("host", "targets", "seed_time")  # of a state, what the host reads
 
-        return SampledNeighbors(*(copied(value) for value in self._hops.collect(with_edge_type=with_edge_type)))
+
+def put_on_device(value: Any, device: torch.device, in_device: bool, memo: dict | None = None) -> Any:
+    """Return a state with tensors in place of the arrays that a device reads, each put once; see `placing`."""
+    memo, put = {} if memo is None else memo, placing(device, in_device or isinstance(value, TypePools))
+
+    def once(array: np.ndarray) -> torch.Tensor:
+        place = array.ctypes.data, array.dtype, array.shape, array.strides
+        if place not in memo:
+            memo[place] = array, put(array)  # which keeps the array, so that no other takes its place
+        return memo[place][1]
+
+    if isinstance(value, np.ndarray):
+        return once(value)
+    if isinstance(value, Relation):
+        return DeviceRelation.put(value, once)
+    if isinstance(value, PreferredRows):
+        return DeviceSplits(value, put)
+    if isinstance(value, TypePools):  # searched by its starts, which torch does on the device alone
+        return value._replace(
+            **{name: once(one) for name, one in value._asdict().items() if isinstance(one, np.ndarray)}
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = {name: one for name, one in value._asdict().items() if name not in _STAYS}
+        return value._replace(**{name: put_on_device(one, device, in_device, memo) for name, one in fields.items()})
+    if isinstance(value, list | tuple):
+        return type(value)(put_on_device(one, device, in_device, memo) for one in value)
+    return value
+
+
+def held_bytes(value: Any, seen: set | None = None) -> int:
+    """Return bytes of what `put_on_device` puts of a state at once."""
+    seen = set() if seen is None else seen
+    if isinstance(value, np.ndarray):
+        is_new = value.ctypes.data not in seen
+        seen.add(value.ctypes.data)
+        return value.nbytes if is_new else 0
+    if isinstance(value, Relation):
+        seen.update(array.ctypes.data for array in (value.indptr, value.indices))
+        return relation_bytes(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        value = [one for name, one in reversed(value._asdict().items()) if name not in _STAYS]
+    return sum(held_bytes(one, seen) for one in value) if isinstance(value, list | tuple) else 0
+
+
+def _neighbors_there(own: NeighborSampler, host: NeighborState) -> NeighborState:
+    """Return what a device reads of a part to sample neighbours: as it is on the host, edge types apart."""
+    relations = _by_edge_type(host.relations)
+    reads_rows = not own.by_edge_type or own.subgraph_type != "directional"
+    csc = CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)) if reads_rows else None
+    return host._replace(csc=csc, relations=relations, type_of=None)
+
+
+def _layers_there(own: LayerwiseSampler, host: LayerState) -> LayerState:
+    masks = None if host.preferred is None else tuple(mask.view(np.uint8) for mask in host.preferred)
+    return LayerState(CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)), host.targets, masks)
+
+
+def _links_there(own: LinkSampler, host: LinkState) -> DeviceLinks:
+    inner = _SAMPLED_THERE[type(own.sampler)](own.sampler, host.inner)
+    csc = CSC(np.asarray(host.inner.csc.indptr), np.asarray(host.inner.csc.indices))
+    return DeviceLinks(host, inner, csc, host.table, None if host.node_types is None else pools_of(host.node_types))
+
+
+_SAMPLED_THERE = {NeighborSampler: _neighbors_there, LayerwiseSampler: _layers_there, LinkSampler: _links_there}
 
 
 def _by_edge_type(relations: list[Relation]) -> list[Relation]:

@@ -102,7 +102,7 @@ def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_
     caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
     loader = module_of(gs.NeighborSampler([3, 2], device="cpu")).train_dataloader()
     plain = contents(loader)
-    monkeypatch.setattr(DeviceSampler, "_free_bytes", lambda self: 1000)
+    monkeypatch.setattr(on_device, "free_bytes", lambda device: 1000)
     loader.sample_on(FAKE)
     loader.set_sampler(gs.NeighborSampler([3, 2], device=asked))
     loader.set_epoch(0)
@@ -115,7 +115,6 @@ def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_
     ("given", "device", "by_threads", "why"),
     [
         ({}, FAKE, False, "source=threads"),
-        ({"subgraph_type": "induced"}, FAKE, True, "subgraph_type=induced"),
         ({}, None, True, "training not GPU"),
     ],
 )

@@ -57,15 +57,17 @@ class DeviceWorkspace:
         """Return whether graphs of this size on this device can be sampled with it."""
         return num_nodes <= self.num_nodes and device == self.device
 
-    def upload(self, array: np.ndarray) -> Tensor:
-        """Return (num,) int64 on the device."""
+    def upload(self, array: np.ndarray | Tensor) -> Tensor:
+        """Return (num,) int64 on the device; a tensor is there already."""
+        if isinstance(array, Tensor):
+            return array
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
 
-    def place(self, nodes: np.ndarray) -> int:
-        """Begin a batch with these nodes; return how many were distinct."""
+    def place(self, nodes: np.ndarray | Tensor) -> int:
+        """Begin a batch with these nodes; return how many were distinct, as tensors are without a look at them."""
         self.node = self.upload(nodes)
         self.most = len(nodes)
-        distinct = len(np.unique(nodes))
+        distinct = self.most if isinstance(nodes, Tensor) else len(np.unique(nodes))
         if distinct == self.most:
             self.label[self.node] = torch.arange(self.most, dtype=torch.int32, device=self.device)
         return distinct
@@ -112,7 +114,7 @@ class DeviceTrees:
         self._known = space.node.new_empty(0)
         space.node, space.owner, space.most = self._known, self._known, 0
 
-    def begin(self, ids: np.ndarray, owner: np.ndarray) -> int:
+    def begin(self, ids: np.ndarray | Tensor, owner: np.ndarray) -> int:
         """Put the seeds that are the roots; return how many they are."""
         space = self._space
         space.node, space.owner, space.most = space.upload(ids), space.upload(owner), len(ids)

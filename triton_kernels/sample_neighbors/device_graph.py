@@ -88,6 +88,11 @@ def relation_bytes(relation: Relation) -> int:
     return held + (0 if relation.weight is None else 16 * len(relation.weight))
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device; of the CPU, more than any graph has."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62
+
+
 def fits_on_device(num_bytes: int, free_bytes: int) -> bool:
     """Whether edges of so many bytes belong into the memory of a device that has so many bytes free."""
     return num_bytes <= SHARE * free_bytes

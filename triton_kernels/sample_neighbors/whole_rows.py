@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,54 @@ def is_among(values: Tensor, others: Tensor) -> Tensor:
         return torch.zeros_like(values, dtype=torch.bool)
     others = others.sort().values
     return others[torch.searchsorted(others, values).clamp(max=len(others) - 1)] == values
+
+
+def left_edges(graph, kept: Tensor, space: DeviceWorkspace):
+    """Return a graph on a device with some of its edges: a tuple with `Subgraph`'s fields.
+
+    Args:
+        graph: Its edges by target, with the hops of its nodes, or without.
+        kept: (num_edges,) bool.
+        space: Of the device, which is waited for once.
+    """
+    before = summed(kept)
+    indptr = before[graph.indptr]
+    hops = []
+    if graph.num_sampled_edges is not None:
+        ends = np.minimum(np.cumsum([0, *graph.num_sampled_nodes[:-1]]), len(indptr) - 1).tolist()
+        hops = [indptr[end] for end in ends]
+    num_kept, *hops = space.read([before[-1], *hops])
+    names = ("e_id", "edge_weight", "edge_type")
+    arrays = (*graph.edge_index, *(getattr(graph, name) for name in names))
+    source, target, *others = compressed(kept, before, num_kept, *arrays)
+    edges = None if graph.num_sampled_edges is None else np.diff(hops).tolist()
+    given = dict(zip(names, others, strict=True))
+    edge_index = torch.stack([source, target])
+    return graph._replace(edge_index=edge_index, indptr=indptr, num_sampled_edges=edges, **given)
+
+
+def both_ways(induced, sampled, space: DeviceWorkspace):
+    """Return an induced graph with the edges alone that were sampled, or go back along one of them."""
+    size = len(induced.n_id)
+    back = sampled.edge_index[1] * size + sampled.edge_index[0]
+    codes = induced.edge_index[0] * size + induced.edge_index[1]
+    return left_edges(induced, is_among(induced.e_id, sampled.e_id) | is_among(codes, back), space)
+
+
+def without_pairs(sampled, pairs: Tensor, linked: Tensor, space: DeviceWorkspace):
+    """Return a graph without the edges between the two ends of any pair.
+
+    Args:
+        sampled: The graph, its seeds first.
+        pairs: (2, num_pairs) positions of seeds.
+        linked: (num_pairs,) bool, pairs that count.
+        space: Of the device.
+    """
+    size = sampled.num_seeds
+    codes = torch.cat([pairs[0] * size + pairs[1], pairs[1] * size + pairs[0]])
+    source, target = sampled.edge_index
+    found = is_among(source * size + target, torch.where(linked.repeat(2), codes, -1))
+    return left_edges(sampled, ~(found & (source < size) & (target < size)), space)
 
 
 def row_scale_of_tensors(indptr: Tensor, sampled) -> Tensor:
