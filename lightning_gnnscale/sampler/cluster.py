@@ -14,7 +14,7 @@ from ..jit import kernel
 from ..partitioner import partition
 from ..rng import combine_array, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace
-from .neighbor import check_direction
+from .neighbor import check_device, check_direction
 from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph
 
 
@@ -39,6 +39,7 @@ class FullBatchSampler(BatchSampler):
 
     def __post_init__(self):
         check_direction(self.direction)
+        check_device(self.device)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return 1, or 0 for a part without target nodes."""
@@ -113,9 +114,10 @@ class ClusterSampler(BatchSampler):
         clusters_per_batch: clusters of a batch, >= 1.
         direction: "in" or "both".
         cluster: (part, num_clusters, seed) -> (num_core,) int32 cluster ids; None: `breadth_first_clusters`.
+        device: Where the edges between a batch's nodes are looked up, see `NeighborSampler`.
 
     Raises:
-        ValueError: a count is below 1, or the direction is unknown.
+        ValueError: a count is below 1, or the direction or device is unknown.
 
     Source: Chiang et al., Cluster-GCN, KDD 2019, section 3.2, edges between the clusters of a batch included. Differs:
         clusters are not sampled with METIS unless `cluster` does so, and adjacency is not renormalised.
@@ -125,6 +127,7 @@ class ClusterSampler(BatchSampler):
     clusters_per_batch: int = 1
     direction: str = "in"
     cluster: Cluster | None = field(default=None, compare=False)
+    device: str = "auto"
 
     def __post_init__(self):
         for name in ("num_clusters", "clusters_per_batch"):

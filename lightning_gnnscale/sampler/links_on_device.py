@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph import CSC
-from ..rng import combine_int
-from ..triton_kernels.random_tensors import below_tensor, combine_tensor, mix64_tensor, signed, unit_tensor
+from ..triton_kernels.random_tensors import below_tensor, combine_tensor, mix64_tensor, unit_tensor
 from ..triton_kernels.sample_neighbors.device import DeviceWorkspace, read_at
 from ..triton_kernels.sample_neighbors.whole_rows import compressed, summed, without_pairs
 from .link_sampler import (
@@ -65,8 +64,7 @@ class TypePools(NamedTuple):
         """Return (num_rows, num) int64 local ids, those of row i of node type node_types[i]."""
         of_type = torch.arange(self.num_node_types, device=node_types.device)
         number = (node_types[:, None] == of_type).cumsum(0).gather(1, node_types[:, None]) - 1  # among its node type
-        keys = [signed(combine_int(key, node_type)) for node_type in range(self.num_node_types)]
-        keys = torch.tensor(keys, device=node_types.device)[node_types][:, None]
+        keys = combine_tensor(key, of_type)[node_types][:, None]
         word = combine_tensor(keys, number * num + torch.arange(num, device=node_types.device))
         begin = self.begins[node_types][:, None]
         return self.nodes(self.places(word, begin, self.begins[node_types + 1][:, None] - begin))

@@ -19,6 +19,7 @@ from ..triton_kernels.sample_neighbors.device_graph import (
     placing,
     relation_bytes,
 )
+from .cluster import ClusterSampler, ClusterState
 from .layerwise import LayerState, LayerwiseSampler
 from .link_sampler import LinkSampler, LinkState
 from .links_on_device import DeviceLinks, TypePools, device_links, pools_of
@@ -41,18 +42,19 @@ class _Refusal(NamedTuple):
     line: str
 
 
+NO_TRITON = _Refusal(lambda *_: not has_triton(), "Triton is not installed: pip install triton")
 REFUSALS = (
     _Refusal(
         lambda sampler, device, by_threads: device is None, "training is not on a GPU: say trainer.accelerator=gpu"
     ),
-    _Refusal(lambda *_: not has_triton(), "Triton is not installed: pip install triton"),
+    NO_TRITON,
     _Refusal(
         lambda sampler, device, by_threads: not by_threads,
         "other processes sample, and only the one that trains has the GPU: say source=threads",
     ),
     _Refusal(
         lambda sampler, *_: type(sampler) not in _SAMPLED_THERE,
-        "{name} has no form for GPUs: say sampler=neighbor, hetero, layerwise, links or edges",
+        "{name} has no form for GPUs: say sampler=neighbor, hetero, layerwise, cluster, links or edges",
     ),
 )
 
@@ -93,7 +95,7 @@ def _device_of(sampler: BatchSampler) -> str:
     if isinstance(sampler, DeviceSampler):
         return "cpu"  # it is there
     inner = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
-    return inner.device if isinstance(inner, NeighborSampler | LayerwiseSampler) else "auto"
+    return inner.device if isinstance(inner, NeighborSampler | LayerwiseSampler | ClusterSampler) else "auto"
 
 
 class DeviceState(NamedTuple):
@@ -104,8 +106,8 @@ class DeviceState(NamedTuple):
         device: The same with tensors; None: this part is sampled on the CPU.
     """
 
-    host: NeighborState | LayerState | LinkState
-    device: NeighborState | LayerState | DeviceLinks | None
+    host: NeighborState | LayerState | ClusterState | LinkState
+    device: NeighborState | LayerState | ClusterState | DeviceLinks | None
 
     @property
     def csc(self) -> CSC:
@@ -128,6 +130,35 @@ class DeviceSplits:
         return self._there
 
 
+class DeviceSpaces:
+    """Memory to sample batches on a device, each in use on a stream of its own; several threads may ask for some.
+
+    Args:
+        device: A CUDA device, or the CPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._free: SimpleQueue[tuple[list[DeviceWorkspace], Any]] = SimpleQueue()
+
+    @contextmanager
+    def lend(self, *sizes: int) -> Iterator[list[DeviceWorkspace]]:
+        """Lend a workspace for each of some numbers of nodes; what runs within runs on their stream."""
+        try:
+            spaces, stream = self._free.get_nowait()
+        except Empty:
+            spaces, stream = [], torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(stream):
+            if len(spaces) != len(sizes) or not all(
+                space.fits(size, self.device) for space, size in zip(spaces, sizes, strict=True)
+            ):
+                spaces = [DeviceWorkspace(size, self.device) for size in sizes]
+            try:
+                yield spaces
+            finally:
+                self._free.put((spaces, stream))
+
+
 class DeviceSampler(BatchSampler):
     """Sample on a device what another sampler samples on the CPU; several threads may, each on a stream of its own.
 
@@ -136,7 +167,7 @@ class DeviceSampler(BatchSampler):
     hop in one read; subgraphs come to the host, where the columns of their nodes are looked up.
 
     Args:
-        own: A `NeighborSampler`, `LayerwiseSampler` or `LinkSampler`.
+        own: A `NeighborSampler`, `LayerwiseSampler`, `ClusterSampler` or `LinkSampler`.
         device: A CUDA device; on the CPU kernels need Triton's interpreter.
     """
 
@@ -144,7 +175,7 @@ class DeviceSampler(BatchSampler):
         vars(self).update({name: getattr(own, name) for name in _MEMBERS if name not in _REPLACED})
         self.own, self.on, self.hop_by_hop = own, device, False
         self._there = device_links(own) if isinstance(own, LinkSampler) else own
-        self._spaces: SimpleQueue[_Space] = SimpleQueue()
+        self._spaces = DeviceSpaces(device)
 
     def __repr__(self) -> str:
         return repr(self.own)
@@ -161,8 +192,9 @@ class DeviceSampler(BatchSampler):
         num_bytes, free = held_bytes(chosen), free_bytes(self.on)
         fits = fits_on_device(num_bytes, free)
         if not fits and _device_of(self.own) == "auto":
-            _log.info("Part %s is sampled on the CPU: edges of %d bytes, %d free on %s", part.part, num_bytes, free,
-                      self.on)  # fmt: skip
+            line = "Part %s is sampled on the CPU: edges of %d bytes, %d free on %s, half of which is for them"
+            remedy = "; sampler.device=cuda reads them from pinned memory"
+            _log.info(line + remedy, part.part, num_bytes, free, self.on)
             return DeviceState(host, None)
         there = put_on_device(chosen, self.on, fits)
         if self.on.type == "cuda":
@@ -187,31 +219,12 @@ class DeviceSampler(BatchSampler):
         """Return a batch; arguments as `sample` of the sampler has them; the workspace is of parts on the CPU."""
         if state.device is None:
             return self.own.sample(state.host, items, key, workspace, allocate, return_e_id, **options)
-        with self._space(state.csc.num_rows) as space:
+        with self._spaces.lend(state.csc.num_rows) as (space,):
             sampled = self._there.sample(state.device, items, key, space, allocate, return_e_id, **options)
             return Subgraph(*(_on_host(value, allocate) for value in sampled))
 
-    @contextmanager
-    def _space(self, num_nodes: int) -> Iterator[DeviceWorkspace]:
-        try:
-            space, stream = self._spaces.get_nowait()
-        except Empty:
-            space, stream = None, torch.cuda.Stream(self.on) if self.on.type == "cuda" else None
-        with torch.cuda.stream(stream):
-            if space is None or not space.fits(num_nodes, self.on):
-                space = DeviceWorkspace(num_nodes, self.on)
-            try:
-                yield space
-            finally:
-                self._spaces.put(_Space(space, stream))
-
 
 _REPLACED = ("prepare", "items", "sample", "with_locality", "num_batches", "hop_by_hop")
-
-
-class _Space(NamedTuple):
-    workspace: DeviceWorkspace
-    stream: Any
 
 
 def _on_host(value: Any, allocate: Allocate) -> Any:
@@ -223,7 +236,7 @@ def _on_host(value: Any, allocate: Allocate) -> Any:
     return out
 
 
-_STAYS = ("host", "targets", "seed_time")  # of a state, what the host reads
+_STAYS = ("host", "targets", "seed_time", "nodes", "offsets", "is_target")  # of a state, what the host reads
 
 
 def put_on_device(value: Any, device: torch.device, in_device: bool, memo: dict | None = None) -> Any:
@@ -282,13 +295,22 @@ def _layers_there(own: LayerwiseSampler, host: LayerState) -> LayerState:
     return LayerState(CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)), host.targets, masks)
 
 
+def _clusters_there(own: ClusterSampler, host: ClusterState) -> ClusterState:
+    return host._replace(csc=CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)))
+
+
 def _links_there(own: LinkSampler, host: LinkState) -> DeviceLinks:
     inner = _SAMPLED_THERE[type(own.sampler)](own.sampler, host.inner)
     csc = CSC(np.asarray(host.inner.csc.indptr), np.asarray(host.inner.csc.indices))
     return DeviceLinks(host, inner, csc, host.table, None if host.node_types is None else pools_of(host.node_types))
 
 
-_SAMPLED_THERE = {NeighborSampler: _neighbors_there, LayerwiseSampler: _layers_there, LinkSampler: _links_there}
+_SAMPLED_THERE = {
+    NeighborSampler: _neighbors_there,
+    LayerwiseSampler: _layers_there,
+    ClusterSampler: _clusters_there,
+    LinkSampler: _links_there,
+}
 
 
 def _by_edge_type(relations: list[Relation]) -> list[Relation]:

@@ -284,7 +284,7 @@ def induced_subgraph(
     """Return all edges between the given nodes; every node is a target.
 
     Args:
-        csc: the part's; or tensors that a device reads, then so are nodes and result, and the workspace is of a device.
+        csc: the part's; or tensors that a device reads, then so is the result, and the workspace is of a device.
         nodes: (num_nodes,) distinct local ids, seeds first; kept in this order.
         num_seeds: how many of them are seeds.
         workspace: one thread's reusable memory.
@@ -297,12 +297,14 @@ def induced_subgraph(
     Cost: O(sum of the nodes' degrees).
     """
     count = workspace.place(nodes)
+    on_device = isinstance(csc.indptr, Tensor)
     if count < len(nodes):
         workspace.finish(count)
         raise ValueError(f"nodes must be distinct, got {len(nodes)} ids of {count} nodes: give each once, seeds first")
+    nodes = workspace.upload(nodes) if on_device else nodes
     edge_index, indptr, e_id = edges_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
     workspace.finish(count)
-    if isinstance(nodes, Tensor):
+    if on_device:
         return Subgraph(nodes, edge_index, indptr, num_seeds, e_id)
     n_id = allocate((len(nodes),), np.int64)
     n_id[:] = nodes

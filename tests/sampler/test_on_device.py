@@ -1,6 +1,7 @@
 """Training batches sampled by Triton: those of the CPU, bit for bit; and where they are sampled, and why."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,31 +112,55 @@ def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_
     loader.close()
 
 
+class OfTheUser(gs.SaintSampler):
+    """A sampler that is none of those that have a form for GPUs."""
+
+
 @pytest.mark.parametrize(
-    ("given", "device", "by_threads", "why"),
+    ("sampler", "device", "by_threads", "why"),
     [
-        ({}, FAKE, False, "source=threads"),
-        ({}, None, True, "training not GPU"),
+        (gs.NeighborSampler([2]), FAKE, False, "other processes source=threads"),
+        (gs.ClusterSampler(4), FAKE, False, "other processes source=threads"),
+        (gs.LayerwiseSampler(4), FAKE, False, "other processes source=threads"),
+        (gs.sampler.LinkSampler(), FAKE, False, "other processes source=threads"),
+        (OfTheUser(), FAKE, True, "OfTheUser no form GPUs: sampler=neighbor layerwise links"),
+        (gs.NeighborSampler([2]), None, True, "training not on a GPU: trainer.accelerator=gpu"),
     ],
 )
-def test_why_a_sampler_samples_on_the_cpu(given, device, by_threads, why, caplog):
+def test_why_a_sampler_samples_on_the_cpu(sampler, device, by_threads, why, caplog):
     pytest.importorskip("triton")
     caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
-    sampler = gs.NeighborSampler([2], **given)
     assert sampler_for(sampler, device, by_threads) is sampler
-    assert len(caplog.records) == (device is not None)
-    with pytest.raises(ValueError, match=said(f"sampler.device auto cpu cuda {why}")):
-        sampler_for(gs.NeighborSampler([2], device="cuda", **given), device, by_threads)
-    same = gs.NeighborSampler([2], device="cpu")
-    assert sampler_for(same, FAKE) is same
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (device is not None)
+    for line in found:
+        with pytest.raises(ValueError, match=said(f"sampled on the CPU: {why}")):
+            raise ValueError(line)
+
+
+def asking(sampler, device: str):
+    """The sampler, to be sampled on a device."""
+    if isinstance(sampler, gs.sampler.LinkSampler):
+        return replace(sampler, sampler=replace(sampler.sampler, device=device))
+    return replace(sampler, device=device)
+
+
+SAMPLERS = [gs.NeighborSampler([2]), gs.LayerwiseSampler(4), gs.ClusterSampler(4), gs.sampler.LinkSampler()]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_a_sampler_that_asks_for_a_gpu_is_refused_or_obeyed(sampler):
+    pytest.importorskip("triton")
+    assert sampler_for(asking(sampler, "cpu"), FAKE) == asking(sampler, "cpu")
+    assert isinstance(sampler_for(asking(sampler, "cuda"), FAKE), DeviceSampler)
+    for device, by_threads, why in ((FAKE, False, "source=threads"), (None, True, "trainer.accelerator=gpu")):
+        with pytest.raises(ValueError, match=said(f"sampler.device auto cpu cuda {why}")):
+            sampler_for(asking(sampler, "cuda"), device, by_threads)
+    with pytest.raises(ValueError, match=said("device auto, cpu, cuda 'gpu'")):
+        asking(sampler, "gpu")
 
 
 def test_without_triton_samples_are_the_cpus(monkeypatch):
     monkeypatch.setattr(on_device, "has_triton", lambda: False)
     sampler = gs.NeighborSampler([2])
     assert sampler_for(sampler, FAKE) is sampler
-
-
-def test_a_device_is_one_of_three():
-    with pytest.raises(ValueError, match=said("device auto, cpu, cuda 'gpu'")):
-        gs.NeighborSampler([2], device="gpu")

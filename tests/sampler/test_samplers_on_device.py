@@ -41,8 +41,8 @@ def compare(sampler, part, targets, *, num_batches=1, batch_size=5):
             else:
                 assert one == wanted, name
         found.append(other)
-    used, _ = there._spaces.get_nowait()
-    assert (used.label[:-1] == UNSEEN).all()  # ready for the next batch
+    with there._spaces.lend(part.num_local) as (used,):
+        assert (used.label[:-1] == UNSEEN).all()  # ready for the next batch
     return found
 
 
@@ -100,6 +100,12 @@ def test_links_of_a_graph_without_edges_or_with_loops_alone(positives):
 def test_subgraphs_of_all_edges_between_their_nodes(subgraph_type, fanouts):
     found = compare(gs.NeighborSampler(fanouts, subgraph_type=subgraph_type), PART, np.arange(PART.num_core))
     assert all(len(batch.indptr) == len(batch.n_id) + 1 for batch in found)
+
+
+@pytest.mark.parametrize("direction", ["in", "both"])
+def test_clusters(direction):
+    found = compare(gs.ClusterSampler(6, 2, direction=direction), PART, np.arange(PART.num_core)[::2])
+    assert all(batch.edge_index.size for batch in found)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ The host learns the sizes of a hop (its new nodes, and the edges to sample next)
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,12 @@ from torch import Tensor
 from ...graph import CSC
 from .choice import SplitRows
 from .cpu import Workspace
-from .device_graph import DeviceRelation
+from .device_graph import ROWS, DeviceRelation, has_triton, read_at, triton_kernels
 from .hops import Backend, HopSampling, SampledNeighbors, check_fanouts, sample_hops
 from .rows import SampledRows, SampleOptions, fold_hop
 
 UNSEEN = torch.iinfo(torch.int32).max
 _LARGEST = torch.iinfo(torch.int64).max
-_ROWS = 256  # that one program looks up
 _IN_BLOCK = 128  # edges of rows that are read whole
 
 
@@ -179,12 +176,12 @@ class DeviceRows(SampledRows):
         self._weighted = relation.weight is not None and fanout >= 0
         if fanout and bound:
             num = targets.node.new_full((1,), 0) + (end - begin)
-            _triton_kernels().look_up_kernel[(-(-bound // _ROWS),)](
+            triton_kernels().look_up_kernel[(-(-bound // ROWS),)](
                 relation.indptr, targets.node[begin:], num, targets.owner[begin:] if timed else num,
                 self._limit if timed else num, relation.time if timed else num, relation.indices,
                 relation.positive if self._weighted else num, start, degree, take, bound, fanout, relation.steps,
                 TIMED=timed, BY_EDGE=relation.time_by_edge, STRICT=self.options.strict, WEIGHTED=self._weighted,
-                REPLACE=self._replace and fanout >= 0, BLOCK=_ROWS,
+                REPLACE=self._replace and fanout >= 0, BLOCK=ROWS,
             )  # fmt: skip
         self._start, self._degree = start, degree
         self._offset = torch.cat([take.new_zeros(1), take.cumsum(0)])
@@ -209,7 +206,7 @@ class DeviceRows(SampledRows):
         self._split_weight = None if split is None else self._neighbor.new_empty(num, dtype=torch.float32)
         if num == 0:
             return
-        kernels, none = _triton_kernels(), self._offset
+        kernels, none = triton_kernels(), self._offset
         position, how = none, kernels.NO_POSITION
         if split is not None and self._edge is not None:
             position, how = split.position, kernels.IN_ROW
@@ -254,8 +251,7 @@ class DeviceRows(SampledRows):
         none = self.targets.node.new_zeros(1)
         indptr = torch.cat([none, *self._offsets])
         edge = torch.cat(self._edges or [none[:0]]) if self.options.return_e_id else None
-        if edge is not None and self.relation.position is not None:
-            edge = read_at(self.relation.position, edge).long()
+        edge = None if edge is None else self.relation.named(edge)
         weight = torch.cat(self._weights or [none[:0].float()]) if self._weights or self.options.with_weight else None
         local = torch.cat(self._locals or [none[:0]])
         return local, indptr, edge, weight
@@ -360,31 +356,6 @@ def sample_with_triton(
     for _ in range(hops.num_hops):
         hops.sample()
     return hops.collect()
-
-
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return _triton_kernels() is not None
-
-
-@cache
-def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
-    try:
-        from . import kernel
-    except ImportError:
-        return None
-    return kernel
-
-
-def read_at(values: Tensor, index: Tensor) -> Tensor:
-    """Return values[index], on the device of the index."""
-    if values.device == index.device:
-        return values[index]
-    out = torch.empty(len(index), dtype=values.dtype, device=index.device)
-    if len(index):
-        _triton_kernels().read_kernel[(-(-len(index) // _ROWS),)](values, index, out, len(index), BLOCK=_ROWS)
-    return out
 
 
 def _block(fanout: int) -> dict:
