@@ -39,7 +39,6 @@ class FullBatchSampler(BatchSampler):
 
     def __post_init__(self):
         check_direction(self.direction)
-        check_device(self.device)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return 1, or 0 for a part without target nodes."""
@@ -133,6 +132,7 @@ class ClusterSampler(BatchSampler):
         for name in ("num_clusters", "clusters_per_batch"):
             check_count(name, getattr(self, name))
         check_direction(self.direction)
+        check_device(self.device)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of a pass: each has at most `clusters_per_batch` clusters."""
