@@ -12,9 +12,11 @@ from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.sampler import on_device
 from lightning_gnnscale.sampler.on_device import DeviceSampler
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
-from lightning_gnnscale.triton_kernels.sample_neighbors.device import UNSEEN
+from lightning_gnnscale.triton_kernels.sample_neighbors.device import UNSEEN, DeviceWorkspace
+from tests.fake_gpu import fake_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # the interpreter takes CPU tensors
 PART = small_world(90, 400).load_part(1)
@@ -174,3 +176,42 @@ def test_edges_with_classes(store):
     sampler = gs.sampler.LinkSampler(gs.NeighborSampler([2, 2]), "edge", labelled=True)
     found = compare(sampler, part, targets)
     assert all(batch.pair_edges is not None and batch.negatives.size == 0 for batch in found)
+
+
+READ = "tolist: triton_kernels/sample_neighbors/device.py, read"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "num_reads"),
+    [
+        (gs.LayerwiseSampler([9, 5]), 3),  # the rows of the seeds, then each hop
+        (gs.ClusterSampler(6, 2), 2),  # the edges of the rows, and those that stay
+        (gs.sampler.LinkSampler(gs.LayerwiseSampler([9])), 3),  # and how many links there are
+        (gs.sampler.LinkSampler(gs.LayerwiseSampler([9]), "edge", negatives="uniform", corrupt="both"), 3),
+        (gs.sampler.LinkSampler(gs.LayerwiseSampler([9]), "walk", share_negatives=True), 3),
+    ],
+)
+def test_the_host_waits_for_sizes_alone(sampler, num_reads, monkeypatch):
+    """On a stand-in for a GPU that notes every wait. Samplers of neighbours launch kernels, which it has not."""
+    targets = np.arange(PART.num_core)
+    with fake_gpu(monkeypatch) as gpu:
+        there = DeviceSampler(sampler, torch.device("cpu"))
+        host = sampler.prepare(PART, targets, 3)
+        chosen = on_device._SAMPLED_THERE[type(sampler)](sampler, host)
+        state = on_device.put_on_device(chosen, torch.device("cuda", 0), True)
+        space = DeviceWorkspace(PART.num_local, "cuda:0")
+        gpu.steady = True
+        there._there.sample(state, sampler.items(host, 8, False, 5)[0], 7, space, np.empty, True)
+        gpu.steady = False
+    assert gpu.waits == [READ] * num_reads
+
+
+def test_neighbours_near_the_reader_are_preferred():
+    rows = np.sort(np.random.default_rng(0).permutation(90)[:40])
+    placed = gs.Placement((rows,), ((0,),), 90, None, {}, (), "test")
+    for scale in (1.0, 6.0):
+        bias = gs.LocalityBias(placed, scale, neighbor_set_size=9)
+        for sampler in (gs.LayerwiseSampler([9, 7], locality=bias), gs.NeighborSampler([3, 2], locality=bias)):
+            compare(sampler, PART, np.arange(PART.num_core))
+            links = gs.sampler.LinkSampler(sampler, num_negatives=1)
+            compare(links, PART, np.arange(PART.num_core), batch_size=3)
