@@ -59,19 +59,24 @@ def module_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "sampler",
     [
-        {"fanouts": [4, 3]},
-        {"fanouts": [-1, 2], "direction": "both"},
-        {"fanouts": [3, 2], "replace": True},
-        {"fanouts": [3, 2], "weighted": True},
-        {"fanouts": [3, 2], "weighted": True, "replace": True},
-        {"fanouts": [3, 2], "disjoint": True},
+        gs.NeighborSampler([4, 3]),
+        gs.NeighborSampler([-1, 2], direction="both"),
+        gs.NeighborSampler([3, 2], replace=True),
+        gs.NeighborSampler([3, 2], weighted=True),
+        gs.NeighborSampler([3, 2], weighted=True, replace=True),
+        gs.NeighborSampler([3, 2], disjoint=True),
+        gs.NeighborSampler([3], subgraph_type="induced"),
+        gs.LayerwiseSampler([40, 20]),
+        gs.ClusterSampler(6, 2),
+        gs.sampler.LinkSampler(gs.LayerwiseSampler([20]), "walk", num_negatives=2),
     ],
+    ids=repr,
 )
-def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, given, monkeypatch):
+def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, sampler, monkeypatch):
     pytest.importorskip("triton")
-    dm = module_of(gs.NeighborSampler(**given))
+    dm = module_of(sampler)
     plain = contents(dm.train_dataloader())
     monkeypatch.setattr(gs.PartitionDataModule, "_gpu", FAKE)
     monkeypatch.setattr(gs.PartitionDataModule, "_sending", lambda *_: None)

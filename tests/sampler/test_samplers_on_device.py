@@ -9,6 +9,7 @@ from oracles.parts import small_world
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.graph import build_csc
+from lightning_gnnscale.loader.device_batches import tensors_of
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.rng import batch_key
@@ -123,10 +124,12 @@ def store(tmp_path_factory):
         for a, name, b, size in ends
     }
     nodes = {name: {"num_nodes": count, "time": rng.integers(0, 50, count)} for name, count in COUNTS.items()}
+    for node_type in nodes.values():
+        node_type["features"] = rng.random((node_type["num_nodes"], 2)).astype(np.float32)
     dataset = gs.hetero_graph(nodes, edges)
-    times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
+    columns = {"node_time": dataset.node_time, "edge_time": dataset.edge_time, "features": dataset.features}
     parts = gs.partition(dataset.stream, "spring", 2, evaluate=False)
-    return gs.write_partition_store(tmp_path_factory.mktemp("typed") / "store", dataset.stream, parts, **times)
+    return gs.write_partition_store(tmp_path_factory.mktemp("typed") / "store", dataset.stream, parts, **columns)
 
 
 def part_of(store, scope):
@@ -168,6 +171,22 @@ def test_links_of_several_edge_types(store, scope, given):
     inner = gs.NeighborSampler({"*": [2, 2]})
     found = compare(gs.sampler.LinkSampler(**{"sampler": inner} | given), *part_of(store, scope))
     assert all(batch.pairs.shape[1] for batch in found[:-1])
+
+
+def test_a_datamodule_of_several_edge_types(store, monkeypatch):
+    pytest.importorskip("triton")
+    sampler = gs.sampler.LinkSampler(gs.NeighborSampler({"*": [2]}), "edge", num_negatives=1)
+    dm, batches = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=60), []
+    dm.setup("fit")
+    monkeypatch.setattr(gs.PartitionDataModule, "_sending", lambda *_: None)
+    for device in (None, DEVICE):
+        monkeypatch.setattr(gs.PartitionDataModule, "_gpu", device)
+        loader = dm.train_dataloader()
+        assert isinstance(loader._maker.sampler, DeviceSampler) == (device is not None)
+        batches.append([tensors_of(batch) for batch in loader])
+        loader.close()
+    for mine, other in zip(*batches, strict=True):
+        assert all(torch.equal(one.cpu(), wanted) for one, wanted in zip(mine, other, strict=True))
 
 
 def test_edges_with_classes(store):
