@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..edge_stream import open_edge_stream
 from ..errors import check_count
 from ..graph import CSC
 from ..jit import kernel
-from ..partitioner import partition
 from ..rng import combine_array, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace
 from .neighbor import check_device, check_direction
@@ -64,29 +61,6 @@ class FullBatchSampler(BatchSampler):
         edge_index[1] = np.repeat(n_id, np.diff(indptr))
         e_id = np.arange(csc.num_edges, dtype=np.int64) if return_e_id else None
         return Subgraph(n_id, edge_index, indptr, state.num_core, e_id)
-
-
-def clusters_by(method: str) -> Callable[..., np.ndarray]:
-    """Return a function that cuts the core of a part into clusters.
-
-    Args:
-        method: one of `available_partitioners()`.
-
-    Returns:
-        (part, num_clusters, seed) -> (num_core,) int32 cluster ids, as `ClusterSampler.cluster` takes it; it can be
-        pickled.
-    """
-    return partial(_cluster, method)
-
-
-def _cluster(method: str, part, num_clusters: int, seed: int) -> np.ndarray:
-    rows = np.repeat(np.arange(part.num_core, dtype=np.int32), np.diff(part.csc.indptr[: part.num_core + 1]))
-    sources = part.csc.indices[: len(rows)]
-    inside = sources < part.num_core
-    edges = np.stack([sources[inside], rows[inside]])
-    layout = "both_ways" if part.symmetric else "auto"
-    stream = open_edge_stream(edges, num_nodes=part.num_core, layout=layout)
-    return partition(stream, method, num_parts=num_clusters, seed=seed, evaluate=False).part_id
 
 
 Cluster = Callable[[Any, int, int], np.ndarray]

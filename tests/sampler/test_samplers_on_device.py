@@ -13,7 +13,7 @@ from lightning_gnnscale.loader.device_batches import tensors_of
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.rng import batch_key
-from lightning_gnnscale.sampler import on_device
+from lightning_gnnscale.sampler import device_state, on_device
 from lightning_gnnscale.sampler.on_device import DeviceSampler
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from lightning_gnnscale.triton_kernels.sample_neighbors.device import UNSEEN, DeviceWorkspace
@@ -217,7 +217,7 @@ def test_the_host_waits_for_sizes_alone(sampler, num_reads, monkeypatch):
         there = DeviceSampler(sampler, torch.device("cpu"))
         host = sampler.prepare(PART, targets, 3)
         chosen = on_device._SAMPLED_THERE[type(sampler)](sampler, host)
-        state = on_device.put_on_device(chosen, torch.device("cuda", 0), True)
+        state = device_state.put_on_device(chosen, torch.device("cuda", 0), True)
         space = DeviceWorkspace(PART.num_local, "cuda:0")
         gpu.steady = True
         there._there.sample(state, sampler.items(host, 8, False, 5)[0], 7, space, np.empty, True)

@@ -28,7 +28,7 @@ def collect_candidates(neighbor, row_degree, num_rows, num_edges, bits, base, la
 
     Args:
         neighbor: (num_edges,) node ids, row after row.
-        bits: of the fraction that importance is counted in, see `fraction_bits`.
+        bits: Bits of the fraction that importance is counted in, see `fraction_bits`.
         base: labels below it are of earlier hops and batches.
         label: (num_nodes,) int32; candidate c of this hop gets base + c.
         candidate, importance: filled: node id, int64 sum over the rows that hold it.
