@@ -10,6 +10,8 @@ import torch
 
 from lightning_gnnscale.events import machine
 from lightning_gnnscale.placement import FeatureBuffer
+from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, NeighborSampler
+from lightning_gnnscale.sampler.protocol import BatchSampler
 from lightning_gnnscale.system import usable_cores
 
 from .gpu_copies import copy_speed, gather_speed
@@ -26,6 +28,11 @@ MODELS = ("GraphSAGE", "GAT", "R-GCN")
 _COPY_BYTES, _GATHER_BYTES, _TABLE_BYTES = 1 << 30, 512 << 20, 4 << 30
 _NODES, _EDGES, _SEEDS = 10_000_000, 200_000_000, 100_000
 _FULL_SHARE = 0.25  # of the graph, in full-graph steps: a layer's activations stay on the device
+_SAMPLERS = {
+    "layers": LayerwiseSampler(8192, 3),
+    "links": LinkSampler(NeighborSampler([15, 10])),
+    "an induced subgraph": NeighborSampler([15, 10], subgraph_type="induced"),
+}
 FIRST_WIDTHS, LAST_WIDTHS = (512, 256, 128), (64, 1024)
 
 
@@ -235,6 +242,17 @@ class Inputs:
             Row("batch", "sample, one thread", "", 0, lambda: self.training.sampling(1)),
             Row("batch", "sample, all threads", "", 0, lambda: self.training.sampling(self.training.num_threads)),
             Row("batch", "sample, graph on the device", "", 0, lambda: self.training.sampling_on_device()),
+            *(
+                Row(
+                    "batch",
+                    f"sample {what}, graph on the device",
+                    "",
+                    0,
+                    partial(self._sampled_by, sampler),
+                    self.no_gpu,
+                )
+                for what, sampler in _SAMPLERS.items()
+            ),
             Row("batch", "fill", "host", 0, lambda: self.training.filling(self.buffer("device"))),
             Row("batch", "cross", "", 0, lambda: self.training.crossing(), self.no_gpu),
             *(
@@ -242,6 +260,9 @@ class Inputs:
                 for tier in ("device", "pinned")
             ),
         ]
+
+    def _sampled_by(self, sampler: BatchSampler) -> dict:
+        return self.training.sampling_by(sampler)
 
     def _full_graph(self) -> list[Row]:
         bench, rows = self.bench, max(1, round(self.bench.scale * _NODES * _FULL_SHARE / 4))

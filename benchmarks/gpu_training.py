@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,6 +20,8 @@ from lightning_gnnscale.model import GAT, RGCN, GraphSAGE, NodeClassifier
 from lightning_gnnscale.placement import FeatureBuffer
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler
+from lightning_gnnscale.sampler.on_device import DeviceSampler
+from lightning_gnnscale.sampler.protocol import BatchSampler
 from lightning_gnnscale.triton_kernels.sample_neighbors import sample_neighbors
 from lightning_gnnscale.triton_kernels.sample_neighbors.device import DeviceWorkspace
 
@@ -169,6 +172,20 @@ class Training:
 
         seconds = median_s(sample, self.device, 1.0)
         return {"ms": 1e3 * seconds, "seeds_per_s": len(seeds) / seconds}
+
+    def sampling_by(self, sampler: BatchSampler) -> dict:
+        """Sample batches by a sampler on the device, from the graph in its memory; they come to the host."""
+        there = DeviceSampler(sampler, self.device)
+        state = there.prepare(self.graph.whole(False), self.graph.seeds, 0)
+        items = cycle(there.items(state, self.batch_size, False, 0))
+        numbers = iter(range(1 << 30))
+
+        def sample() -> None:
+            key = batch_key(0, 0, 0, next(numbers))
+            there.sample(state, next(items), key, None, np.empty, False)
+
+        seconds = median_s(sample, self.device, 1.0)
+        return {"ms": 1e3 * seconds, "seeds_per_s": self.batch_size / seconds}
 
     def filling(self, buffer: FeatureBuffer) -> dict:
         """Gather the features of batches on the host, by one thread, into memory that is reused."""

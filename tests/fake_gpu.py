@@ -236,16 +236,17 @@ def _launched(kernel):
 def fake_pipeline(monkeypatch):
     """A device that samples by Triton's interpreter, and has streams; what runs in the pipeline's thread is its too."""
     from lightning_gnnscale.loader.device_batches import DeviceBatches
+    from lightning_gnnscale.sampler import on_device
     from lightning_gnnscale.sampler.device_stream import CopyStream
-    from lightning_gnnscale.sampler.on_device import DeviceSampler
-    from lightning_gnnscale.triton_kernels.sample_neighbors import device
+    from lightning_gnnscale.triton_kernels.sample_neighbors import device, device_graph
 
-    own = device._triton_kernels()
+    own = device.triton_kernels()
     kernels = {name: _launched(getattr(own, name)) for name in ("look_up_kernel", "sample_rows_kernel", "read_kernel")}
     kernels |= {name: getattr(own, name) for name in ("NO_POSITION", "IN_ROW")}
-    monkeypatch.setattr(device, "_triton_kernels", lambda: SimpleNamespace(**kernels))
+    for module in (device, device_graph):
+        monkeypatch.setattr(module, "triton_kernels", lambda: SimpleNamespace(**kernels))
     monkeypatch.setattr(CopyStream, "pinned", lambda self, num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
-    monkeypatch.setattr(DeviceSampler, "_free_bytes", lambda self: 1 << 40)
+    monkeypatch.setattr(on_device, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(FakeStream, "running", threading.local())
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", FakeStream.run)

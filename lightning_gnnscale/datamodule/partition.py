@@ -36,7 +36,7 @@ from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffer
 from ..planner.host_memory import predict_evaluation
 from ..planner.sizes import BatchShape, RunSize
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
-from ..sampler.cluster import clusters_by
+from ..sampler.clusters_by import clusters_by
 from ..sampler.minibatch import MiniBatch
 from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler

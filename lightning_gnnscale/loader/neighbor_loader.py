@@ -258,6 +258,7 @@ class SeedLoader(PartLoader):
         SeedLoader.__init__(
             self, sampler.data, np.arange(num_seeds), csc, maker, hand_out, rank, world_size, transform, **own
         )
+        sampler.sample_on(None if self._device is None else self._device.device)
 
     @property
     def batch_size(self) -> int:

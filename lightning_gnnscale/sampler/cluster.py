@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..edge_stream import open_edge_stream
 from ..errors import check_count
 from ..graph import CSC
 from ..jit import kernel
-from ..partitioner import partition
 from ..rng import combine_array, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace
-from .neighbor import check_direction
+from .neighbor import check_device, check_direction
 from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph
 
 
@@ -66,29 +63,6 @@ class FullBatchSampler(BatchSampler):
         return Subgraph(n_id, edge_index, indptr, state.num_core, e_id)
 
 
-def clusters_by(method: str) -> Callable[..., np.ndarray]:
-    """Return a function that cuts the core of a part into clusters.
-
-    Args:
-        method: one of `available_partitioners()`.
-
-    Returns:
-        (part, num_clusters, seed) -> (num_core,) int32 cluster ids, as `ClusterSampler.cluster` takes it; it can be
-        pickled.
-    """
-    return partial(_cluster, method)
-
-
-def _cluster(method: str, part, num_clusters: int, seed: int) -> np.ndarray:
-    rows = np.repeat(np.arange(part.num_core, dtype=np.int32), np.diff(part.csc.indptr[: part.num_core + 1]))
-    sources = part.csc.indices[: len(rows)]
-    inside = sources < part.num_core
-    edges = np.stack([sources[inside], rows[inside]])
-    layout = "both_ways" if part.symmetric else "auto"
-    stream = open_edge_stream(edges, num_nodes=part.num_core, layout=layout)
-    return partition(stream, method, num_parts=num_clusters, seed=seed, evaluate=False).part_id
-
-
 Cluster = Callable[[Any, int, int], np.ndarray]
 
 
@@ -113,9 +87,10 @@ class ClusterSampler(BatchSampler):
         clusters_per_batch: clusters of a batch, >= 1.
         direction: "in" or "both".
         cluster: (part, num_clusters, seed) -> (num_core,) int32 cluster ids; None: `breadth_first_clusters`.
+        device: Where the edges between a batch's nodes are looked up, see `NeighborSampler`.
 
     Raises:
-        ValueError: a count is below 1, or the direction is unknown.
+        ValueError: a count is below 1, or the direction or device is unknown.
 
     Source: Chiang et al., Cluster-GCN, KDD 2019, section 3.2, edges between the clusters of a batch included. Differs:
         clusters are not sampled with METIS unless `cluster` does so, and adjacency is not renormalised.
@@ -125,11 +100,13 @@ class ClusterSampler(BatchSampler):
     clusters_per_batch: int = 1
     direction: str = "in"
     cluster: Cluster | None = field(default=None, compare=False)
+    device: str = "auto"
 
     def __post_init__(self):
         for name in ("num_clusters", "clusters_per_batch"):
             check_count(name, getattr(self, name))
         check_direction(self.direction)
+        check_device(self.device)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of a pass: each has at most `clusters_per_batch` clusters."""

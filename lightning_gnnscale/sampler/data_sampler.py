@@ -1,5 +1,6 @@
 """PyG's `NeighborSampler` without a compiled library: node types, times, weights, disjoint trees, sampled by a key."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -27,10 +28,19 @@ from ..triton_kernels.sample_neighbors import (
     Workspace,
     check_fanouts,
 )
+from ..triton_kernels.sample_neighbors.device_graph import (
+    DeviceRelation,
+    fits_on_device,
+    free_bytes,
+    placing,
+    relation_bytes,
+)
 from ..values import as_array, exact_times
 from .neighbor import STRATEGIES
+from .on_device import NO_TRITON, DeviceSpaces
 from .protocol import edges_between
 
+_log = logging.getLogger("lightning.pytorch.gnnscale")  # below Lightning's own, so that it logs where the Trainer does
 _NODE, _EDGE = (
     "node",
     ("node", "to", "node"),
@@ -107,7 +117,31 @@ class DataSampler(PyGNeighborSampler):
         self.edge_weight = weights or None
         self._node_types = node_types
         self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
+        self._on: DeviceSpaces | None = None
+        self._there: list[DeviceRelation] = []
         self._keys = local()
+
+    def sample_on(self, device: torch.device | None) -> None:
+        """Sample on a GPU from now on, the same; in the log: where, and why on the CPU. Not while samples are taken.
+
+        Args:
+            device: The GPU that trains; None: the CPU.
+        """
+        self._on, self._there = None, []
+        if device is None:
+            return
+        num_bytes, free = sum(relation_bytes(relation) for relation in self._relations), free_bytes(device)
+        if NO_TRITON.applies(None, device, True):
+            _log.info("The graph is sampled on the CPU: %s", NO_TRITON.line)
+        elif not fits_on_device(num_bytes, free):
+            _log.info("The graph is sampled on the CPU: edges of %d bytes, %d free on %s", num_bytes, free, device)
+        else:
+            put = placing(device, True)
+            self._there = [DeviceRelation.put(relation, put) for relation in self._relations]
+            self._on = DeviceSpaces(device)
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # streams of other threads read it
+            _log.info("The graph is sampled on %s, from its memory", device)
 
     def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
         """Note types and times of a graph; return (whether it has several, indptr, rows, numbers, weights)."""
@@ -233,14 +267,15 @@ class DataSampler(PyGNeighborSampler):
             strict=self.strictly_before,
         )
         key = self._key(np.concatenate([ids for _, ids in seeds]))
-        with self._workspaces() as spaces:
-            hops = HopSampling(self._relations, seeds, self._fanouts, key, spaces, options, times=times)
+        relations = self._relations if self._on is None else self._there
+        with self._workspaces() if self._on is None else self._on.lend(*self._counts) as (spaces, _):
+            hops = HopSampling(relations, seeds, self._fanouts, key, spaces, options, times=times)
             for _ in range(hops.num_hops):
                 hops.sample()
             sampled = hops.collect_by_type()
             if self.subgraph_type == SubgraphType.induced:
-                sampled = self._induced(sampled, spaces)
-        return self._output(sampled, hetero)
+                sampled = _induced(relations, sampled, spaces)
+            return self._output(sampled, hetero)
 
     def _seed_times(self, seed, seed_time) -> np.ndarray | None:
         """Return the times of all seeds in one array, None without times."""
@@ -260,35 +295,24 @@ class DataSampler(PyGNeighborSampler):
             raise ValueError(f"{missing[0]} nodes have no time: pass input_time (edge_label_time)")
         return torch.cat([self.node_time[node_type][ids] for node_type, ids in seed.items()]).numpy()
 
-    def _induced(self, sampled: SampledNeighbors, spaces: list[Workspace]) -> SampledNeighbors:
-        """Return all edges between the nodes that were sampled, by edge type."""
-        parts = []
-        for relation in self._relations:
-            space, targets = spaces[relation.source], sampled.n_id[relation.target]
-            count = space.place(sampled.n_id[relation.source])
-            edge_index, indptr, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
-            parts.append((edge_index, indptr, relation.named(e_id)))
-            space.finish(count)
-        edge_index, indptr, e_id = (list(part) for part in zip(*parts, strict=True))
-        return sampled._replace(edge_index=edge_index, indptr=indptr, e_id=e_id)
-
     @contextmanager
-    def _workspaces(self) -> Iterator[list[Workspace]]:
+    def _workspaces(self) -> Iterator[tuple[list[Workspace], None]]:
         try:
             spaces = self._spaces.get_nowait()
         except Empty:
             dtypes = {relation.source: relation.indices.dtype for relation in self._relations}
             spaces = [Workspace(count, dtypes.get(at, np.int32)) for at, count in enumerate(self._counts)]
         try:
-            yield spaces
+            yield spaces, None
         finally:
             self._spaces.put(spaces)
 
     def _output(self, sampled: SampledNeighbors, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
         directional = self.subgraph_type == SubgraphType.directional
         ends = ([edges[end] for edges in sampled.edge_index] for end in (0, 1))
-        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in (sampled.n_id, *ends, sampled.e_id))
-        batch = None if sampled.seed_of is None else [torch.from_numpy(one) for one in sampled.seed_of]
+        owners = sampled.seed_of or []
+        node, row, col, edge, batch = _on_host(sampled.n_id, *ends, sampled.e_id, owners)
+        batch = None if sampled.seed_of is None else batch
         nodes, edges = (sampled.num_sampled_nodes, sampled.num_sampled_edges) if directional else (None, None)
         if not hetero:
             first = [None if part is None else part[0] for part in (batch, nodes, edges)]
@@ -302,6 +326,32 @@ class DataSampler(PyGNeighborSampler):
             *by_node_type,
             None if edges is None else dict(zip(self.edge_types, edges, strict=True)),
         )
+
+
+def _on_host(*parts: list[np.ndarray] | list[Tensor]) -> list[list[Tensor]]:
+    """Return lists of int64 arrays as tensors of the host; what is on a device crosses in one copy."""
+    flat = [one for part in parts for one in part]
+    if flat and isinstance(flat[0], Tensor):
+        flat = torch.cat(flat).cpu().split([len(one) for one in flat])
+    else:
+        flat = [torch.from_numpy(one) for one in flat]
+    tensors = iter(flat)
+    return [[next(tensors) for _ in part] for part in parts]
+
+
+def _induced(
+    relations: list[Relation] | list[DeviceRelation], sampled: SampledNeighbors, spaces: list
+) -> SampledNeighbors:
+    """Return all edges between the nodes that were sampled, by edge type."""
+    parts = []
+    for relation in relations:
+        space, targets = spaces[relation.source], sampled.n_id[relation.target]
+        count = space.place(sampled.n_id[relation.source])
+        edge_index, indptr, e_id = edges_between(relation.indptr, relation.indices, targets, space, np.empty, True)
+        parts.append((edge_index, indptr, relation.named(e_id)))
+        space.finish(count)
+    edge_index, indptr, e_id = (list(part) for part in zip(*parts, strict=True))
+    return sampled._replace(edge_index=edge_index, indptr=indptr, e_id=e_id)
 
 
 class _KeyedNegatives(NegativeSampling):

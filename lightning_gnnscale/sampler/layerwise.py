@@ -10,7 +10,7 @@ from ..graph import CSC
 from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
 from ..triton_kernels.sample_neighbors import Workspace
 from .locality import LocalityBias
-from .neighbor import check_direction
+from .neighbor import check_device, check_direction
 from .protocol import Allocate, BatchSampler, Subgraph, num_slices, row_scale, seed_slices
 
 
@@ -46,9 +46,10 @@ class LayerwiseSampler(BatchSampler):
         num_layers: hops, one a layer of the model; None: 2, or the length of the list.
         direction: "in" follows edges to their sources; "both" also backwards (the part is made symmetric once).
         locality: prefer near rows; the importance of preferred nodes is multiplied by its scale.
+        device: Where training batches are sampled, see `NeighborSampler`.
 
     Raises:
-        ValueError: a number below 1, a list of another length than num_layers, or an unknown direction.
+        ValueError: a number below 1, a list of another length than num_layers, or an unknown direction or device.
 
     Source: Zou et al., LADIES, NeurIPS 2019; the differences are told at `sample_layers`.
     """
@@ -57,6 +58,7 @@ class LayerwiseSampler(BatchSampler):
     num_layers: int | None = None
     direction: str = "in"
     locality: LocalityBias | None = None
+    device: str = "auto"
     takes_locality = True
     read_rows: ClassVar[Callable | None] = None  # see `sample_layers`
 
@@ -65,6 +67,7 @@ class LayerwiseSampler(BatchSampler):
         object.__setattr__(self, "nodes_per_layer", sizes)
         object.__setattr__(self, "num_layers", len(sizes))
         check_direction(self.direction)
+        check_device(self.device)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of one pass: `batch_size` target nodes each."""
@@ -111,7 +114,7 @@ class LayerwiseSampler(BatchSampler):
             sampled.n_id,
             sampled.edge_index,
             sampled.indptr,
-            len(items),
+            sampled.num_sampled_nodes[0],
             sampled.e_id,
             sampled.num_sampled_nodes,
             sampled.num_sampled_edges,

@@ -23,7 +23,7 @@ POSITIVES = ("neighbor", "walk", "edge")
 NEGATIVES = ("degree", "uniform", "all")
 CORRUPT = ("other", "both")
 # Far above the hops of a batch, whose keys are folded from the same one.
-_POSITIVE_KEY, _NEGATIVE_KEY, _SOURCE_KEY = (np.uint64((1 << 40) + number) for number in range(3))
+POSITIVE_KEY, NEGATIVE_KEY, SOURCE_KEY = (np.uint64((1 << 40) + number) for number in range(3))
 _AT_ONCE = 1 << 22  # times that are looked at
 
 
@@ -436,8 +436,8 @@ class LinkSampler(BatchSampler):
         """Return (num_items,) int64 local ids, the positive of each of `first_ends`; itself where it has none."""
         csc = state.inner.csc
         if self.positives == "edge":
-            return self.sources_at(csc, seeds, _edges_at(state, items))
-        return self.walk(csc, seeds, _stream(key, _POSITIVE_KEY), self.walk_length if self.positives == "walk" else 1)
+            return self.sources_at(csc, seeds, edges_at(state, items))
+        return self.walk(csc, seeds, stream_key(key, POSITIVE_KEY), self.walk_length if self.positives == "walk" else 1)
 
     def sources_at(self, csc: CSC, targets: np.ndarray, edges: np.ndarray) -> np.ndarray:
         """Return (num,) int64, the sources of edges by their targets and their positions in the part's CSC."""
@@ -461,16 +461,16 @@ class LinkSampler(BatchSampler):
         if self.negatives == "all":
             return np.arange(state.num_core, dtype=np.int64)[None][:rows]
         num_nodes, shape = max(1, state.num_core), (rows, self.num_negatives)
-        streams = (_NEGATIVE_KEY,) if self.shares or self.corrupt == "other" else (_NEGATIVE_KEY, _SOURCE_KEY)
+        streams = (NEGATIVE_KEY,) if self.shares or self.corrupt == "other" else (NEGATIVE_KEY, SOURCE_KEY)
         num = rows * self.num_negatives
-        sampled = [sample_negatives(num_nodes, num, _stream(key, stream), state.table) for stream in streams]
+        sampled = [sample_negatives(num_nodes, num, stream_key(key, one), state.table) for one in streams]
         return np.concatenate([nodes.reshape(shape) for nodes in sampled], axis=1)
 
     def _negatives_by_type(self, state: LinkState, items: np.ndarray, rows: int, key: int) -> np.ndarray:
         """Return `negative_ends`, each of the node type of the end that it replaces."""
         pools = state.node_types
         if pools.shared is not None:
-            pool, first = pools.pools[pools.shared], _stream(key, _NEGATIVE_KEY)
+            pool, first = pools.pools[pools.shared], stream_key(key, NEGATIVE_KEY)
             if self.negatives == "all":
                 return pool.nodes(np.arange(pool.offsets[-1]))[None][:rows]
             width = self.num_negatives if pool.offsets[-1] else 0
@@ -481,10 +481,8 @@ class LinkSampler(BatchSampler):
             ends = [seeds, ends[0]] if self.corrupt == "both" else [seeds]
         elif self.corrupt == "both":
             ends.append(seeds)
-        streams = zip(ends, (_NEGATIVE_KEY, _SOURCE_KEY), strict=False)
-        sampled = [
-            pools.sample(pools.type_of(end), self.num_negatives, _stream(key, stream)) for end, stream in streams
-        ]
+        streams = zip(ends, (NEGATIVE_KEY, SOURCE_KEY), strict=False)
+        sampled = [pools.sample(pools.type_of(end), self.num_negatives, stream_key(key, one)) for end, one in streams]
         return np.concatenate(sampled, axis=1)
 
     def join(
@@ -503,7 +501,7 @@ class LinkSampler(BatchSampler):
         nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
         seed_time = None
         if state.edge_time is not None:
-            time = np.asarray(state.edge_time[_edges_at(state, items)])
+            time = np.asarray(state.edge_time[edges_at(state, items)])
             seed_time = np.concatenate([time, time, np.repeat(time, negatives.shape[1])])
             distinct, place = nodes, np.arange(len(nodes))
         else:
@@ -518,7 +516,7 @@ class LinkSampler(BatchSampler):
             pairs = np.ascontiguousarray(pairs[:, linked])
             found = found if self.shares else found[linked]
         else:  # an edge's source is its head; a triple of one node is one too
-            pairs, edges = np.ascontiguousarray(pairs[::-1]), _edges_at(state, items)
+            pairs, edges = np.ascontiguousarray(pairs[::-1]), edges_at(state, items)
             if state.edge_type is not None:
                 pair_type = np.asarray(state.edge_type[edges]).astype(np.int64)
         others, sources = found, None
@@ -600,7 +598,7 @@ def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
     return np.searchsorted(state.offsets, items, side="right") - 1
 
 
-def _edges_at(state: LinkState, items: np.ndarray) -> np.ndarray:
+def edges_at(state: LinkState, items: np.ndarray) -> np.ndarray:
     """Return (num_items,) int64 positions in the part's CSC of the edges of the items."""
     if state.edges is not None:
         return state.edges[items]
@@ -616,7 +614,8 @@ def _nodes_alone(nodes: np.ndarray, allocate: Allocate, return_e_id: bool) -> Su
     return Subgraph(n_id, edge_index, indptr, len(nodes), e_id, [len(nodes)], [])
 
 
-def _stream(key: int, number: np.uint64) -> int:
+def stream_key(key: int, number: np.uint64) -> int:
+    """Return the key of one kind of choices in a batch."""
     return combine_int(key, number)
 
 

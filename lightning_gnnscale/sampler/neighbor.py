@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from ..errors import check_flags, short
 from ..graph import CSC, GraphSchema, check_requires
@@ -17,11 +18,13 @@ from ..triton_kernels.sample_neighbors import (
     check_fanouts,
     group_edge_types,
 )
+from ..triton_kernels.sample_neighbors.whole_rows import both_ways
 from .locality import LocalityBias
 from .locality_index import PreferredRows
 from .protocol import Allocate, BatchSampler, Subgraph, induced_subgraph, num_slices, row_scale, seed_slices
 
 DIRECTIONS = ("in", "both")
+DEVICES = ("auto", "cpu", "cuda")
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 
@@ -29,6 +32,12 @@ def check_direction(direction: str) -> None:
     """Raise ValueError unless the direction is a known one."""
     if direction not in DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, got {short(direction)}")
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless a sampler can be asked to sample there."""
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {short(device)}")
 
 
 class NeighborState(NamedTuple):
@@ -56,7 +65,6 @@ class NeighborState(NamedTuple):
 
 
 STRATEGIES = ("uniform", "last")
-DEVICES = ("auto", "cpu", "cuda")
 EACH = "*"  # in place of an edge type's name: all that are not named
 
 
@@ -127,8 +135,7 @@ class NeighborSampler(BatchSampler):
         check_direction(self.direction)
         flags = ("replace", "strictly_before", "disjoint", "weighted")
         check_flags(**{name: getattr(self, name) for name in flags})
-        if self.device not in DEVICES:
-            raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {short(self.device)}")
+        check_device(self.device)
         if self.temporal_strategy not in (None, *STRATEGIES):
             raise ValueError(
                 f"temporal_strategy must be one of {', '.join(STRATEGIES)} or None, got {short(self.temporal_strategy)}"
@@ -267,7 +274,9 @@ class NeighborSampler(BatchSampler):
         if self.subgraph_type == "directional":
             return sampled
         whole = self.induced(state, sampled.n_id, sampled.num_seeds, workspace, allocate, with_e_id)
-        return whole if self.subgraph_type == "induced" else _both_ways(whole, sampled)
+        if self.subgraph_type == "induced":
+            return whole
+        return _both_ways(whole, sampled) if isinstance(workspace, Workspace) else both_ways(whole, sampled, workspace)
 
     def begin(
         self,
@@ -316,15 +325,14 @@ class NeighborSampler(BatchSampler):
         hops: HopSampling,
         allocate: Allocate,
         with_row_scale: bool = True,
-        scale_rows: Callable[[Any, Any], Any] = row_scale,
     ) -> Subgraph:
-        """Return what the hops of `begin` sampled, all of which are sampled; scale_rows: `row_scale`, or its like."""
+        """Return what the hops of `begin` sampled, all of which are sampled."""
         sampled = hops.collect(allocate, self._names_edge_types)
         weight, scale = sampled.edge_weight, None
         if self.by_edge_type:
-            scale = None if weight is None else scale_rows(None, sampled)
+            scale = None if weight is None else row_scale(None, sampled)
         elif with_row_scale and sampled.e_id is not None:
-            scale = scale_rows(state.csc, sampled)
+            scale = row_scale(state.csc, sampled)
         return Subgraph(
             sampled.n_id,
             sampled.edge_index,
@@ -397,6 +405,10 @@ class NeighborSampler(BatchSampler):
             return None, False, None
         by_edge, node_time = "edge_time" in columns, columns.get("node_time")
         return (columns["edge_time"] if by_edge else node_time), by_edge, node_time
+
+
+def _ones_like(weight: np.ndarray | Tensor, num: int) -> np.ndarray | Tensor:
+    return weight.new_ones(num) if isinstance(weight, Tensor) else np.ones(num, np.float32)
 
 
 def _both_ways(induced: Subgraph, sampled: Subgraph) -> Subgraph:

@@ -1,4 +1,4 @@
-"""Neighbours sampled on the GPU that trains: the batches of the CPU, bit for bit."""
+"""Batches sampled on the GPU that trains: those of the CPU, bit for bit."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,14 +10,51 @@ import numpy as np
 import torch
 
 from ..graph import CSC
-from ..triton_kernels.sample_neighbors import HopSampling, Relation, SampledNeighbors, SplitRows, group_edge_types
+from ..triton_kernels.sample_neighbors import Relation, group_edge_types
 from ..triton_kernels.sample_neighbors.device import DeviceWorkspace, has_triton
-from ..triton_kernels.sample_neighbors.device_graph import DeviceRelation, fits_on_device, placing, relation_bytes
+from ..triton_kernels.sample_neighbors.device_graph import (
+    fits_on_device,
+    free_bytes,
+)
+from .cluster import ClusterSampler, ClusterState
+from .device_state import held_bytes, put_on_device
 from .device_stream import CopyStream
+from .layerwise import LayerState, LayerwiseSampler
+from .link_sampler import LinkSampler, LinkState
+from .links_on_device import DeviceLinks, device_links, pools_of
 from .neighbor import NeighborSampler, NeighborState
 from .protocol import _MEMBERS, Allocate, BatchSampler, Subgraph
 
 _log = logging.getLogger("lightning.pytorch.gnnscale")  # below Lightning's own, so that it logs where the Trainer does
+
+
+class _Refusal(NamedTuple):
+    """Why a GPU does not sample batches, and what to do about it.
+
+    Attributes:
+        applies: Called with the sampler, the GPU that trains or None, and whether threads of this process sample.
+        line: What is told, with the sampler's class as {name}.
+    """
+
+    applies: Callable[[BatchSampler, torch.device | None, bool], bool]
+    line: str
+
+
+NO_TRITON = _Refusal(lambda *_: not has_triton(), "Triton is not installed: pip install triton")
+REFUSALS = (
+    _Refusal(
+        lambda sampler, device, by_threads: device is None, "training is not on a GPU: say trainer.accelerator=gpu"
+    ),
+    NO_TRITON,
+    _Refusal(
+        lambda sampler, device, by_threads: not by_threads,
+        "other processes sample, and only the one that trains has the GPU: say source=threads",
+    ),
+    _Refusal(
+        lambda sampler, *_: type(sampler) not in _SAMPLED_THERE,
+        "{name} has no form for GPUs: say sampler=neighbor, hetero, layerwise, cluster, links or edges",
+    ),
+)
 
 
 def sampler_for(
@@ -29,12 +66,12 @@ def sampler_for(
         sampler: What samples.
         device: The GPU that trains, None: training is on the CPU.
         by_threads: Whether threads of this process sample, each a whole batch.
-        stays: Whether subgraphs stay on the GPU.
+        stays: Whether subgraphs of sampled neighbours stay on the GPU.
 
     Raises:
         ValueError: device="cuda" cannot be followed.
     """
-    asked = getattr(sampler, "device", "cpu") if type(sampler) is NeighborSampler else "cpu"
+    asked = _device_of(sampler)
     if asked == "cpu":
         return sampler
     against = reason_against(sampler, device, by_threads)
@@ -42,28 +79,34 @@ def sampler_for(
         if asked == "cuda":
             raise ValueError(f"sampler.device must be auto or cpu here, got cuda: {against}")
         if device is not None:
-            _log.info("Neighbours are sampled on the CPU: %s", against)
+            _log.info("Batches are sampled on the CPU: %s", against)
         return sampler
     return DeviceSampler(sampler, device, stays)
 
 
 def asked_device(sampler: BatchSampler, by_threads: bool) -> str:
-    """Return where a sampler's batches are sampled if training is on a GPU: "auto", "cpu" or "cuda"."""
-    on_gpu = type(sampler) is NeighborSampler and sampler.hop_by_hop and by_threads
-    return sampler.device if on_gpu else "cpu"
+    """Return where the neighbours of batches are sampled if training is on a GPU: "auto", "cpu" or "cuda"."""
+    return sampler.device if by_threads and _stays_there(sampler) else "cpu"
 
 
-def reason_against(sampler: NeighborSampler, device: torch.device | None, by_threads: bool) -> str | None:
-    """Return why a sampler's batches are sampled on the CPU; None where a device can."""
-    if device is None:
-        return "training is not on a GPU"
-    if not has_triton():
-        return "Triton is not installed"
-    if not by_threads:
-        return "only source=threads samples in the process that trains, each batch in one thread"
-    if not sampler.hop_by_hop:
-        return f"subgraph_type={sampler.subgraph_type} reads whole rows"
-    return None
+def _stays_there(sampler: BatchSampler) -> bool:
+    """Whether columns of the sampler's batches can be looked up on a device."""
+    return type(sampler) is NeighborSampler and sampler.hop_by_hop
+
+
+def reason_against(sampler: BatchSampler, device: torch.device | None, by_threads: bool) -> str | None:
+    """Return why a sampler's batches are sampled on the CPU, by `REFUSALS`; None where a device can."""
+    lines = (one.line for one in REFUSALS if one.applies(sampler, device, by_threads))
+    line = next(lines, None)
+    return None if line is None else line.format(name=type(sampler).__name__)
+
+
+def _device_of(sampler: BatchSampler) -> str:
+    """Return where a sampler asks to be sampled; "auto" of one that cannot say."""
+    if isinstance(sampler, DeviceSampler):
+        return "cpu"  # it is there
+    inner = sampler.sampler if isinstance(sampler, LinkSampler) else sampler
+    return inner.device if isinstance(inner, NeighborSampler | LayerwiseSampler | ClusterSampler) else "auto"
 
 
 class DeviceState(NamedTuple):
@@ -74,42 +117,68 @@ class DeviceState(NamedTuple):
         device: The same with tensors; None: this part is sampled on the CPU.
     """
 
-    host: NeighborState
-    device: NeighborState | None
+    host: NeighborState | LayerState | ClusterState | LinkState
+    device: NeighborState | LayerState | ClusterState | DeviceLinks | None
+
+    @property
+    def csc(self) -> CSC:
+        """The part's edges on the host."""
+        return (self.host.inner if isinstance(self.host, LinkState) else self.host).csc
 
 
-class DeviceSplits:
-    """Rows with preferred neighbours first, copied to a device when first asked for; see `PreferredRows`."""
+class DeviceSpaces:
+    """Memory to sample batches on a device, each in use on a stream of its own; several threads may ask for some.
 
-    def __init__(self, preferred, put: Callable[[np.ndarray], torch.Tensor]):
-        self._preferred, self._put, self._host, self._there = preferred, put, None, []
+    Args:
+        device: A CUDA device, or the CPU.
+    """
 
-    def split(self, with_position: bool) -> list[SplitRows]:
-        """Return the rows of each hop as tensors."""
-        rows = self._preferred.split(with_position)
-        if rows is not self._host:
-            there = [SplitRows(*(None if a is None else self._put(np.asarray(a)) for a in hop)) for hop in rows]
-            self._host, self._there = rows, there
-        return self._there
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._free: SimpleQueue[tuple[list[DeviceWorkspace], CopyStream]] = SimpleQueue()
+
+    @contextmanager
+    def lend(self, *sizes: int) -> Iterator[tuple[list[DeviceWorkspace], CopyStream]]:
+        """Lend a workspace for each of some numbers of nodes, and the stream that what runs within runs on."""
+        try:
+            spaces, stream = self._free.get_nowait()
+        except Empty:
+            spaces, stream = [], CopyStream(self.device)
+        with stream.running():
+            if len(spaces) != len(sizes) or not all(
+                space.fits(size, self.device) for space, size in zip(spaces, sizes, strict=True)
+            ):
+                spaces = [DeviceWorkspace(size, self.device) for size in sizes]
+            try:
+                yield spaces, stream
+            finally:
+                self._free.put((spaces, stream))
+
+    def release(self) -> None:
+        """Free the memory that is not in use."""
+        while not self._free.empty():
+            self._free.get_nowait()
 
 
 class DeviceSampler(BatchSampler):
-    """Sample on a device what a `NeighborSampler` samples on the CPU; several threads may, each on a stream of its own.
+    """Sample on a device what another sampler samples on the CPU; several threads may, each on a stream of its own.
 
     The edges of a part go into the device's memory where they take half of what is free there at most. Else "auto"
     samples the part on the CPU, and "cuda" reads its edges from pinned host memory. The host learns the sizes of a
     hop in one read.
 
     Args:
-        own: The sampler.
+        own: A `NeighborSampler`, `LayerwiseSampler`, `ClusterSampler` or `LinkSampler`.
         device: A CUDA device; on the CPU kernels need Triton's interpreter.
-        stays: Whether subgraphs are tensors that stay there; else they come to the host, where columns are looked up.
+        stays: Whether subgraphs of sampled neighbours are tensors that stay there; others come to the host, where the
+            columns of their nodes are looked up.
     """
 
-    def __init__(self, own: NeighborSampler, device: torch.device, stays: bool = False):
+    def __init__(self, own: BatchSampler, device: torch.device, stays: bool = False):
         vars(self).update({name: getattr(own, name) for name in _MEMBERS if name not in _REPLACED})
-        self.own, self.on, self.stays, self.hop_by_hop = own, device, stays, False
-        self._spaces: SimpleQueue[_Space] = SimpleQueue()
+        self.own, self.on, self.stays, self.hop_by_hop = own, device, stays and _stays_there(own), False
+        self._there = device_links(own) if isinstance(own, LinkSampler) else own
+        self._spaces = DeviceSpaces(device)
 
     def __repr__(self) -> str:
         return repr(self.own)
@@ -122,21 +191,15 @@ class DeviceSampler(BatchSampler):
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> DeviceState:
         host = self.own.prepare(part, targets, seed)
-        relations = _by_edge_type(host.relations)
-        num_bytes, free = sum(relation_bytes(relation) for relation in relations), self._free_bytes()
+        chosen = _SAMPLED_THERE[type(self.own)](self.own, host)
+        num_bytes, free = held_bytes(chosen), free_bytes(self.on)
         fits = fits_on_device(num_bytes, free)
-        if not fits and self.own.device == "auto":
-            _log.info("Part %s is sampled on the CPU: edges of %d bytes, %d free on %s", part.part, num_bytes, free,
-                      self.on)  # fmt: skip
+        if not fits and _device_of(self.own) == "auto":
+            line = "Part %s is sampled on the CPU: edges of %d bytes, %d free on %s, half of which is for them"
+            remedy = "; sampler.device=cuda reads them from pinned memory"
+            _log.info(line + remedy, part.part, num_bytes, free, self.on)
             return DeviceState(host, None)
-        put = placing(self.on, fits)
-        there = host._replace(
-            relations=[DeviceRelation.put(relation, put) for relation in relations],
-            preferred=None if host.preferred is None else DeviceSplits(host.preferred, put),
-            type_of=None,
-        )
-        if there.relations:
-            there = there._replace(csc=CSC(there.relations[0].indptr, there.relations[0].indices))
+        there = put_on_device(chosen, self.on, fits)
         if self.on.type == "cuda":
             torch.cuda.current_stream(self.on).synchronize()  # streams of other threads read it
         where = "its memory" if fits else "pinned host memory"
@@ -154,58 +217,27 @@ class DeviceSampler(BatchSampler):
         workspace: Any,
         allocate: Allocate,
         return_e_id: bool,
-        with_row_scale: bool = True,
+        **options: bool,
     ) -> Subgraph:
-        """Return a batch; arguments as `NeighborSampler.sample` has them; the workspace is of parts on the CPU."""
+        """Return a batch; arguments as `sample` of the sampler has them; the workspace is of parts on the CPU."""
         if state.device is None:
-            return self.own.sample(state.host, items, key, workspace, allocate, return_e_id, with_row_scale)
-        with self._space(state.host.csc.num_rows) as (space, stream):
-            hops = self.own.begin(state.device, items, key, space, return_e_id, with_row_scale)
-            for _ in range(hops.num_hops):
-                hops.sample()
-            if not self.stays:
-                return self.own.finish(state.host, _OnHost(hops), allocate, with_row_scale)
-            there = self.own.finish(state.device, hops, allocate, with_row_scale, _scale_rows)
-            return there._replace(stream=stream)
+            return self.own.sample(state.host, items, key, workspace, allocate, return_e_id, **options)
+        with self._spaces.lend(state.csc.num_rows) as ((space,), stream):
+            sampled = self._there.sample(state.device, items, key, space, allocate, return_e_id, **options)
+            if self.stays:
+                return sampled._replace(stream=stream)
+            return Subgraph(*(_copied(value, allocate) for value in sampled))
 
     def release(self) -> None:
         """Free the memory that is kept from batch to batch."""
-        while not self._spaces.empty():
-            self._spaces.get_nowait()
+        self._spaces.release()
 
     def fits(self, num_bytes: int) -> bool:
         """Return whether columns of so many bytes belong into the device's memory now."""
-        return fits_on_device(num_bytes, self._free_bytes())
-
-    def _free_bytes(self) -> int:
-        if self.on.type != "cuda":
-            return 1 << 62
-        # What torch holds and no tensor has, such as the memory of the part before, is free for the next one.
-        held = torch.cuda.memory_reserved(self.on) - torch.cuda.memory_allocated(self.on)
-        return torch.cuda.mem_get_info(self.on)[0] + held
-
-    @contextmanager
-    def _space(self, num_nodes: int) -> Iterator["_Space"]:
-        try:
-            space, stream = self._spaces.get_nowait()
-        except Empty:
-            space, stream = None, CopyStream(self.on)
-        with stream.running():
-            if space is None or not space.fits(num_nodes, self.on):
-                space = DeviceWorkspace(num_nodes, self.on)
-            own = _Space(space, stream)
-            try:
-                yield own
-            finally:
-                self._spaces.put(own)
+        return fits_on_device(num_bytes, free_bytes(self.on))
 
 
 _REPLACED = ("prepare", "items", "sample", "with_locality", "num_batches", "hop_by_hop")
-
-
-class _Space(NamedTuple):
-    workspace: DeviceWorkspace
-    stream: CopyStream
 
 
 def host_sampler(sampler: BatchSampler) -> BatchSampler:
@@ -226,6 +258,7 @@ def on_host(sampled: Subgraph, allocate: Allocate) -> Subgraph:
 
 
 def _copied(value: Any, allocate: Allocate) -> Any:
+    """Return a copy of a tensor on the host, in memory of its own; other values as they are."""
     if not isinstance(value, torch.Tensor):
         return value
     out = allocate(tuple(value.shape), np.float32 if value.is_floating_point() else np.int64)
@@ -233,28 +266,35 @@ def _copied(value: Any, allocate: Allocate) -> Any:
     return out
 
 
-def _scale_rows(csc: CSC | None, sampled: SampledNeighbors) -> torch.Tensor:
-    """Return `row_scale` on the device, bit for bit."""
-    taken = sampled.indptr.diff()
-    if csc is None:
-        return torch.ones_like(taken, dtype=torch.float32)
-    targets = sampled.n_id[: len(taken)]
-    indptr, rows = csc.indptr, targets.to(csc.indptr.device)  # in device memory, or pinned on the host
-    length = (indptr[rows + 1] - indptr[rows]).clamp(min=1).to(targets.device)
-    if sampled.edge_weight is None:
-        return (length.double() / taken.clamp(min=1)).float()
-    return length.float()
+def _neighbors_there(own: NeighborSampler, host: NeighborState) -> NeighborState:
+    """Return what a device reads of a part to sample neighbours: as it is on the host, edge types apart."""
+    relations = _by_edge_type(host.relations)
+    reads_rows = not own.by_edge_type or own.subgraph_type != "directional"
+    csc = CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)) if reads_rows else None
+    return host._replace(csc=csc, relations=relations, type_of=None)
 
 
-class _OnHost:
-    """Hops whose result is copied to the host."""
+def _layers_there(own: LayerwiseSampler, host: LayerState) -> LayerState:
+    masks = None if host.preferred is None else tuple(mask.view(np.uint8) for mask in host.preferred)
+    return LayerState(CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)), host.targets, masks)
 
-    def __init__(self, hops: HopSampling):
-        self._hops, self.times = hops, hops.times
 
-    def collect(self, allocate: Allocate, with_edge_type: bool) -> SampledNeighbors:
-        found = self._hops.collect(with_edge_type=with_edge_type)
-        return SampledNeighbors(*(_copied(value, allocate) for value in found))
+def _clusters_there(own: ClusterSampler, host: ClusterState) -> ClusterState:
+    return host._replace(csc=CSC(np.asarray(host.csc.indptr), np.asarray(host.csc.indices)))
+
+
+def _links_there(own: LinkSampler, host: LinkState) -> DeviceLinks:
+    inner = _SAMPLED_THERE[type(own.sampler)](own.sampler, host.inner)
+    csc = CSC(np.asarray(host.inner.csc.indptr), np.asarray(host.inner.csc.indices))
+    return DeviceLinks(host, inner, csc, host.table, None if host.node_types is None else pools_of(host.node_types))
+
+
+_SAMPLED_THERE = {
+    NeighborSampler: _neighbors_there,
+    LayerwiseSampler: _layers_there,
+    ClusterSampler: _clusters_there,
+    LinkSampler: _links_there,
+}
 
 
 def _by_edge_type(relations: list[Relation]) -> list[Relation]:

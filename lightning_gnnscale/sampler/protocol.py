@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import short
 from ..graph import COLUMNS, CSC, GraphSchema
@@ -14,6 +16,7 @@ from ..jit import kernel
 from ..rng import permutation
 from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
+from ..triton_kernels.sample_neighbors.whole_rows import edges_between_tensors, row_scale_of_tensors
 
 Allocate = Callable[[tuple[int, ...], type], np.ndarray]
 _AHEAD = 32  # rows between a prefetch and its use
@@ -265,12 +268,16 @@ def num_slices(num_values: int, size: int, drop_last: bool) -> int:
 
 
 def row_scale(csc: CSC | None, sampled) -> np.ndarray:
-    """Return (num_targets,) float32, 1 for empty rows:
+    """Return (num_targets,) float32, 1 for empty rows; a tensor where the graph is tensors:
 
     length of the row, over edges sampled from it if they weigh alike.
 
     With edge_weight = 1 / (length * probability) either is 1 / (probability of the edge). Without a CSC all are 1.
     """
+    if isinstance(sampled.indptr, Tensor):
+        if csc is None:
+            return torch.ones_like(sampled.indptr[1:], dtype=torch.float32)
+        return row_scale_of_tensors(csc.indptr, sampled)
     if csc is None:
         return np.ones(len(sampled.indptr) - 1, np.float32)
     scale = np.empty(len(sampled.indptr) - 1, np.float32)
@@ -284,7 +291,7 @@ def induced_subgraph(
     """Return all edges between the given nodes; every node is a target.
 
     Args:
-        csc: the part's.
+        csc: the part's; or tensors that a device reads, then so is the result, and the workspace is of a device.
         nodes: (num_nodes,) distinct local ids, seeds first; kept in this order.
         num_seeds: how many of them are seeds.
         workspace: one thread's reusable memory.
@@ -297,11 +304,15 @@ def induced_subgraph(
     Cost: O(sum of the nodes' degrees).
     """
     count = workspace.place(nodes)
+    on_device = isinstance(csc.indptr, Tensor)
     if count < len(nodes):
         workspace.finish(count)
         raise ValueError(f"nodes must be distinct, got {len(nodes)} ids of {count} nodes: give each once, seeds first")
+    nodes = workspace.upload(nodes) if on_device else nodes
     edge_index, indptr, e_id = edges_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
     workspace.finish(count)
+    if on_device:
+        return Subgraph(nodes, edge_index, indptr, num_seeds, e_id)
     n_id = allocate((len(nodes),), np.int64)
     n_id[:] = nodes
     return Subgraph(n_id, edge_index, indptr, num_seeds, e_id)
@@ -323,6 +334,8 @@ def edges_between(
         workspace: with the sources in their places.
         allocate, return_e_id: as for `induced_subgraph`.
     """
+    if isinstance(indptr, Tensor):
+        return edges_between_tensors(indptr, indices, targets, workspace, return_e_id)
     inside = allocate((len(targets) + 1,), np.int64)
     _count_inside(indptr, indices, targets, workspace.label, workspace.base, inside)
     edge_index = allocate((2, int(inside[-1])), np.int64)

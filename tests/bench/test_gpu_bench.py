@@ -8,7 +8,7 @@ import torch
 
 import lightning_gnnscale as gs
 from benchmarks import gpu_peer
-from benchmarks.gpu import GPUBench, Inputs, run
+from benchmarks.gpu import _SAMPLERS, GPUBench, Inputs, run
 from benchmarks.gpu_graph import generate
 from benchmarks.gpu_table import compared, page
 from benchmarks.gpu_training import Training
@@ -106,6 +106,14 @@ def test_pygs_loop_trains_on_the_same_graph(tmp_path, monkeypatch, name, tier):
     graph = generate(200, 1000, 8, 40, 0, CPU, tmp_path)
     found = gpu_peer.pyg_epoch(Training(graph, CPU, (3, 2), 8, 8, 1, 5.0), name, tier)
     assert found["batches"] == 5 and found["epoch_s"] > 0
+
+
+@pytest.mark.parametrize("sampler", [*_SAMPLERS.values()], ids=[*_SAMPLERS])
+def test_batches_sampled_on_the_device(tmp_path, sampler):
+    pytest.importorskip("triton")
+    graph = generate(200, 1000, 8, 40, 0, CPU, tmp_path)
+    found = Training(graph, CPU, (3, 2), 2, 8, 1, 5.0).sampling_by(sampler)
+    assert found["ms"] > 0 and found["seeds_per_s"] == pytest.approx(2e3 / found["ms"])
 
 
 def test_the_generated_graph_is_heavy_tailed_and_repeatable(tmp_path):

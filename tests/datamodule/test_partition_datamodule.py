@@ -297,7 +297,7 @@ def test_subgraph_samplers_learn(store_root, sampler):
 
 
 def test_clusters_cover_the_core(store_root):
-    from lightning_gnnscale.sampler.cluster import clusters_by
+    from lightning_gnnscale.sampler.clusters_by import clusters_by
 
     part = gs.PartitionStore.open(store_root).load_part(1)
     cluster_id = clusters_by("spring")(part, 5, seed=0)

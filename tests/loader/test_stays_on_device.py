@@ -136,7 +136,7 @@ def test_memory_is_given_back_where_the_device_has_none_left(graph, monkeypatch)
     del _
     loader.close()
     gc.collect()  # the error's frames
-    assert alive.now == 0 and loader._maker.sampler._spaces.empty()
+    assert alive.now == 0 and loader._maker.sampler._spaces._free.empty()
 
 
 def test_a_loader_that_is_broken_off_leaves_nothing_there(graph, monkeypatch):

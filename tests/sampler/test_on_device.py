@@ -1,6 +1,7 @@
 """Training batches sampled by Triton: those of the CPU, bit for bit; and where they are sampled, and why."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,19 +62,24 @@ def module_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "sampler",
     [
-        {"fanouts": [4, 3]},
-        {"fanouts": [-1, 2], "direction": "both"},
-        {"fanouts": [3, 2], "replace": True},
-        {"fanouts": [3, 2], "weighted": True},
-        {"fanouts": [3, 2], "weighted": True, "replace": True},
-        {"fanouts": [3, 2], "disjoint": True},
+        gs.NeighborSampler([4, 3]),
+        gs.NeighborSampler([-1, 2], direction="both"),
+        gs.NeighborSampler([3, 2], replace=True),
+        gs.NeighborSampler([3, 2], weighted=True),
+        gs.NeighborSampler([3, 2], weighted=True, replace=True),
+        gs.NeighborSampler([3, 2], disjoint=True),
+        gs.NeighborSampler([3], subgraph_type="induced"),
+        gs.LayerwiseSampler([40, 20]),
+        gs.ClusterSampler(6, 2),
+        gs.sampler.LinkSampler(gs.LayerwiseSampler([20]), "walk", num_negatives=2),
     ],
+    ids=repr,
 )
-def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, given, monkeypatch):
+def test_batches_of_a_datamodule_are_those_of_the_cpu(module_of, sampler, monkeypatch):
     pytest.importorskip("triton")
-    dm = module_of(gs.NeighborSampler(**given))
+    dm = module_of(sampler)
     plain = contents(dm.train_dataloader())
     monkeypatch.setattr(gs.PartitionDataModule, "_gpu", FAKE)
     monkeypatch.setattr(gs.PartitionDataModule, "_sending", lambda *_: None)
@@ -111,7 +117,7 @@ def test_batches_stay_where_they_are_sampled_and_are_those_of_the_cpu(module_of,
     loader = on_fake(dm.train_dataloader(), stays=True)
     assert_equal(stayed(loader), plain)
     loader.close()
-    assert loader._maker.sampler._spaces.empty()
+    assert loader._maker.sampler._spaces._free.empty()
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["edge features there", "edge features on the host"])
@@ -183,7 +189,7 @@ def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_
     caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
     loader = module_of(gs.NeighborSampler([3, 2], device="cpu")).train_dataloader()
     plain = contents(loader)
-    monkeypatch.setattr(DeviceSampler, "_free_bytes", lambda self: 1000)
+    monkeypatch.setattr(on_device, "free_bytes", lambda device: 1000)
     loader.sample_on(FAKE)
     loader.set_sampler(gs.NeighborSampler([3, 2], device=asked))
     loader.set_epoch(0)
@@ -192,32 +198,55 @@ def test_a_part_that_does_not_fit_is_sampled_on_the_cpu_or_from_the_host(module_
     loader.close()
 
 
+class OfTheUser(gs.SaintSampler):
+    """A sampler that is none of those that have a form for GPUs."""
+
+
 @pytest.mark.parametrize(
-    ("given", "device", "by_threads", "why"),
+    ("sampler", "device", "by_threads", "why"),
     [
-        ({}, FAKE, False, "source=threads"),
-        ({"subgraph_type": "induced"}, FAKE, True, "subgraph_type=induced"),
-        ({}, None, True, "training not GPU"),
+        (gs.NeighborSampler([2]), FAKE, False, "other processes source=threads"),
+        (gs.ClusterSampler(4), FAKE, False, "other processes source=threads"),
+        (gs.LayerwiseSampler(4), FAKE, False, "other processes source=threads"),
+        (gs.sampler.LinkSampler(), FAKE, False, "other processes source=threads"),
+        (OfTheUser(), FAKE, True, "OfTheUser no form GPUs: sampler=neighbor layerwise links"),
+        (gs.NeighborSampler([2]), None, True, "training not on a GPU: trainer.accelerator=gpu"),
     ],
 )
-def test_why_a_sampler_samples_on_the_cpu(given, device, by_threads, why, caplog):
+def test_why_a_sampler_samples_on_the_cpu(sampler, device, by_threads, why, caplog):
     pytest.importorskip("triton")
     caplog.set_level(logging.INFO, "lightning.pytorch.gnnscale")
-    sampler = gs.NeighborSampler([2], **given)
     assert sampler_for(sampler, device, by_threads) is sampler
-    assert len(caplog.records) == (device is not None)
-    with pytest.raises(ValueError, match=said(f"sampler.device auto cpu cuda {why}")):
-        sampler_for(gs.NeighborSampler([2], device="cuda", **given), device, by_threads)
-    same = gs.NeighborSampler([2], device="cpu")
-    assert sampler_for(same, FAKE) is same
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (device is not None)
+    for line in found:
+        with pytest.raises(ValueError, match=said(f"sampled on the CPU: {why}")):
+            raise ValueError(line)
+
+
+def asking(sampler, device: str):
+    """The sampler, to be sampled on a device."""
+    if isinstance(sampler, gs.sampler.LinkSampler):
+        return replace(sampler, sampler=replace(sampler.sampler, device=device))
+    return replace(sampler, device=device)
+
+
+SAMPLERS = [gs.NeighborSampler([2]), gs.LayerwiseSampler(4), gs.ClusterSampler(4), gs.sampler.LinkSampler()]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_a_sampler_that_asks_for_a_gpu_is_refused_or_obeyed(sampler):
+    pytest.importorskip("triton")
+    assert sampler_for(asking(sampler, "cpu"), FAKE) == asking(sampler, "cpu")
+    assert isinstance(sampler_for(asking(sampler, "cuda"), FAKE), DeviceSampler)
+    for device, by_threads, why in ((FAKE, False, "source=threads"), (None, True, "trainer.accelerator=gpu")):
+        with pytest.raises(ValueError, match=said(f"sampler.device auto cpu cuda {why}")):
+            sampler_for(asking(sampler, "cuda"), device, by_threads)
+    with pytest.raises(ValueError, match=said("device auto, cpu, cuda 'gpu'")):
+        asking(sampler, "gpu")
 
 
 def test_without_triton_samples_are_the_cpus(monkeypatch):
     monkeypatch.setattr(on_device, "has_triton", lambda: False)
     sampler = gs.NeighborSampler([2])
     assert sampler_for(sampler, FAKE) is sampler
-
-
-def test_a_device_is_one_of_three():
-    with pytest.raises(ValueError, match=said("device auto, cpu, cuda 'gpu'")):
-        gs.NeighborSampler([2], device="gpu")

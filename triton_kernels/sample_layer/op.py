@@ -1,46 +1,19 @@
 """Layer-wise importance sampling: the checks, and the loop over hops."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from torch import Tensor
 
-from ...errors import is_integer
 from ...graph import CSC
-from ...jit import kernel
-from ...rng import unit
-from ..intrinsics import prefetch
 from ..sample_neighbors import SampledNeighbors, Workspace
 from ..sample_neighbors.cpu import EVERY_ROW, count_hop
 from ..sample_neighbors.edge_types import join_edges
 from ..sample_neighbors.hops import place_seeds
 from ..sample_neighbors.rows import fold_hop
-
-
-def check_layer_sizes(nodes_per_layer: int | Sequence[int], num_layers: int | None = None) -> tuple[int, ...]:
-    """Return the nodes to sample for each hop as a tuple of ints.
-
-    Args:
-        nodes_per_layer: one number >= 1 for all hops, or one for each.
-        num_layers: hops, where one number is given (None: 2); else None, or the length of the list.
-    """
-    if num_layers is not None and (not is_integer(num_layers) or num_layers < 1):
-        raise ValueError(f"num_layers must be an integer >= 1, got {num_layers!r}: one hop for each layer of the model")
-    if isinstance(nodes_per_layer, str) or nodes_per_layer is None:
-        raise ValueError(f"nodes_per_layer must be an integer >= 1 or a list of them, got {nodes_per_layer!r}")
-    alike = not isinstance(nodes_per_layer, Sequence) and np.ndim(nodes_per_layer) == 0
-    sizes = (nodes_per_layer,) * (2 if num_layers is None else num_layers) if alike else tuple(nodes_per_layer)
-    if not sizes:
-        raise ValueError("nodes_per_layer must name at least one hop, got []")
-    for hop, size in enumerate(sizes):
-        if not is_integer(size) or size < 1:
-            where = "nodes_per_layer" if alike else f"nodes_per_layer[{hop}]"
-            raise ValueError(f"{where} must be an integer >= 1, got {size!r}: the nodes sampled for a layer")
-    if num_layers is not None and len(sizes) != num_layers:
-        raise ValueError(
-            f"nodes_per_layer must name num_layers {num_layers} hops, got {len(sizes)}: leave num_layers out"
-        )
-    return tuple(int(size) for size in sizes)
+from . import cpu
+from .checks import MOST_SCALE, check_layer_sizes, check_preferred, fraction_bits
+from .device import sample_layers_on_device
 
 
 def sample_layers(
@@ -59,7 +32,8 @@ def sample_layers(
     """Sample `nodes_per_layer[h]` of the in-neighbours of all nodes that hop h - 1 sampled, by importance.
 
     A candidate j has the importance q_j, the sum of (1 / degree)^2 over the rows that list it (the squared norm of its
-    column in the averaging matrix of these rows); times `scale` where it is preferred. It is sampled with the
+    column in the averaging matrix of these rows); times `scale` where it is preferred. Sums are of whole multiples of
+    2^-`fraction_bits`, at least one a row, so that no order of adding changes a sample. It is sampled with the
     probability pi_j = min(1, c q_j), c such that these add up to the nodes of the layer; where there are no more
     candidates, all are sampled. All edges from sampled candidates into the rows are kept, so a sum with `edge_weight`
     has the mean over the whole row as its expectation.
@@ -76,12 +50,13 @@ def sample_layers(
     thus holds all layers, and PyG's trimming by hops applies unchanged.
 
     Args:
-        csc: the graph; arrays or memory maps, indices int32 or int64.
+        csc: the graph; arrays or memory maps, indices int32 or int64; or tensors that a device reads, then so are
+            `preferred` and the result, and the workspace is a `DeviceWorkspace`: see `sample_layers_on_device`.
         seeds: (num_seeds,) integers in [0, num_rows), distinct.
         nodes_per_layer: nodes sampled for each hop, >= 1.
         key: uint64, the batch's key.
         preferred: for each hop (num_rows,) bool, or None: no node is.
-        scale: how much more important preferred nodes are, finite and >= 1.
+        scale: how much more important preferred nodes are, finite and >= 1; more than 2**24 counts as that.
         return_e_id: also return the position of each edge in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
@@ -101,9 +76,12 @@ def sample_layers(
         Jiang, ICS 2022, for the scale. Differs: sampled without replacement with exact probabilities (LADIES normalises
         the rows of what it sampled, a biased ratio), and hop h has the rows of hop h - 1's nodes alone.
     """
+    if isinstance(csc.indices, Tensor):
+        given = {"preferred": preferred, "scale": scale, "return_e_id": return_e_id}
+        return sample_layers_on_device(csc, seeds, nodes_per_layer, key, workspace, **given)
     sizes = check_layer_sizes(nodes_per_layer)
     csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
-    _check_preferred(preferred, scale, len(sizes), csc.num_rows)
+    check_preferred(preferred, scale, len(sizes), csc.num_rows)
     space = workspace or Workspace(csc.num_rows, csc.indices.dtype)
     if not space.fits(csc.num_rows, csc.indices.dtype):
         raise ValueError(
@@ -143,17 +121,18 @@ def _collect(
     neighbor, local = space.reserve("neighbor", num_edges), space.reserve("local", num_edges)
     most = min(num_edges, space.num_nodes)
     candidate = _array(space, "candidate", space.id_dtype, most)
-    importance = _array(space, "importance", np.float64, most)
+    importance = _array(space, "importance", np.int64, most)
     if read_rows is None:
-        list_rows(csc.indices, start, degree, end - begin, neighbor)
+        cpu.read_rows(csc.indices, start, degree, end - begin, neighbor)
     else:
         read_rows(csc, space.node[begin:end], neighbor)
     space.place(neighbor[:0])  # labels of this hop begin above those of the last
-    count = collect_candidates(
-        neighbor, degree, end - begin, num_edges, space.base, space.label, candidate, importance, local
+    bits = fraction_bits(end - begin, 1.0 if mask is None else scale)
+    count = cpu.collect_candidates(
+        neighbor, degree, end - begin, num_edges, bits, space.base, space.label, candidate, importance, local
     )
     if mask is not None:
-        prefer_nodes(candidate, count, mask, scale, importance)
+        cpu.prefer(candidate, count, mask, min(scale, MOST_SCALE), importance)
     return count
 
 
@@ -161,12 +140,12 @@ def _sample(space: Workspace, num_candidates: int, size: int, num_placed: int, i
     """Sample candidates and append those that need an entry; return the number of entries."""
     probability = _array(space, "probability", np.float64, num_candidates)
     position = _array(space, "position", np.int32, num_candidates)
-    include(space.importance, num_candidates, size, probability)
-    take(probability, num_candidates, key, position)
+    left, rest = cpu.include(space.importance, num_candidates, size, probability)
+    cpu.sample(probability, space.importance, num_candidates, left, rest, key, position)
     if is_last:
-        share_nodes(space.node, num_placed, space.base, space.label, position)
+        cpu.share_nodes(space.node, num_placed, space.base, space.label, position)
     node = space.reserve("node", num_placed + min(num_candidates, size + 1) + 1, keep=num_placed)
-    return append_nodes(space.candidate, num_candidates, num_placed, node, position)
+    return cpu.append_nodes(space.candidate, num_candidates, num_placed, node, position)
 
 
 def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
@@ -175,7 +154,7 @@ def _keep(space: Workspace, begin: int, end: int, first: int) -> int:
     edge = space.reserve("edge", most, keep=first)
     source = _array(space, "source", np.int32, most, keep=first)
     weight = space.reserve("weight", most, keep=first)
-    return keep_edges(
+    return cpu.keep_edges(
         space.local, space.position, space.probability, space.row_start, space.row_degree,
         begin, end, first, space.indptr, source, weight, edge,
     )  # fmt: skip
@@ -186,174 +165,3 @@ def _array(space: Workspace, name: str, dtype: np.dtype, size: int, keep: int = 
     if not hasattr(space, name):
         setattr(space, name, np.empty(0, dtype))
     return space.reserve(name, size, keep)
-
-
-def _check_preferred(preferred, scale: float, num_hops: int, num_rows: int) -> None:
-    if not (math.isfinite(scale) and scale >= 1):
-        raise ValueError(f"scale must be a finite number >= 1, got {scale}: 1 prefers no node")
-    if preferred is None:
-        return
-    if len(preferred) != num_hops or any(mask.shape != (num_rows,) or mask.dtype != bool for mask in preferred):
-        given = [f"{mask.dtype} {mask.shape}" for mask in preferred]
-        raise ValueError(
-            f"preferred must hold a bool array of shape ({num_rows},) for each of {num_hops} hops, got {given}"
-        )
-
-
-AHEAD = 32  # items between a prefetch and its use
-
-
-@kernel
-def list_rows(indices, row_start, row_degree, num_rows, neighbor):
-    """Copy the rows one after the other into `neighbor`."""
-    at = 0
-    for row in range(num_rows):
-        if row + AHEAD < num_rows and row_degree[row + AHEAD] > 0:
-            prefetch(indices, row_start[row + AHEAD])
-        start = row_start[row]
-        for i in range(row_degree[row]):
-            neighbor[at] = indices[start + i]
-            at += 1
-
-
-@kernel
-def collect_candidates(neighbor, row_degree, num_rows, num_edges, base, label, candidate, importance, local):
-    """Number the distinct neighbours in order of appearance and add up their importance.
-
-    Args:
-        neighbor: (num_edges,) node ids, row after row.
-        base: labels below it are of earlier hops and batches.
-        label: (num_nodes,) int32; candidate c of this hop gets base + c.
-        candidate, importance: filled: node id, sum of (1 / degree)^2 over the rows that hold it.
-        local: (num_edges,) int32, filled with the candidate of each edge.
-
-    Returns:
-        The number of candidates.
-    """
-    count = 0
-    edge = 0
-    for row in range(num_rows):
-        if row_degree[row] == 0:
-            continue
-        share = 1.0 / row_degree[row]
-        square = share * share
-        for _ in range(row_degree[row]):
-            if edge + AHEAD < num_edges:
-                prefetch(label, np.int64(neighbor[edge + AHEAD]))
-            name = neighbor[edge]
-            known = np.int64(label[name]) - base
-            if known < 0:
-                known = count
-                label[name] = base + count
-                candidate[count] = name
-                importance[count] = 0.0
-                count += 1
-            importance[known] += square
-            local[edge] = known
-            edge += 1
-    return count
-
-
-@kernel
-def prefer_nodes(candidate, count, preferred, scale, importance):
-    """Multiply the importance of preferred nodes by scale."""
-    for c in range(count):
-        if preferred[candidate[c]]:
-            importance[c] *= scale
-
-
-@kernel
-def include(importance, count, num_samples, probability):
-    """Write min(1, c * importance) with c such that the sum is num_samples; 1 for all if there are no more than that.
-
-    Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
-    as importance has powers of two at most.
-    """
-    probability[:count] = 1.0 if count <= num_samples else 0.0
-    if count <= num_samples:
-        return
-    left, capped = num_samples, 1
-    factor = 0.0
-    while capped:
-        left_importance = 0.0
-        for c in range(count):
-            if probability[c] < 1.0:
-                left_importance += importance[c]
-        factor = left / left_importance
-        capped = 0
-        for c in range(count):
-            if probability[c] < 1.0 and factor * importance[c] >= 1.0:
-                probability[c] = 1.0
-                capped += 1
-        left -= capped
-    for c in range(count):
-        if probability[c] < 1.0:
-            probability[c] = factor * importance[c]
-
-
-@kernel
-def take(probability, count, key, position):
-    """Take a candidate with its probability: position 0 where it is taken, -1 where not.
-
-    Systematic: the probabilities below 1 lie end to end on a line, and those are taken that hold one of the points
-    u, u + 1, ... with u the key as a number in [0, 1).
-    """
-    line, point = 0.0, unit(key)
-    for c in range(count):
-        taken = probability[c] >= 1.0
-        if not taken:
-            line += probability[c]
-            if line > point:
-                taken = True
-                point += 1.0
-        position[c] = 0 if taken else -1
-
-
-@kernel
-def share_nodes(node, num_placed, base, label, position):
-    """Map taken candidates of the last hop to nodes that the batch holds already (the last copy)."""
-    for i in range(num_placed):
-        c = np.int64(label[node[i]]) - base
-        if c >= 0 and position[c] != -1:
-            position[c] = -2 - i  # found; `append_nodes` turns it back
-
-
-@kernel
-def append_nodes(candidate, count, num_placed, node, position):
-    """Append the candidates that were taken and not found to `node`; return the number of nodes after it."""
-    for c in range(count):
-        if position[c] == 0:
-            node[num_placed] = candidate[c]
-            position[c] = num_placed
-            num_placed += 1
-        elif position[c] < -1:
-            position[c] = -2 - position[c]
-    return num_placed
-
-
-@kernel
-def keep_edges(local, position, probability, row_start, row_degree, begin, end, first, indptr, source, weight, edge):
-    """Write the edges from candidates that were taken: source position, (1 / degree) / probability, place in the CSC.
-
-    Args:
-        begin, end: the rows' positions; first: edges of earlier hops.
-        indptr: filled from begin + 1 to end.
-
-    Returns:
-        The number of edges after it.
-    """
-    read = 0
-    for i in range(begin, end):
-        start, degree = row_start[i - begin], row_degree[i - begin]
-        if degree:
-            share = 1.0 / degree
-            for offset in range(degree):
-                c = local[read]
-                read += 1
-                if position[c] >= 0:
-                    source[first] = position[c]
-                    weight[first] = share / probability[c]
-                    edge[first] = start + offset
-                    first += 1
-        indptr[i + 1] = first
-    return first

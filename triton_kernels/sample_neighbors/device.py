@@ -5,8 +5,6 @@ The host learns the sizes of a hop (its new nodes, and the edges to sample next)
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,12 @@ from torch import Tensor
 from ...graph import CSC
 from .choice import SplitRows
 from .cpu import Workspace
-from .device_graph import DeviceRelation
+from .device_graph import ROWS, DeviceRelation, has_triton, read_at, triton_kernels
 from .hops import Backend, HopSampling, SampledNeighbors, check_fanouts, sample_hops
 from .rows import SampledRows, SampleOptions, fold_hop
 
-_UNSEEN = torch.iinfo(torch.int32).max
+UNSEEN = torch.iinfo(torch.int32).max
 _LARGEST = torch.iinfo(torch.int64).max
-_ROWS = 256  # that one program looks up
 _IN_BLOCK = 128  # edges of rows that are read whole
 
 
@@ -40,7 +37,7 @@ class DeviceWorkspace:
 
     def __init__(self, num_nodes: int, device: torch.device | str):
         self.num_nodes, self.device = num_nodes, torch.device(device)
-        self.label = torch.full((num_nodes + 1,), _UNSEEN, dtype=torch.int32, device=device)  # the last one is no node
+        self.label = torch.full((num_nodes + 1,), UNSEEN, dtype=torch.int32, device=device)  # the last one is no node
         self.node = self.owner = self.label.new_empty(0, dtype=torch.int64)
         self.most = 0  # nodes that a batch may have so far
 
@@ -57,15 +54,17 @@ class DeviceWorkspace:
         """Return whether graphs of this size on this device can be sampled with it."""
         return num_nodes <= self.num_nodes and device == self.device
 
-    def upload(self, array: np.ndarray) -> Tensor:
-        """Return (num,) int64 on the device."""
+    def upload(self, array: np.ndarray | Tensor) -> Tensor:
+        """Return (num,) int64 on the device; a tensor is there already."""
+        if isinstance(array, Tensor):
+            return array
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device, non_blocking=True)
 
-    def place(self, nodes: np.ndarray) -> int:
-        """Begin a batch with these nodes; return how many were distinct."""
+    def place(self, nodes: np.ndarray | Tensor) -> int:
+        """Begin a batch with these nodes; return how many were distinct, as tensors are without a look at them."""
         self.node = self.upload(nodes)
         self.most = len(nodes)
-        distinct = len(np.unique(nodes))
+        distinct = self.most if isinstance(nodes, Tensor) else len(np.unique(nodes))
         if distinct == self.most:
             self.label[self.node] = torch.arange(self.most, dtype=torch.int32, device=self.device)
         return distinct
@@ -73,9 +72,9 @@ class DeviceWorkspace:
     def finish(self, num_labels: int) -> None:
         """End a batch that used this many labels."""
         if num_labels >= self.num_nodes:
-            self.label.fill_(_UNSEEN)
+            self.label.fill_(UNSEEN)
         else:
-            self.label[self.node[:num_labels]] = _UNSEEN
+            self.label[self.node[:num_labels]] = UNSEEN
         self.most = 0
 
     def read(self, values: list) -> list[int]:
@@ -98,7 +97,7 @@ class DeviceWorkspace:
         fresh = self.label[ids] == place
         numbered = count + fresh.cumsum(0) - 1
         most = min(self.most + num, self.num_nodes)
-        self.node = _extended(self.node, self.most, most, torch.where(fresh, numbered, most), ids)
+        self.node = extended(self.node, self.most, most, torch.where(fresh, numbered, most), ids)
         self.most = most
         self.label.scatter_(0, torch.where(fresh, ids, self.num_nodes), numbered.int())
         return self.label[ids].long(), count + fresh.sum()
@@ -112,7 +111,7 @@ class DeviceTrees:
         self._known = space.node.new_empty(0)
         space.node, space.owner, space.most = self._known, self._known, 0
 
-    def begin(self, ids: np.ndarray, owner: np.ndarray) -> int:
+    def begin(self, ids: np.ndarray | Tensor, owner: np.ndarray) -> int:
         """Put the seeds that are the roots; return how many they are."""
         space = self._space
         space.node, space.owner, space.most = space.upload(ids), space.upload(owner), len(ids)
@@ -133,15 +132,15 @@ class DeviceTrees:
         numbered = count + fresh.cumsum(0) - 1
         most = before + num
         place = torch.where(fresh, numbered, most)
-        space.node = _extended(space.node, before, most, place, ids)
-        space.owner = _extended(space.owner, before, most, place, owner)
-        self._known = _extended(self._known, before, most, place, key)[:most]
+        space.node = extended(space.node, before, most, place, ids)
+        space.owner = extended(space.owner, before, most, place, owner)
+        self._known = extended(self._known, before, most, place, key)[:most]
         space.most = most
         local = torch.where(first < before, first, numbered[(first - before).clamp(min=0)])
         return local, count + fresh.sum()
 
 
-def _extended(array: Tensor, before: int, most: int, place: Tensor, values: Tensor) -> Tensor:
+def extended(array: Tensor, before: int, most: int, place: Tensor, values: Tensor) -> Tensor:
     """Return an array of `most` items and one more, with values at their places; `most` is the place of none.
 
     Those that are not filled are the largest integers, which are no node and no tree's.
@@ -177,12 +176,12 @@ class DeviceRows(SampledRows):
         self._weighted = relation.weight is not None and fanout >= 0
         if fanout and bound:
             num = targets.node.new_full((1,), 0) + (end - begin)
-            _triton_kernels().look_up_kernel[(-(-bound // _ROWS),)](
+            triton_kernels().look_up_kernel[(-(-bound // ROWS),)](
                 relation.indptr, targets.node[begin:], num, targets.owner[begin:] if timed else num,
                 self._limit if timed else num, relation.time if timed else num, relation.indices,
                 relation.positive if self._weighted else num, start, degree, take, bound, fanout, relation.steps,
                 TIMED=timed, BY_EDGE=relation.time_by_edge, STRICT=self.options.strict, WEIGHTED=self._weighted,
-                REPLACE=self._replace and fanout >= 0, BLOCK=_ROWS,
+                REPLACE=self._replace and fanout >= 0, BLOCK=ROWS,
             )  # fmt: skip
         self._start, self._degree = start, degree
         self._offset = torch.cat([take.new_zeros(1), take.cumsum(0)])
@@ -207,7 +206,7 @@ class DeviceRows(SampledRows):
         self._split_weight = None if split is None else self._neighbor.new_empty(num, dtype=torch.float32)
         if num == 0:
             return
-        kernels, none = _triton_kernels(), self._offset
+        kernels, none = triton_kernels(), self._offset
         position, how = none, kernels.NO_POSITION
         if split is not None and self._edge is not None:
             position, how = split.position, kernels.IN_ROW
@@ -231,7 +230,7 @@ class DeviceRows(SampledRows):
         if trees is None:
             local, count = known.number(self._neighbor, count)
         else:
-            owner = _repeated(self.targets.owner[self.begin : self.end], self._offset, len(self._neighbor))
+            owner = repeated(self.targets.owner[self.begin : self.end], self._offset, len(self._neighbor))
             local, count = trees.number(self._neighbor, owner, count)
         self._locals.append(local)
         return count
@@ -252,8 +251,7 @@ class DeviceRows(SampledRows):
         none = self.targets.node.new_zeros(1)
         indptr = torch.cat([none, *self._offsets])
         edge = torch.cat(self._edges or [none[:0]]) if self.options.return_e_id else None
-        if edge is not None and self.relation.position is not None:
-            edge = _read(self.relation.position, edge).long()
+        edge = None if edge is None else self.relation.named(edge)
         weight = torch.cat(self._weights or [none[:0].float()]) if self._weights or self.options.with_weight else None
         local = torch.cat(self._locals or [none[:0]])
         return local, indptr, edge, weight
@@ -263,15 +261,15 @@ class DeviceRows(SampledRows):
         num = self.end - self.begin
         start, degree, taken = self._start[:num], self._degree[:num], self._offset.diff()
         if not self._weighted:
-            return _repeated((degree.double() / taken.clamp(min=1)).float(), self._offset, len(self._neighbor))
+            return repeated((degree.double() / taken.clamp(min=1)).float(), self._offset, len(self._neighbor))
         relation, fanout = self.relation, self.fanouts[self.hop]
         last = (start + degree - 1).clamp(min=0)
-        total = _read(relation.running, last)
-        own = _read(relation.weight, self._edge).double()
-        total, of_row = (_repeated(values, self._offset, len(own)) for values in (total, taken))
+        total = read_at(relation.running, last)
+        own = read_at(relation.weight, self._edge).double()
+        total, of_row = (repeated(values, self._offset, len(own)) for values in (total, taken))
         weight = total / (of_row * own)
         if not self._replace:
-            weight = torch.where(_repeated(degree <= fanout, self._offset, len(own)), 1.0, weight)
+            weight = torch.where(repeated(degree <= fanout, self._offset, len(own)), 1.0, weight)
         return weight.float()
 
 
@@ -294,7 +292,7 @@ def join_device_edges(
     edge_type = None if numbers is None else torch.empty_like(target)
     each = torch.arange(num_targets, device=joint.device)
     for at, (local, indptr, edge, own) in enumerate(parts):
-        targets = _repeated(each, indptr, len(local))
+        targets = repeated(each, indptr, len(local))
         place = (cursor - indptr[:-1])[targets] + torch.arange(len(local), device=joint.device)
         number = None if numbers is None else numbers[at]
         for out, values in ((target, targets), (source, local), (e_id, edge), (weight, own)):
@@ -360,38 +358,13 @@ def sample_with_triton(
     return hops.collect()
 
 
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return _triton_kernels() is not None
-
-
-@cache
-def _triton_kernels() -> ModuleType | None:
-    """Return the module of kernels, or None where Triton is missing; imported when first needed."""
-    try:
-        from . import kernel
-    except ImportError:
-        return None
-    return kernel
-
-
-def _read(values: Tensor, index: Tensor) -> Tensor:
-    """Return values[index], on the device of the index."""
-    if values.device == index.device:
-        return values[index]
-    out = torch.empty(len(index), dtype=values.dtype, device=index.device)
-    if len(index):
-        _triton_kernels().read_kernel[(-(-len(index) // _ROWS),)](values, index, out, len(index), BLOCK=_ROWS)
-    return out
-
-
 def _block(fanout: int) -> dict:
     """Return how rows are sampled: a block of a row's edges, and its warps, without fused operations."""
     block = _IN_BLOCK if fanout < 0 else max(32, 1 << (fanout - 1).bit_length())
     return {"BLOCK": block, "num_warps": min(4, max(1, block // 128)), "enable_fp_fusion": False}
 
 
-def _repeated(values: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
+def repeated(values: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     """Return the value of each edge's row."""
     return torch.repeat_interleave(values, indptr.diff(), output_size=num_edges)
 

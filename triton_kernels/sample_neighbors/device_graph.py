@@ -1,6 +1,8 @@
 """A graph where a device samples it: in its memory where there is space, else in pinned host memory read in place."""
 
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from ...graph import CSC
 from ...jit import kernel
 from .edge_types import Relation
 
+ROWS = 256  # that one program looks up
 SHARE = 0.5  # of a device's free memory that edges may take: activations and batches need the rest
 
 
@@ -79,6 +82,10 @@ class DeviceRelation(NamedTuple):
             **{name: None if values is None else put(np.asarray(values)) for name, values in arrays.items()},
         )
 
+    def named(self, edge: Tensor) -> Tensor:
+        """Return (num,) int64 what edges at these positions are called."""
+        return edge if self.position is None else read_at(self.position, edge).long()
+
 
 def relation_bytes(relation: Relation) -> int:
     """Return bytes of an edge type on a device."""
@@ -86,6 +93,15 @@ def relation_bytes(relation: Relation) -> int:
     held = sum(array.nbytes for array in arrays if array is not None)
     held += 0 if relation.time is None else 8 * len(relation.time)
     return held + (0 if relation.weight is None else 16 * len(relation.weight))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device; of the CPU, more than any graph has."""
+    if device.type != "cuda":
+        return 1 << 62
+    # What torch holds and no tensor has, such as the memory of the part before, is free for the next one.
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
 
 
 def fits_on_device(num_bytes: int, free_bytes: int) -> bool:
@@ -109,6 +125,31 @@ def placing(device: torch.device, in_device: bool) -> Callable[[np.ndarray], Ten
         return tensor.to(device) if in_device else tensor.pin_memory()
 
     return put
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return triton_kernels() is not None
+
+
+@cache
+def triton_kernels() -> ModuleType | None:
+    """Return the module of kernels that sample, or None where Triton is missing; imported when first needed."""
+    try:
+        from . import kernel
+    except ImportError:
+        return None
+    return kernel
+
+
+def read_at(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index], on the device of the index."""
+    if values.device == index.device:
+        return values[index]
+    out = torch.empty(len(index), dtype=values.dtype, device=index.device)
+    if len(index):
+        triton_kernels().read_kernel[(-(-len(index) // ROWS),)](values, index, out, len(index), BLOCK=ROWS)
+    return out
 
 
 @kernel

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from ...graph import CSC
 from ...rng import combine_int
@@ -126,7 +127,8 @@ class HopSampling:
     Args:
         relations: What is sampled, in this order.
         seeds: Node types, each once, with (num_seeds,) ids; distinct unless disjoint, when they are numbered in this
-            order.
+            order. On a device also tensors, whose ids are not checked: ids of disjoint trees, else the number of nodes
+            that the workspace holds already.
         fanouts: By edge type, edges a row for each hop, -1 for all, 0 for none.
         key: uint64.
         spaces: By node type, a workspace that fits it.
@@ -177,9 +179,9 @@ class HopSampling:
         self._trees = [self._backend.trees(space) for space in spaces] if options.disjoint else None
         self._count, self._begin = [0] * len(spaces), [0] * len(spaces)  # nodes so far, and before the last hop
         self._or_freed(self._place, seeds)
-        self._nodes = [[count] for count in self._count]
         if self.num_hops:
             self._or_freed(self._look_up)
+        self._nodes = [[count] for count in self._count]
 
     @property
     def num_neighbors(self) -> int:
@@ -269,11 +271,14 @@ class HopSampling:
             num_rows[rows.relation.target] = len(rows.relation.indptr) - 1
         if self._trees is None:
             for node_type, space in enumerate(self._spaces):
-                self._count[node_type] = place_seeds(space, given.get(node_type, _NO_SEEDS), num_rows[node_type])
+                ids = given.get(node_type, _NO_SEEDS)
+                is_placed = isinstance(ids, Tensor)
+                self._count[node_type] = ids if is_placed else place_seeds(space, ids, num_rows[node_type])
             return
         for node_type, ids in given.items():
             space = self._spaces[node_type]
-            ids = check_seeds(ids, num_rows[node_type]).astype(space.id_dtype)
+            if not isinstance(ids, Tensor):
+                ids = check_seeds(ids, num_rows[node_type]).astype(space.id_dtype)
             owner = np.arange(first, first + len(ids), dtype=np.int32)
             self._count[node_type] = self._trees[node_type].begin(ids, owner)
             first += len(ids)
