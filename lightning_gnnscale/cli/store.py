@@ -174,7 +174,8 @@ class StoredData:
     def __init__(self, name: str, store: PartitionStore):
         self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
         self.links: dict = {}  # a store has no held-out links
-        self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
+        edge_features = store.edge_column("edge_features", whole=False)
+        self.edge_dim = None if edge_features is None else int(edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
         label = store.edge_label
         self.num_edge_classes = 0 if label is None else int(label.max(initial=-1)) + 1

@@ -46,6 +46,8 @@ class Subgraph(NamedTuple):
             else None.
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
         edge_type: (num_edges,) int64 edge type of each edge, where the sampler knows it; None: it is read by e_id.
+        columns: Columns of its edges by their names in a batch, (num_edges, ...) of the stored dtypes, where the
+            sampler has them; those that are not here are read by e_id.
     """
 
     n_id: np.ndarray
@@ -69,6 +71,7 @@ class Subgraph(NamedTuple):
     edge_label: np.ndarray | None = None
     pair_attr: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] | None = None
 
 
 class BatchSampler(ABC):

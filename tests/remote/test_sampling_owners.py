@@ -339,7 +339,10 @@ def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
         future.set_exception(ConnectionError("gone"))
         return future
 
-    for ask, kind, match in ((short, GNNScaleError, "b sampled .* were asked for"), (lost, ConnectionError, "gone")):
+    for ask, kind, match in (
+        (short, GNNScaleError, "machine b was asked for .* and sent .* instead of"),
+        (lost, ConnectionError, "gone"),
+    ):
         broken = workers.sampler("a", sampler, ask)
         state = broken.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
         with pytest.raises(kind, match=match):
@@ -384,5 +387,5 @@ def test_feature_rows_of_all_owners_come_in_order(features):
     with pytest.raises(GNNScaleError, match=said("row 0")):
         held["c"].answer(np.array([0]))
     short = DistributedFeatures.of(features, held["c"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
-    with pytest.raises(GNNScaleError, match=said("1 rows 2")):
+    with pytest.raises(GNNScaleError, match=said("2 feature rows sent 1")):
         short.read(np.array([0, 1]))
