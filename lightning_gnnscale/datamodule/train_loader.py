@@ -464,7 +464,8 @@ def make_interleaved_loader(
         store, sampler, options, features, source, place: See `make_part_loader`.
     """
     if halo_hops is None:
-        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True)
+        edges = SourceTraits(source).owners is None
+        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True, edges=edges)
     else:
         load = partial(load_part_graph, store, halo_hops, rows=features is not None)
         data = _data(store, load, features, options)
@@ -532,7 +533,8 @@ def make_graph_loader(
     # A part of the graph is a rank here. With the targets of all ranks, all tell workers the same.
     shares = dict(enumerate(rank_targets(store, sampler, world_size)))
     sampler = sampler if held is None else held.sampler(sampler)
-    data = _data(store, load, features, options, is_whole=True, edges=held is None)
+    reads_edges = held is None and SourceTraits(source).owners is None
+    data = _data(store, load, features, options, is_whole=True, edges=reads_edges)
     return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
 
 

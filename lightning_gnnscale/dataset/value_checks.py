@@ -155,6 +155,11 @@ def least_value(values: Any) -> float:
     return min((float(rows.min()) for _, rows in blocks(np.asarray(opened(values)))), default=0.0)
 
 
+def num_classes_of(values: Any) -> int:
+    """Return one more than the largest of (num_edges,) classes of edges, 0 where none is known; cost as above."""
+    return max((int(rows.max()) for _, rows in blocks(np.asarray(opened(values)))), default=-1) + 1
+
+
 def check_label_values(labels: np.ndarray) -> None:
     """Refuse labels that make no sense.
 

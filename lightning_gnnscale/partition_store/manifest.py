@@ -191,6 +191,10 @@ def _read_sealed(path: Path) -> dict:
         raise PartitionStoreError(f"{path}: {error}; {REMEDY}") from None
 
 
+# Not of directed graphs, of one node type and edge type, of classes, without such columns, without classes of edges.
+_NOT_ALWAYS = ("edge_counts", "schema", "regression", "node_columns", "num_edge_classes")
+
+
 def wrong_field(manifest: dict) -> str | None:
     """Return the field of a manifest that is missing, of another type or out of range, or None."""
     checks: dict[str, Callable[[Any], bool]] = {
@@ -209,11 +213,12 @@ def wrong_field(manifest: dict) -> str | None:
         "schema": lambda value: value is None or _is_schema(value),
         "regression": lambda value: isinstance(value, bool),
         "node_columns": _are_node_columns,
+        "num_edge_classes": _is_count,
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in checks.items():
-        if name not in manifest and name in ("edge_counts", "schema", "regression", "node_columns"):
-            continue  # null for directed graphs, for one node type and edge type, for classes, without such columns
+        if name not in manifest and name in _NOT_ALWAYS:
+            continue
         if name not in manifest:
             return f"{name} is missing"
         if name == "schema" and isinstance(manifest[name], dict):

@@ -340,6 +340,13 @@ class PartitionStore:
         return self.edge_column("edge_label")
 
     @cached_property
+    def num_edge_classes(self) -> int:
+        """Number of classes of edges, 0 without any; of a store of an older release all of `edge_label` is read."""
+        if "num_edge_classes" in self.manifest or not self.has["edge_label"]:
+            return self.manifest.get("num_edge_classes", 0)
+        return int(self.edge_label.max(initial=-1)) + 1
+
+    @cached_property
     def node_time(self) -> np.ndarray | None:
         """(num_nodes,) int64 time of each node, or None."""
         return self._map("node_time")
