@@ -687,8 +687,9 @@ class FetchedSparse(CSRFeatures):
         return self.mapped.batch_row_bytes
 
     @contextmanager
-    def reading(self, nodes: np.ndarray) -> Iterator[CSRFeatures]:
+    def reading(self, rows: Callable[[], np.ndarray]) -> Iterator[CSRFeatures]:
         """Fetch rows, and keep them while they are read from the table that is given."""
+        nodes = rows()
         ends = np.asarray(self.indptr[nodes]), np.asarray(self.indptr[nodes + 1])
         names = (f"{self.name}_indices", f"{self.name}_data")
         with self.files.held(*(self.files.blocks_of_ranges(name, *ends) for name in names)):
@@ -696,12 +697,12 @@ class FetchedSparse(CSRFeatures):
 
     def read(self, ids: np.ndarray, out: Any = None) -> SparseRows:
         nodes = checked_rows(ids, self.num_rows)
-        with self.reading(nodes) as table:
+        with self.reading(lambda: nodes) as table:
             return table.read(nodes)
 
     def load(self, nodes: np.ndarray) -> tuple[CSRFeatures, None]:
         nodes = checked_rows(nodes, self.num_rows)
-        with self.reading(nodes) as table:
+        with self.reading(lambda: nodes) as table:
             return table.load(nodes)
 
 

@@ -260,7 +260,7 @@ class PartitionStore:
             tables = [(table, row[node_type == own]) for own, table in enumerate(self.features.tables)]
         for table, rows in tables:
             if table is not None:
-                with table.reading(rows if table.is_sparse else lambda rows=rows: rows):
+                with table.reading(lambda rows=rows: rows):
                     pass
 
     @property
