@@ -104,7 +104,7 @@ class OwnedGraph:
         for owner, places, answer in found:
             check_answer(owner, request, places, answer, offsets)
             _place_rows(places, offsets, answer.neighbor, neighbor)
-        return neighbor, _join_columns(request, found, offsets)
+        return neighbor, _join_columns(request, found, offsets) if request.columns else {}
 
 
 class Answers:
@@ -400,10 +400,10 @@ class DistributedHops(HopSampling):
                 _place_rows(places, indptr, edge, space.edge[first:])
             if answer.weight is not None:
                 _place_rows(places, indptr, answer.weight, space.weight[first:])
-        offsets = indptr - first
-        placed = [(owner, wanted[places], answer) for owner, places, answer in answers]
-        for name, values in _join_columns(request, placed, offsets).items():
-            self._columns[number][name].append(values)
+        if request.columns:
+            placed = [(owner, wanted[places], answer) for owner, places, answer in answers]
+            for name, values in _join_columns(request, placed, indptr - first).items():
+                self._columns[number][name].append(values)
         known = all(answer.count is None for _, _, answer in answers)
         if known and rows.last > first and (self._options.return_e_id or self._options.with_weight):
             rows.pick(rows.begin, rows.end, space.taken)  # the key says which: that needs no owner
@@ -493,8 +493,6 @@ def _join_columns(
     request: HopRequest, answers: Sequence[tuple[Hashable, np.ndarray, Neighbors]], indptr: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the columns of a request's edges, of (owner, positions of nodes, answer), this machine's first."""
-    if not request.columns:
-        return {}
     order = []
     for _, places, answer in answers:
         order.append(np.empty(len(answer.neighbor), np.int64))

@@ -149,6 +149,7 @@ def test_batches_are_those_of_one_machine_and_each_fetches_its_own_rows(tmp_path
     plain = _data(store, partial(load_whole_graph, store), store.features, LoaderOptions(), True)
     whole = plain.stager({0: targets}, sampler, 3)(0)
     for machine in range(2):
+        assert fetched[machine].num_edge_classes == store.edge_label.max() + 1, "known without reading it"
         given_data, own, maker = machine_of(fetched[machine], holders, machine, sampler, columns)
         staged = given_data.stager({0: targets}, own, 3)(0)
         for number, items in enumerate(sampler.items(whole.state, 30, False, 5)[:3]):
