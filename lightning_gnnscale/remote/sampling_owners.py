@@ -383,9 +383,9 @@ class DistributedHops(HopSampling):
         request = self._requests[number]
         space, first, indptr = rows.space, rows.first, rows.space.indptr[rows.begin : rows.end + 1]
         if any(answer.count is not None for _, _, answer in answers):
-            count = np.zeros(rows.end - rows.begin, np.int64)
+            most, count = np.diff(indptr), np.zeros(rows.end - rows.begin, np.int64)
             for owner, places, answer in answers:
-                check_counts(owner, request, places, answer)
+                check_counts(owner, request, most[wanted[places]], answer)
                 count[wanted[places]] = answer.count
             np.cumsum(count, out=indptr[1:])
             indptr[1:] += first
@@ -441,17 +441,25 @@ def named_in_batch(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 _OTHER_STORE = ": do all machines read the same store, with the same release?"
 
 
-def check_counts(owner: Hashable, request: HopRequest, places: np.ndarray, answer: Neighbors) -> None:
+def check_counts(owner: Hashable, request: HopRequest, most: np.ndarray, answer: Neighbors) -> None:
     """Refuse an answer that does not say of each node how many neighbours were sampled.
 
+    Args:
+        owner: Who answered.
+        request: What was asked, of all nodes.
+        most: (num_asked,) neighbours that may be sampled for each node that it was asked for: there is memory for them.
+        answer: What came.
+
     Raises:
-        GNNScaleError: it does not.
+        GNNScaleError: counts are missing, negative or larger.
     """
     num = 0 if answer.count is None else len(answer.count)
-    if num != len(places):
-        raise _unfit(owner, request, len(places), f"{num} counts of neighbours for {len(places)} nodes")
-    if num and answer.count.min() < 0:
-        raise _unfit(owner, request, len(places), f"a count of {answer.count.min()} neighbours for a node")
+    if num != len(most):
+        raise _unfit(owner, request, len(most), f"{num} counts of neighbours for {len(most)} nodes")
+    wrong = np.flatnonzero((answer.count < 0) | (answer.count > most)) if num else ()
+    if len(wrong):
+        told = f"{answer.count[wrong[0]]} neighbours for a node that has {most[wrong[0]]} to sample"
+        raise _unfit(owner, request, len(most), told)
 
 
 def check_answer(
