@@ -174,10 +174,10 @@ class StoredData:
     def __init__(self, name: str, store: PartitionStore):
         self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
         self.links: dict = {}  # a store has no held-out links
-        self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
+        edge_features = store.edge_column("edge_features", whole=False)
+        self.edge_dim = None if edge_features is None else int(edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
-        label = store.edge_label
-        self.num_edge_classes = 0 if label is None else int(label.max(initial=-1)) + 1
+        self.num_edge_classes = store.num_edge_classes
         self.schema, self.type_sizes, self.feature_dims = store.schema, store.type_sizes, None
         if store.features is not None and store.features.by_node_type:
             self.feature_dims = dict(zip(store.schema.node_types, store.features.dims, strict=True))

@@ -118,7 +118,9 @@ class FullGraphDataModule(StoredGraphDataModule):
             module = self._module
             check_model(module, self.store)
             if BackboneTraits(ModuleTraits(module).backbone).forward_rows:
-                check_edge_features(module, self.store.edge_features, "write the store without them")
+                check_edge_features(
+                    module, self.store.edge_column("edge_features", False), "write the store without them"
+                )
         if self.trainer is not None:
             _check_exchanges(self.trainer)
         rank, world_size = self._rank_and_world()

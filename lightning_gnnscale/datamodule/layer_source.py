@@ -57,9 +57,8 @@ class StoreLayerSource:
         self.store, self.parts, self.scratch, self.block_edges = store, list(parts), scratch, block_edges
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
-        self._edge_features = store.edge_features if edge_features else None
-        self._edge_type = store.edge_type
-        self.has_weights = store.edge_weight is not None
+        self._with_edge_features = edge_features
+        self.has_weights = store.has["edge_weight"]
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and rows that others lack
 
@@ -88,7 +87,8 @@ class StoreLayerSource:
 
     def _columns(self) -> dict[str, np.ndarray]:
         """Return what blocks have of each edge, (num_edges, ...) by the names of a `RowBlock`."""
-        given = {"edge_weight": self.store.edge_weight, "edge_attr": self._edge_features, "edge_type": self._edge_type}
+        given = {"edge_weight": self.store.edge_weight, "edge_type": self.store.edge_type}
+        given["edge_attr"] = self.store.edge_features if self._with_edge_features else None
         given = {name: values for name, values in given.items() if values is not None}
         return {"indices": self.store.csc.indices, **given}
 
@@ -191,7 +191,7 @@ class StoreLayerSource:
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
-        if self.store.edge_weight is not None:
+        if self.has_weights:
             return self.store.weighted_degree[nodes]
         indptr = self.store.csc.indptr
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])

@@ -19,8 +19,8 @@ from ..partition_store import PartitionStore
 from ..partition_store.typed_features import NodeTypesWithRows
 from ..remote.assignment import assign_parts
 from ..remote.batch_group import pack_group
-from ..remote.held_rows import most_linked, part_of, sampling_columns
-from ..remote.holder import deal_in_order, edge_bytes, row_bytes_of, stored_table
+from ..remote.held_rows import batch_columns, most_linked, owned_columns, part_of
+from ..remote.holder import column_bytes, deal_in_order, edge_bytes, row_bytes_of, stored_table
 from ..sampler import LayerwiseSampler, NeighborSampler
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler
@@ -40,14 +40,16 @@ class RowsAsked:
         num_machines: Number of machines.
         row_bytes: Size of a feature row, bytes.
         replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes.
-        sampler: Samples the batches; None: a plain `NeighborSampler`.
+        sampler: Samples the batches; None: a plain `NeighborSampler`, whose batches have no columns of their edges.
+        edge_features: Whether batches have the features of their edges.
 
     Attributes:
         owner, row_bytes: As given.
         edge_bytes: Size of an edge in the memory of its owner, bytes.
         replicated: (num_nodes,) bool: the nodes whose rows every machine holds.
-        rows, neighbors, targets: (num_machines, num_machines) int64: feature rows, ids of neighbours, and nodes whose
-            neighbours they are, that [this machine] gave [that one].
+        rows, neighbors, targets, edges: (num_machines, num_machines) int64: feature rows, ids of neighbours, nodes
+            whose neighbours they are, and edges whose columns were asked for by themselves, that [this machine] gave
+            [that one].
         all_rows, num_batches: (num_machines,) int64: rows of its batches, and batches.
     """
 
@@ -59,20 +61,23 @@ class RowsAsked:
         row_bytes: int,
         replicate_bytes: int,
         sampler: BatchSampler | None = None,
+        edge_features: bool = True,
     ):
         self._offsets, csc = store.part_offsets, store.csc
+        columns = () if sampler is None else owned_columns(sampler, store, edge_features)
         self._degree = csc.in_degree if reads_whole_rows(sampler) else None
-        self._answered = answer_bytes(sampler, store)
+        self._answered = answer_bytes(sampler, store, columns)
         self.owner, self.row_bytes = np.asarray(owner), row_bytes
-        self.edge_bytes = edge_bytes(store, () if sampler is None else sampling_columns(sampler, store))
+        self.edge_bytes = edge_bytes(store, columns)
         self.replicated = np.zeros(store.num_nodes, bool)
         self.replicated[most_linked(csc.indptr, replicate_bytes, self.edge_bytes, row_bytes)] = True
-        self.rows, self.neighbors, self.targets = np.zeros((3, num_machines, num_machines), np.int64)
+        self.rows, self.neighbors, self.targets, self.edges = np.zeros((4, num_machines, num_machines), np.int64)
         self.all_rows, self.num_batches = np.zeros((2, num_machines), np.int64)
 
     def count(self, machine: int, batch: MiniBatch) -> None:
         """Count a batch of a machine."""
         nodes, sampled = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
+        found = sampled
         if self._degree is not None:
             sampled = self._degree[nodes[: len(sampled)]]
         owner = self.owner[part_of(nodes, self._offsets)]
@@ -80,6 +85,8 @@ class RowsAsked:
         asked = away[: len(sampled)]  # of nodes of the last hop only features are requested
         self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
         np.add.at(self.neighbors[:, machine], owner[: len(sampled)][asked], sampled[asked])
+        if self._degree is not None:
+            np.add.at(self.edges[:, machine], owner[: len(sampled)][asked], found[asked])
         self.targets[:, machine] += np.bincount(owner[: len(sampled)][asked], minlength=len(self.rows))
         self.all_rows[machine] += len(nodes)
         self.num_batches[machine] += 1
@@ -99,8 +106,9 @@ class RowsAsked:
 
     def num_bytes(self) -> np.ndarray:
         """Return (num_machines, num_machines) bytes that [this machine] gave [that one] for the batches counted."""
-        of_neighbor, of_target = self._answered
-        return self.rows * self.row_bytes + self.neighbors * of_neighbor + self.targets * of_target
+        of_neighbor, of_target, of_edge = self._answered
+        answered = self.neighbors * of_neighbor + self.targets * of_target + self.edges * of_edge
+        return self.rows * self.row_bytes + answered
 
 
 def reads_whole_rows(sampler: BatchSampler | None) -> bool:
@@ -111,14 +119,27 @@ def reads_whole_rows(sampler: BatchSampler | None) -> bool:
     return isinstance(sampler, LayerwiseSampler)
 
 
-def answer_bytes(sampler: BatchSampler | None, store: PartitionStore) -> tuple[int, int]:
-    """Return the bytes of a neighbour in an owner's answer, and those of a node whose neighbours it has."""
+def answer_bytes(
+    sampler: BatchSampler | None, store: PartitionStore, columns: tuple[str, ...] = ()
+) -> tuple[int, int, int]:
+    """Return the bytes of a neighbour in an owner's answer, of a node that it is about, and of an edge by itself.
+
+    Args:
+        sampler: Samples the batches; None: a plain `NeighborSampler`.
+        store: The store.
+        columns: What owners hold, see `owned_columns`.
+    """
     sampler, id_bytes = sampler.sampler or sampler if sampler is not None else None, store.csc.indices.itemsize
-    if sampler is None or not sampling_columns(sampler, store):
-        return id_bytes, 0
-    with_place = not sampler.has_edge_types or bool(store.edge_columns())
-    with_weight = store.edge_weight is not None
-    return id_bytes + 4 * with_place + 4 * with_weight, 4
+    if sampler is None:
+        return id_bytes, 0, 0
+    names = batch_columns(columns, sampler.has_edge_types)
+    of_columns = sum(column_bytes(store, names).values())
+    if reads_whole_rows(sampler):
+        return id_bytes, 0, id_bytes + of_columns if names else 0
+    if not (sampler.has_edge_types or sampler.weighted or sampler.temporal_strategy is not None):
+        return id_bytes + of_columns, 0, 0
+    with_place = not sampler.has_edge_types or bool(names)
+    return id_bytes + 4 * with_place + 4 * store.has["edge_weight"] + of_columns, 4, 0
 
 
 @dataclass(frozen=True)
@@ -208,8 +229,9 @@ class Machines:
         whole, replicate = crosses and asked is None, 0 if asked is None else asked.replicate_bytes
         row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
         traffic = RowsAsked(
-            store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"), data.sampler
-        )
+            store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"), data.sampler,
+            data.loader_options.edge_features,
+        )  # fmt: skip
         sent, targets = self._sent(data, weights, traffic, asks=crosses and not whole), self._targets(data, weights)
         machines, parts_of = range(self.number), [np.flatnonzero(owner == one) for one in range(self.number)]
         held = [self._held_bytes(store, parts, traffic, whole, halos=not crosses) for parts in parts_of]

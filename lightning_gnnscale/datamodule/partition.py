@@ -551,7 +551,8 @@ class PartitionDataModule(StoredGraphDataModule):
         place = self._place()
         if self.asks_owners and self._held is None and place.num_local < place.world_size:
             features = self.store.features if self.stored_features else None
-            self._held = self.rows.owners.open(self.store, features, self.rank_of_part, self.sampler)
+            edge_features = self.loader_options.edge_features
+            self._held = self.rows.owners.open(self.store, features, self.rank_of_part, self.sampler, edge_features)
         return self._held
 
     def scope_under(self, weights: Any) -> str:
@@ -604,7 +605,8 @@ class PartitionDataModule(StoredGraphDataModule):
         self._check_samples()
         module = self._module
         check_model(module, self.store, self._hops)
-        check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
+        given = self.store.edge_column("edge_features", whole=False) if self.loader_options.edge_features else None
+        check_edge_features(module, given)
 
     @property
     def _hops(self) -> int | None:

@@ -350,7 +350,8 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     @property
     def num_edge_features(self) -> int | None:
         """Columns of the stored edge features that batches have; None without."""
-        return None if self.store.edge_features is None else int(self.store.edge_features.shape[1])
+        rows = self.store.edge_column("edge_features", whole=False)
+        return None if rows is None else int(rows.shape[1])
 
     @property
     def num_classes(self) -> int:

@@ -180,7 +180,8 @@ def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.nda
 
 def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int, nodes: np.ndarray) -> np.ndarray:
     """Return (num_nodes, world_size) int64: how many neighbours of each node each rank owns. Nodes ascend."""
-    csc, size = store.csc, store.csc.indices.itemsize
+    csc = store.csc_of_parts((), nodes)
+    size = csc.indices.itemsize
     counts = np.zeros((len(nodes), world_size), np.int64)
     degrees = csc.indptr[nodes + 1] - csc.indptr[nodes]
     chunk_of = np.cumsum(degrees) // _CHUNK_EDGES
@@ -253,7 +254,7 @@ def check_edge_weights(sampler, store: PartitionStore) -> None:
     Raises:
         StrategyError: the message names the remedy.
     """
-    if isinstance(sampler, SaintSampler) and store.edge_weight is not None:
+    if isinstance(sampler, SaintSampler) and store.has["edge_weight"]:
         raise StrategyError(
             "SaintSampler weighs edges by its own norms and would drop the store's edge weights: use NeighborSampler, "
             "or write the store without edge_weight"
@@ -463,7 +464,8 @@ def make_interleaved_loader(
         store, sampler, options, features, source, place: See `make_part_loader`.
     """
     if halo_hops is None:
-        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True)
+        edges = SourceTraits(source).owners is None
+        data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True, edges=edges)
     else:
         load = partial(load_part_graph, store, halo_hops, rows=features is not None)
         data = _data(store, load, features, options)
@@ -531,7 +533,8 @@ def make_graph_loader(
     # A part of the graph is a rank here. With the targets of all ranks, all tell workers the same.
     shares = dict(enumerate(rank_targets(store, sampler, world_size)))
     sampler = sampler if held is None else held.sampler(sampler)
-    data = _data(store, load, features, options, is_whole=True)
+    reads_edges = held is None and SourceTraits(source).owners is None
+    data = _data(store, load, features, options, is_whole=True, edges=reads_edges)
     return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
 
 
@@ -570,7 +573,8 @@ def make_evaluation_loader(
         sampler = replace(
             sampler, temporal_strategy=sampled_by.temporal_strategy, strictly_before=sampled_by.strictly_before
         )
-    data, mine = _data(store, lambda part: whole, features, options), np.array_split(nodes, world_size)[rank]
+    data = _data(store, lambda part: whole, features, options, edges=held is None)
+    mine = np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
     return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)
 
@@ -633,9 +637,15 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
 
 
 def _data(
-    store: PartitionStore, load_part: Callable[[int], Any], features, options: LoaderOptions, is_whole: bool = False
+    store: PartitionStore,
+    load_part: Callable[[int], Any],
+    features,
+    options: LoaderOptions,
+    is_whole: bool = False,
+    edges: bool = True,
 ) -> PartData:
+    """Return what batches are made of; edges: whether they read the columns of their edges from the store."""
     without = ["edge_time"] if options.edge_features else ["edge_time", "edge_features"]  # times come with the graph
-    edges = store.edge_columns(without)
+    edges = store.edge_columns(without, whole=edges)
     nodes = node_values(store.labels, store.masks) | store.node_columns
     return PartData(load_part, features, nodes, edges, is_whole)

@@ -115,6 +115,11 @@ def least_value(values: Any) -> float:
     return min((float(rows.min()) for _, rows in blocks(np.asarray(opened(values)))), default=0.0)
 
 
+def num_classes_of(values: Any) -> int:
+    """Return one more than the largest of (num_edges,) classes of edges, 0 where none is known; cost as above."""
+    return max((int(rows.max()) for _, rows in blocks(np.asarray(opened(values)))), default=-1) + 1
+
+
 def check_label_values(labels: np.ndarray) -> None:
     """Refuse labels other than classes from 0, -1 and NaN, or of several a node other than 0, 1 and -1."""
     for begin, rows in blocks(labels):

@@ -76,10 +76,13 @@ def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict
 def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:
     """Return node types, edge types and times of edges, by their names in a batch."""
     data = {"schema": graph.schema}
+    given = sampled.columns or {}
     for name in ("edge_type", "edge_time"):
         values = graph.columns.get(name)
         if values is not None and name == "edge_type" and sampled.edge_type is not None:
             data[name] = torch.from_numpy(sampled.edge_type)
+        elif values is not None and name in given:
+            data[name] = torch.from_numpy(given[name].astype(np.int64, copy=False))
         elif values is not None:
             if sampled.e_id is None:
                 raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
@@ -92,9 +95,11 @@ def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) ->
 def edge_data(staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None, allocate: Allocate) -> dict[str, Any]:
     """Return the columns of a batch's edges, by their names in it; e_id: (num_edges,) store positions of them."""
     data: dict[str, Any] = {"averaging_weights": sampled.averaging_weights}
+    given = sampled.columns or {}
     for name in OF_EDGES:
         if name in staged.edges and not (name == "edge_weight" and keeps_weights(sampled)):
-            data[name] = read_column(staged.edges[name], e_id, allocate)
+            here = name in given
+            data[name] = torch.from_numpy(given[name]) if here else read_column(staged.edges[name], e_id, allocate)
     if "edge_weight" in data:
         weight = _scaled(data["edge_weight"].numpy(), sampled)
         data |= {"edge_weight": torch.from_numpy(weight), "averaging_weights": False}

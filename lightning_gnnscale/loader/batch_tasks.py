@@ -109,7 +109,8 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
     """Return one subgraph of several, none of whose nodes or edges are shared.
 
     Its nodes are the seeds of all branches, then their nodes of the first hop, and so on, so that targets come first.
-    A node that two branches found appears twice. `row_scale`, `e_id` and `edge_weight` are joined where all have them.
+    A node that two branches found appears twice. `row_scale`, `e_id`, `edge_weight` and `columns` are joined where all
+    have them.
 
     Args:
         branches: sampled with as many hops each, with nodes and edges of each hop.
@@ -138,7 +139,7 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
         for number, branch in enumerate(branches)
     ]
     arrays = {name: _space(name, branches, num_targets, num_edges, allocate) for name in _PER_EDGE + _PER_TARGET}
-    at, indptr[0] = 0, 0
+    at, indptr[0], runs = 0, 0, []
     for hop in range(num_nodes.shape[1]):
         for number, branch in enumerate(branches):
             first, start, count = int(own[number, hop]), int(starts[hop, number]), int(num_nodes[number, hop])
@@ -153,6 +154,7 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
                     array[at : at + end - begin] = getattr(branch, name)[begin:end]
                 elif array is not None:
                     array[start : start + count] = getattr(branch, name)[first : first + count]
+            runs.append((branch, begin, end))
             at += end - begin
     return Subgraph(
         n_id,
@@ -162,8 +164,19 @@ def join_branches(branches: Sequence[Subgraph], allocate: Allocate) -> Subgraph:
         num_sampled_nodes=num_nodes.sum(0).tolist(),
         num_sampled_edges=np.sum([branch.num_sampled_edges for branch in branches], axis=0).tolist(),
         averaging_weights=all(branch.averaging_weights for branch in branches),
+        columns=_joined_columns(branches, runs),
         **arrays,
     )
+
+
+def _joined_columns(branches: Sequence[Subgraph], runs: Sequence[tuple]) -> dict[str, np.ndarray] | None:
+    """Return the columns of edges that all branches have, of (branch, first edge, end) runs in their order."""
+    if any(branch.columns is None for branch in branches):
+        return None
+    return {
+        name: np.concatenate([values[:0], *(branch.columns[name][begin:end] for branch, begin, end in runs)])
+        for name, values in branches[0].columns.items()
+    }
 
 
 _PER_EDGE, _PER_TARGET = ("e_id", "edge_weight"), ("row_scale",)

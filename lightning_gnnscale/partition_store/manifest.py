@@ -23,7 +23,7 @@ REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: separate, as it differs between files of the same graph
 _SEAL = "seal"
 # Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update.
-_MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version")
+_MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version", "num_edge_classes")
 
 
 def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> dict[str, dict]:
@@ -212,6 +212,7 @@ def wrong_field(manifest: dict) -> str | None:
         "regression": lambda value: isinstance(value, bool),
         "node_columns": _are_node_columns,
         "version": _is_version,
+        "num_edge_classes": _is_count,
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in checks.items():

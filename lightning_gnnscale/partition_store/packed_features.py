@@ -125,7 +125,7 @@ class PackedFeatures(Column):
         if self.is_sparse:
             pair = [self.owned.load(read[:num_owned])[0], self.packed.load(read[num_owned:])[0]]
             rows = stack_rows([SparseRows(one.indptr, one.indices, one.data, one.dim) for one in pair])
-            return replace(self.owned, indptr=rows.indptr, indices=rows.indices, data=rows.data), order
+            return CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim), order
         array = np.empty((len(nodes), self.owned.raw.dim), self.owned.raw.dtype)
         self.owned.load(read[:num_owned], array[:num_owned])
         self.packed.load(read[num_owned:], array[num_owned:])

@@ -273,20 +273,22 @@ def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> Par
 
 def load_whole_graph(store, part: int, edges: bool = True) -> WholeGraph:
     """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
-    return _with_columns(store, WholeGraph.of_store(store, part, edges))
+    return _with_columns(store, WholeGraph.of_store(store, part, edges), edges=edges)
 
 
-def _with_columns(store, graph, nodes: np.ndarray | None = None):
+def _with_columns(store, graph, nodes: np.ndarray | None = None, edges: bool = True):
     """Return a graph with its types, times and weights; degrees are sums of weights then, what GCN normalises by.
 
     Args:
         nodes: (num_local,) store ids of its nodes; None: all.
+        edges: Whether the columns of the edges may be read.
     """
-    columns = {name: edge_values(graph, store.edge_column(name)) for name in ("edge_type", "edge_time")}
+    columns = {name: edge_values(graph, store.edge_column(name, edges)) for name in ("edge_type", "edge_time")}
     columns["node_time"] = None if store.node_time is None else local_rows(store.node_time, graph)
     weights = {}
-    if store.edge_weight is not None:
-        weights = {"degree": local_rows(store.weighted_degree, graph), "edge_weight": store.edge_weight}
+    if store.has["edge_weight"]:
+        weight = store.edge_column("edge_weight", edges)
+        weights = {"degree": local_rows(store.weighted_degree, graph), "edge_weight": weight}
     return replace(
         graph,
         schema=store.schema,

@@ -29,8 +29,8 @@ from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder, is_url
 from ..system import sync_data
 from ..triton_kernels.gather_rows import RowCode
 from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header
-from .features import DenseFeatures, checked_rows, memory_of
-from .manifest import MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sealed, unsealed, write_json
+from .features import CSRFeatures, DenseFeatures, SparseRows, checked_rows, memory_of
+from .manifest import EDGE_FILES, MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sealed, unsealed, write_json
 from .planned_reads import read_rows
 
 BLOCK_BYTES = 8 << 20
@@ -40,6 +40,8 @@ _PINNED, _WRITTEN = np.iinfo(np.int64).max, -1
 _RUN_BLOCKS = 8  # between two waits for the disk
 # Files of which parts read slices. Others are a few bytes a node, or are looked up anywhere: they are fetched whole.
 SLICED = ("csc_indices", "halo_code", "features", "halo_features")
+# Of these slices are read without a cap alone: rows of node types, sparse rows, columns of the edges.
+_SLICED_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
 _LATER = ("user_ids", "user_id_offsets", "user_id_bytes")  # fetched whole when they are first asked for
 
 _log = logging.getLogger(__name__)
@@ -258,6 +260,15 @@ class FetchedFiles:
             for between in range(1, int((last - first).max())):  # rows longer than a block
                 marked[np.minimum(first + between, last)] = True
         return name, np.flatnonzero(marked)
+
+    def blocks_of_ranges(self, name: str, first: np.ndarray, last: np.ndarray) -> tuple[str, np.ndarray]:
+        """Return the blocks that hold rows [first[i], last[i]) of a file, ascending; (num,) integers in any order."""
+        row_bytes, filled = self._row_bytes(name), last > first
+        begin, end = first[filled] * row_bytes // self._size, -(-last[filled] * row_bytes // self._size)
+        steps = np.zeros(self._num_blocks(name) + 1, np.int64)
+        np.add.at(steps, begin, 1)
+        np.subtract.at(steps, end, 1)
+        return name, np.flatnonzero(np.cumsum(steps)[:-1])
 
     def chunks(self, name: str, rows: np.ndarray) -> list[np.ndarray] | None:
         """Return positions of rows, divided so that the blocks of each chunk fit under the cap; None: they all do."""
@@ -485,9 +496,13 @@ def fetch_store(
                 kept = known["block_bytes"]
                 write_json(root / FETCHED, {**settings, "block_bytes": kept})
     files = FetchedFiles(root)
-    files.whole(*(name for name in files.manifest["files"] if name not in (*SLICED, *_LATER)))
+    files.whole(*(name for name in files.manifest["files"] if not (name in _LATER or _is_sliced(name, cap_bytes))))
     files.check_cap()
     return files
+
+
+def _is_sliced(name: str, cap_bytes: int | None) -> bool:
+    return name in SLICED or (cap_bytes is None and (name in EDGE_FILES or _SLICED_ROWS.fullmatch(name) is not None))
 
 
 def _read_fetched(root: Path) -> dict:
@@ -631,6 +646,78 @@ class FetchedRows(DenseFeatures):
             with self.reading(lambda place=place: nodes[place]) as array:
                 read_rows(array, nodes[place], out[place])
         return DenseFeatures(out, self.storage), None
+
+
+class FetchedSparse(CSRFeatures):
+    """Sparse rows of a published store, of which a read or load fetches what it reads; the offsets are here."""
+
+    def __init__(self, files: FetchedFiles, name: str, mapped: CSRFeatures):
+        for key, value in {"files": files, "name": name, "mapped": mapped, "dim": mapped.dim}.items():
+            object.__setattr__(self, key, value)  # the base is frozen
+
+    def __reduce__(self):
+        return _sparse_again, (str(self.files.root), self.files.settings, self.name, self.dim)
+
+    @property
+    def indptr(self) -> np.ndarray:
+        return self.mapped.indptr
+
+    @property
+    def indices(self) -> np.ndarray:
+        """All columns, which are fetched, for good."""
+        self.files.whole(f"{self.name}_indices")
+        return self.mapped.indices
+
+    @property
+    def data(self) -> np.ndarray:
+        """All values, which are fetched, for good."""
+        self.files.whole(f"{self.name}_data")
+        return self.mapped.data
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.mapped.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.mapped.nbytes
+
+    @property
+    def batch_row_bytes(self) -> float:
+        return self.mapped.batch_row_bytes
+
+    @contextmanager
+    def reading(self, rows: Callable[[], np.ndarray]) -> Iterator[CSRFeatures]:
+        """Fetch rows, and keep them while they are read from the table that is given."""
+        nodes = rows()
+        ends = np.asarray(self.indptr[nodes]), np.asarray(self.indptr[nodes + 1])
+        names = (f"{self.name}_indices", f"{self.name}_data")
+        with self.files.held(*(self.files.blocks_of_ranges(name, *ends) for name in names)):
+            yield self.mapped
+
+    def read(self, ids: np.ndarray, out: Any = None) -> SparseRows:
+        nodes = checked_rows(ids, self.num_rows)
+        with self.reading(lambda: nodes) as table:
+            return table.read(nodes)
+
+    def load(self, nodes: np.ndarray) -> tuple[CSRFeatures, None]:
+        nodes = checked_rows(nodes, self.num_rows)
+        with self.reading(lambda: nodes) as table:
+            return table.load(nodes)
+
+
+def sparse_rows(files: FetchedFiles, name: str, dim: int) -> FetchedSparse:
+    """Return the sparse rows of a published store by the stem of their files."""
+    arrays = []
+    for part in ("indptr", "indices", "data"):
+        entry = files.manifest["files"][f"{name}_{part}"]
+        path = files.root / f"{name}_{part}.npy"
+        arrays.append(map_rows(path, np.dtype(entry["dtype"]), tuple(entry["shape"])))
+    return FetchedSparse(files, name, CSRFeatures(*arrays, dim))
+
+
+def _sparse_again(root: str, settings: dict, name: str, dim: int) -> FetchedSparse:
+    return sparse_rows(fetched_again(root, settings), name, dim)
 
 
 def _rows_again(root: str, settings: dict, name: str, dtype: np.dtype, shape: tuple, storage: RowCode | None):

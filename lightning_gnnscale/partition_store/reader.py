@@ -23,7 +23,7 @@ from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
-from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
+from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again, sparse_rows
 from .self_loops import spread
 from .typed_features import NodeTypes, TypedFeatures
 from .verify import broken, compare_once, read_later, rises, verify_store
@@ -113,8 +113,9 @@ class PartitionStore:
 
         Args:
             root: its folder; or the URL that it was published to, for example s3://bucket/store: a part is then
-                fetched when it is first read, in sequence, once for all processes of this machine. Sparse features,
-                values of edges, and what is looked up all over the graph (`csc`, `features.array`) are fetched whole.
+                fetched when it is first read, in sequence, once for all processes of this machine. Columns of the
+                edges, and what is looked up all over the graph (`csc`, `features.array`), are fetched whole when they
+                are first asked for.
             verify: whether a folder's files are compared with their checksums, once a machine until they change (see
                 `compare_once`): those of a few bytes a node now, edges and the rows of `load_features` when they are
                 first asked for. Dense rows that are read from `features` itself are compared by `verify()`, and by the
@@ -225,22 +226,43 @@ class PartitionStore:
         self._check_rises("csc_indptr", self._csc.indptr, self.num_edges)
         return self._csc
 
-    def csc_of_parts(self, parts: Iterable[int], nodes: np.ndarray | Sequence[int] = (), features: bool = False) -> CSC:
+    def csc_of_parts(
+        self,
+        parts: Iterable[int],
+        nodes: np.ndarray | Sequence[int] = (),
+        features: bool = False,
+        columns: Collection[str] = (),
+    ) -> CSC:
         """Return `csc` to read its offsets, and the rows of some parts and nodes alone: only these are fetched.
 
         Args:
             parts, nodes: Whose rows are read.
-            features: Whether their feature rows are fetched too, where they are dense.
+            features: Whether their feature rows are fetched too.
+            columns: Columns of the edges of these rows that are fetched too, by the names of their files.
         """
         if self.fetched is None:
             return self.csc
         cores = np.array([self._core(part) for part in parts], np.int64).reshape(-1, 2)
         bounds = np.concatenate([cores, np.stack([nodes, np.asarray(nodes) + 1], 1).astype(np.int64).reshape(-1, 2)])
-        wanted = [self.fetched.slice_of("csc_indices", *self._csc.indptr[bound].tolist()) for bound in bounds]
-        if features and "features" in self.manifest["files"]:
-            wanted += [self.fetched.slice_of("features", *bound) for bound in bounds.tolist()]
-        with self.fetched.held(*wanted):
-            return self._csc
+        first, last = np.asarray(self._csc.indptr[bounds]).reshape(-1, 2).T
+        names = ["csc_indices", *(name for name in columns if name in EDGE_FILES)]
+        with self.fetched.held(*(self.fetched.blocks_of_ranges(name, first, last) for name in names)):
+            pass
+        if features and self.features is not None:
+            self._fetch_rows(bounds)
+        return self._csc
+
+    def _fetch_rows(self, bounds: np.ndarray) -> None:
+        """Fetch the feature rows of nodes in (num, 2) ranges of ids."""
+        nodes = np.concatenate([np.empty(0, np.int64), *(np.arange(*bound) for bound in bounds.tolist())])
+        tables = [(self.features, nodes)]
+        if self.features.by_node_type:
+            node_type, row = self.node_types.locate(nodes)
+            tables = [(table, row[node_type == own]) for own, table in enumerate(self.features.tables)]
+        for table, rows in tables:
+            if table is not None:
+                with table.reading(lambda rows=rows: rows):
+                    pass
 
     @property
     def edge_weight(self) -> np.ndarray | None:
@@ -252,17 +274,30 @@ class PartitionStore:
         """(num_edges, dim) or None; compared as `open` says."""
         return self.edge_column("edge_features")
 
-    def edge_column(self, name: str) -> np.ndarray | None:
-        """Return a column of the edges by the name of its file, see `EDGE_COLUMNS`; compared as `open` says."""
+    def edge_column(self, name: str, whole: bool = True) -> np.ndarray | None:
+        """Return a column of the edges by the name of its file, see `EDGE_COLUMNS`; compared as `open` says.
+
+        Args:
+            name: The name.
+            whole: Whether all of it may be read. False fetches nothing from a URL: only its shape, and the edges of
+                `csc_of_parts(columns=)`, may be read then.
+        """
+        if whole and self.fetched is not None:
+            self.fetched.whole(name)
         if name not in self._edge_columns:
             self._compare(name)
             self._edge_columns[name] = self.mapped(name)
         return self._edge_columns[name]
 
-    def edge_columns(self, without: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """Return the columns of the edges that there are by their names in a batch; without: names of files."""
+    def edge_columns(self, without: Collection[str] = (), whole: bool = True) -> dict[str, np.ndarray]:
+        """Return the columns of the edges that there are by their names in a batch.
+
+        Args:
+            without: Names of files that are left out.
+            whole: See `edge_column`.
+        """
         names = {name: column.in_batch for name, column in EDGE_COLUMNS.items() if name not in without}
-        found = {in_batch: self.edge_column(name) for name, in_batch in names.items()}
+        found = {in_batch: self.edge_column(name, whole) for name, in_batch in names.items()}
         return {name: values for name, values in found.items() if values is not None}
 
     @property
@@ -306,6 +341,13 @@ class PartitionStore:
     def edge_label(self) -> np.ndarray | None:
         """(num_edges,) int32 class of each edge, -1 = unknown, or None; compared as `open` says."""
         return self.edge_column("edge_label")
+
+    @cached_property
+    def num_edge_classes(self) -> int:
+        """Number of classes of edges, 0 without any; of a store of an older release all of `edge_label` is read."""
+        if "num_edge_classes" in self.manifest or not self.has["edge_label"]:
+            return self.manifest.get("num_edge_classes", 0)
+        return int(self.edge_label.max(initial=-1)) + 1
 
     @cached_property
     def node_time(self) -> np.ndarray | None:
@@ -678,9 +720,11 @@ class PartitionStore:
         indptr = self.mapped(f"{name}_indptr")
         if indptr is None:
             return None
-        compare_once(self, (f"{name}_indptr", f"{name}_indices"))
+        self._compare(f"{name}_indptr", f"{name}_indices")
         columns, values = self.mapped(f"{name}_indices"), self.mapped(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
+        if self.fetched is not None:
+            return sparse_rows(self.fetched, name, width)
         return CSRFeatures(indptr, columns, values, width)
 
 

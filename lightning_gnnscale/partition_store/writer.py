@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dataset.columns import Columns, CSRArrays
 from ..dataset.feature_storage import row_code, stored_form
-from ..dataset.value_checks import ColumnRanges, check_values, least_value, tell_odd_nodes
+from ..dataset.value_checks import ColumnRanges, check_values, least_value, num_classes_of, tell_odd_nodes
 from ..edge_stream import NodeIds
 from ..edge_stream.relations import IdsByNodeType
 from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
@@ -332,6 +332,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
     if inputs.regression:
         manifest["regression"] = True
+    if inputs.edge_label is not None:
+        manifest["num_edge_classes"] = num_classes_of(inputs.edge_label)
     if inputs.node_columns:
         manifest["node_columns"] = {name: _widths(inputs, rows) for name, rows in inputs.node_columns.items()}
     if inputs.relations is not None:

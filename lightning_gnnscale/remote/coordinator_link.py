@@ -30,7 +30,7 @@ from .cluster import (
     one_line,
     workers_named,
 )
-from .held_rows import sampling_columns
+from .held_rows import owned_columns
 from .holder import OwnerReads, assign_shards, check_asks_owners, homes_of, store_of
 from .messages import CoordinatorSettings, Growth, Setup, Table, WorkerSettings
 from .ray_coordinator import Coordinator, start_coordinator
@@ -250,7 +250,7 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
             check_asks_owners(stage.sampler, crosses_parts=is_whole)
             places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
             replicate = parse_bytes(settings.owners.replicate_bytes, "replicate_bytes")
-            columns = sampling_columns(stage.sampler, store)
+            columns = owned_columns(stage.sampler, store, "edge_attr" in stage.edges)
             shard_map = assign_shards(store, places, replicate, maker.gathers, stage.targets.values(), columns)
             homes = homes_of(shard_map, store.part_offsets, stage.targets)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))

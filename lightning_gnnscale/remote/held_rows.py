@@ -322,7 +322,7 @@ class DistributedFeatures(Column):
         def finish(out: np.ndarray | None) -> np.ndarray | SparseRows:
             for owner, places, rows in asked:
                 chunks.append((places, rows.result()))
-                self._check(owner, *chunks[-1])
+                self._check(owner, *chunks[-1], like=chunks[0][1])
             return self._together(len(nodes), chunks, out)
 
         return bool(asked), finish
@@ -347,10 +347,24 @@ class DistributedFeatures(Column):
             stored[places] = rows
         return gather_rows(stored, np.arange(num_rows), out, self.code)
 
-    def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
+    def _check(self, owner: Hashable, places: np.ndarray, rows: Any, like: Any) -> None:
+        """Refuse rows of another number or form than were asked for; like: those of this machine."""
+        given, wanted = (_form_of(one) for one in (rows, like))
         num = rows.num_rows if isinstance(rows, SparseRows | TypedRows) else len(rows)
-        if num != len(places):
-            raise GNNScaleError(f"{owner} sent {num} rows, but {len(places)} were asked for")
+        if num != len(places) or given != wanted:
+            raise GNNScaleError(
+                f"machine {owner} was asked for {len(places)} feature rows as {wanted}, and sent {num} as {given}: do "
+                "all machines read the same store, with the same release?"
+            )
+
+
+def _form_of(rows: Any) -> str:
+    """Return what rows are, as a message says it."""
+    if isinstance(rows, TypedRows):
+        return f"rows of {len(rows.tables)} node types"
+    if isinstance(rows, SparseRows):
+        return f"sparse {rows.data.dtype} of width {rows.dim}"
+    return f"{rows.dtype} of shape {rows.shape[1:]}"
 
 
 def _space(stored: np.ndarray, code: RowCode, take: Callable | None) -> np.ndarray:
@@ -373,6 +387,7 @@ class HopRequest(NamedTuple):
         latest, strict, with_weight: as `SampleOptions` has them.
         with_place: answer with the place of each edge in its row, too.
         places: (num,) int64: read this entry of each row, instead of a sample; None: sample.
+        columns: Names of the columns of the edges to answer with, as the store has them.
     """
 
     nodes: np.ndarray
@@ -388,6 +403,7 @@ class HopRequest(NamedTuple):
     with_weight: bool = False
     with_place: bool = False
     places: np.ndarray | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -408,31 +424,51 @@ class Neighbors(NamedTuple):
         count: (num,) int32, how many each node has; None where its degree says so.
         place: (num_sampled,) int32, the place of each in its row; None where it was not asked for, or the key says so.
         weight: (num_sampled,) float32 averaging weights, None where they were not asked for.
+        columns: By name the (num_sampled, ...) values of the edges that lead from each, of the stored dtypes.
     """
 
     neighbor: np.ndarray
     count: np.ndarray | None = None
     place: np.ndarray | None = None
     weight: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(array.nbytes for array in self if array is not None)
+        given = (self.neighbor, self.count, self.place, self.weight, *(self.columns or {}).values())
+        return sum(array.nbytes for array in given if array is not None)
 
 
-def sampling_columns(sampler: BatchSampler, store: Any) -> tuple[str, ...]:
-    """Return which columns of a store decide which edges a sampler samples, as `HeldRows` takes them."""
-    sampler = sampler.sampler or sampler
-    if not sampler.by_edge_type:
-        return ()
+def owned_columns(sampler: BatchSampler, store: Any, edge_features: bool = True) -> tuple[str, ...]:
+    """Return which columns of a store its owners hold: what decides which edges are sampled, and what batches have.
+
+    Args:
+        sampler: Samples the batches.
+        store: The store.
+        edge_features: Whether batches have the features of their edges.
+    """
+    inner = sampler.sampler or sampler
     wanted = {
-        "edge_type": "edge_types" in sampler.requires,
-        "edge_time": sampler.temporal_strategy is not None,
-        "node_time": sampler.temporal_strategy is not None and store.edge_time is None,
-        "edge_weight": sampler.weighted,
+        "edge_type": store.has["edge_types"],
+        "edge_time": True,
+        "edge_weight": True,
+        "edge_features": edge_features,
+        "edge_label": "edge_label" in sampler.requires,
+        "node_time": inner.by_edge_type and inner.temporal_strategy is not None and not store.has["edge_time"],
     }
-    return tuple(name for name, is_wanted in wanted.items() if is_wanted and getattr(store, name) is not None)
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted and store.has.get(name, True))
+
+
+def batch_columns(columns: Sequence[str], has_edge_types: bool = False) -> tuple[str, ...]:
+    """Return those of `owned_columns` that the edges of a batch have.
+
+    Args:
+        columns: What owners hold.
+        has_edge_types: Whether the sampler knows the edge types itself.
+    """
+    given = {"node_time", "edge_label", "edge_type"} if has_edge_types else {"node_time", "edge_label"}
+    return tuple(name for name in columns if name not in given)
 
 
 class HeldRows:
@@ -442,8 +478,7 @@ class HeldRows:
         nodes: The held nodes.
         indptr: (num_held + 1,) int64 row offsets, in the order of `nodes`.
         indices: (num_held_edges,) store ids of their neighbours.
-        columns: What decides which edges are sampled: "edge_type", "edge_time" and "edge_weight", (num_held_edges,),
-            and "node_time", (num_nodes,) by store id.
+        columns: See `owned_columns`: those of edges, (num_held_edges, ...), and "node_time", (num_nodes,) by store id.
     """
 
     def __init__(
@@ -463,7 +498,7 @@ class HeldRows:
         """Copy the rows of held nodes out of the CSC of the whole graph, possibly mapped from files.
 
         Args:
-            columns: See `sampling_columns`; those of edges are copied likewise, and times of nodes stay as they are.
+            columns: See `owned_columns`; those of edges are copied likewise, and times of nodes stay as they are.
 
         Cost: 8 bytes a row, and its edges. Parts are read in ascending order, sequentially; no other row is read.
         """
@@ -517,7 +552,8 @@ class HeldRows:
         if num and rows.min() < 0:
             raise GNNScaleError(f"node {nodes[rows.argmin()]} was asked of an owner that does not hold its row")
         if request.places is not None:
-            return Neighbors(self._indices[self._indptr[rows] + request.places])
+            edge = self._indptr[rows] + request.places
+            return Neighbors(self._indices[edge], columns=self._columns_at(request, edge))
         try:
             space = self._spaces.get_nowait()
         except Empty:
@@ -533,14 +569,18 @@ class HeldRows:
         hop.look_up(0, 0, num, None)
         neighbors = np.empty(hop.last, self._indices.dtype)
         hop.sample(0, num, neighbors, space.taken)
+        columns = self._columns_at(request, space.edge[: hop.last])
         if request.is_plain:
-            return Neighbors(neighbors)
+            return Neighbors(neighbors, columns=columns)
         count = np.diff(space.indptr[: num + 1])
         place = None
         if request.with_place:
             place = (space.edge[: hop.last] - np.repeat(self._indptr[rows], count)).astype(np.int32)
         weight = space.weight[: hop.last].copy() if request.with_weight else None
-        return Neighbors(neighbors, count.astype(np.int32), place, weight)
+        return Neighbors(neighbors, count.astype(np.int32), place, weight, columns)
+
+    def _columns_at(self, request: HopRequest, edge: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: gather_rows(self._columns[name], edge) for name in request.columns}
 
     def _relation(self, request: HopRequest) -> Relation:
         """Return the rows as the whole graph's are sampled, see `NeighborSampler.prepare`."""
@@ -556,7 +596,7 @@ class HeldRows:
 
 def _copied_runs(values: np.ndarray, runs: list[tuple[int, int]], allocate: Callable) -> np.ndarray:
     """Return the entries of some runs of an array, one run after the other."""
-    out, at = allocate((sum(last - first for first, last in runs),), values.dtype), 0
+    out, at = allocate((sum(last - first for first, last in runs), *values.shape[1:]), values.dtype), 0
     for first, last in runs:
         out[at : at + last - first] = values[first:last]
         at += last - first

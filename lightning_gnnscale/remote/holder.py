@@ -7,12 +7,13 @@ before it reads its own. Where a holder is lost, the store's files give the same
 """
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import Column, SparseRows, as_stored
+from ..partition_store.part_graph import load_whole_graph
 from ..placement.shared_rows import RowHandle, SharedRows, gather_objects
 from ..sampler.protocol import BatchSampler
 from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
@@ -38,8 +40,8 @@ from .held_rows import (
     Neighbors,
     PartOwners,
     most_linked,
+    owned_columns,
     part_of,
-    sampling_columns,
 )
 from .messages import ShardMap
 from .sampling_owners import OwnedGraph, sampler_of_owners, why_not_owned
@@ -184,8 +186,18 @@ def fitting_parts(
 
 def edge_bytes(store: PartitionStore, columns: tuple[str, ...]) -> int:
     """Return the bytes of an edge in the memory of its owner."""
-    held = [getattr(store, name) for name in columns if name != "node_time"]
-    return store.csc_of_parts(()).indices.itemsize + sum(column.itemsize for column in held)
+    return store.csc_of_parts(()).indices.itemsize + sum(column_bytes(store, columns).values())
+
+
+def column_bytes(store: PartitionStore, columns: tuple[str, ...]) -> dict[str, int]:
+    """Return the bytes that an edge has in each column of the edges."""
+    held = {name: store.edge_column(name, whole=False) for name in columns if name != "node_time"}
+    return {name: column.itemsize * math.prod(column.shape[1:]) for name, column in held.items()}
+
+
+def held_columns(store: PartitionStore, columns: tuple[str, ...], whole: bool = False) -> dict[str, np.ndarray]:
+    """Return columns as `HeldRows` takes them; whole: whether all of those of edges may be read."""
+    return {name: store.node_time if name == "node_time" else store.edge_column(name, whole) for name in columns}
 
 
 class StoreHolder:
@@ -204,7 +216,7 @@ class StoreHolder:
         table = stored_table(store) if shard_map.with_features else None
         csc, nodes = owned_rows(shard_map, store, table, machine)
         self._memory = HeldMemory()
-        columns = {name: getattr(store, name) for name in shard_map.columns}
+        columns = held_columns(store, shard_map.columns)
         self._rows = HeldRows.read(csc, nodes, self._memory.allocate, columns)
         self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
         self._files, self._table = HeldRows.of_files(csc, columns), table
@@ -256,7 +268,7 @@ def owned_rows(shard_map: ShardMap, store: PartitionStore, table: Column | None,
     row_bytes, offsets = row_bytes_of(table), store.csc_of_parts(())
     replicated = most_linked(offsets.indptr, shard_map.replicate_bytes, edge_bytes(store, shard_map.columns), row_bytes)
     parts = [part for part, owner in enumerate(shard_map.owners) if owner == machine]
-    csc = store.csc_of_parts(parts, replicated, table is not None)  # of those beyond the memory too
+    csc = store.csc_of_parts(parts, replicated, table is not None, shard_map.columns)  # of those beyond the memory too
     budget = None if shard_map.memory_bytes is None else shard_map.memory_bytes[machine]
     budget = budget and max(0, budget - shard_map.replicate_bytes)
     fitting = fitting_parts(store, parts, row_bytes, budget, shard_map.columns)
@@ -275,7 +287,7 @@ def row_bytes_of(table: Column | None) -> int:
     if table.by_node_type:
         return int(table.nbytes / max(1, table.num_rows))
     if table.is_sparse:
-        return int(sum(array.nbytes for array in (table.indices, table.data)) / max(1, table.num_rows)) + 8
+        return int((table.nbytes - table.indptr.nbytes) / max(1, table.num_rows)) + 8
     return table.dim * np.dtype(table.dtype).itemsize
 
 
@@ -402,7 +414,12 @@ class OwnerReads:
             raise ValueError(why)
 
     def open(
-        self, store: PartitionStore, features: Column | None, rank_of_part: Sequence[int], sampler: BatchSampler
+        self,
+        store: PartitionStore,
+        features: Column | None,
+        rank_of_part: Sequence[int],
+        sampler: BatchSampler,
+        edge_features: bool = True,
     ) -> "HeldGraph":
         """Return the graph as this rank sees it; every rank of the run calls this at once.
 
@@ -411,6 +428,7 @@ class OwnerReads:
             features: Table of the whole graph's rows; None: batches have none.
             rank_of_part: (num_parts,) rank that trains each part, the same on every rank.
             sampler: Samples the batches: what it reads of edges is held.
+            edge_features: Whether batches have the features of their edges.
 
         Raises:
             GNNScaleError: Ray, a holder or the store of a machine cannot be used; every rank raises it.
@@ -428,7 +446,8 @@ class OwnerReads:
             return import_ray().get_runtime_context().get_node_id(), str(store.root)
 
         try:
-            return self._opened(store, features, rank_of_part, _agreed(join), sampling_columns(sampler, store))
+            columns = owned_columns(sampler, store, edge_features)
+            return self._opened(store, features, rank_of_part, _agreed(join), columns)
         except BaseException:
             if joined:
                 leave_ray()
@@ -497,7 +516,7 @@ class HeldGraph:
         here = ray.get_runtime_context().get_node_id()
         self._machine = shard_map.nodes.index(here) if here in shard_map.nodes else -1
         self._owners = PartOwners(store.part_offsets, shard_map.owners)
-        self._columns = {name: getattr(store, name) for name in shard_map.columns}
+        self._columns = held_columns(store, shard_map.columns)
         nodes, arrays = self._attached()
         if nodes is None:
             nodes = HeldNodes(store.part_offsets, ())
@@ -527,23 +546,25 @@ class HeldGraph:
 
     def sampler(self, sampler: BatchSampler) -> BatchSampler:
         """Return a sampler that samples the same from the rows of all machines."""
-        return sampler_of_owners(sampler, OwnedGraph(self.rows, self._owners, self._ask_rows))
+        return sampler_of_owners(sampler, OwnedGraph(self.rows, self._owners, self._ask_rows, self._shares.columns))
 
     def tools(self, stage: PartStager, maker: BatchMaker) -> tuple[PartStager, BatchMaker]:
         """Return a stage and a maker that sample and gather from the memories of all machines."""
         sampler, features = self.sampler(stage.sampler), maker.features if self._held is None else self.features
-        return replace(stage, sampler=sampler), replace(maker, sampler=sampler, features=features)
+        load = partial(load_whole_graph, self._store, edges=False)
+        return replace(stage, sampler=sampler, load_part=load), replace(maker, sampler=sampler, features=features)
 
     @cached_property
     def _own(self) -> HeldRows:
         """The rows of this machine as they are in its files."""
         parts = [part for part, owner in enumerate(self._shares.owners) if owner == self._machine]
-        return HeldRows.of_files(self._store.csc_of_parts(parts), self._columns)
+        csc = self._store.csc_of_parts(parts, columns=self._shares.columns)
+        return HeldRows.of_files(csc, self._columns)
 
     @cached_property
     def _files(self) -> HeldRows:
         """All rows as they are in files, fetched where they are not here."""
-        return HeldRows.of_files(self._store.csc, self._columns)
+        return HeldRows.of_files(self._store.csc, held_columns(self._store, self._shares.columns, whole=True))
 
     def close(self, waiting_share: float) -> None:
         """Leave the cluster, which `OwnerReads.open` joined, and record what was asked there.

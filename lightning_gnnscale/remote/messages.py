@@ -101,7 +101,7 @@ class ShardMap(NamedTuple):
             of their machine when they are asked for. None: no bound.
         with_features: Whether feature rows are held too.
         fetching: What a machine without the folder fetches the store by, as JSON; None: the folder must be there.
-        columns: Columns that decide which edges are sampled, held with the rows; see `sampling_columns`.
+        columns: Columns held with the rows, of their edges above all; see `owned_columns`.
     """
 
     roots: tuple[str, ...]

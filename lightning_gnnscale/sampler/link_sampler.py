@@ -154,6 +154,7 @@ class Links(NamedTuple):
         seed_time: (num_nodes,) int64 time of the link that each node is for, where times count: nodes are not
             distinct then. Else None.
         pair_edges: (num_pairs,) int64 positions of the links in the part's CSC, where their classes are wanted.
+        edge_label, pair_attr: These classes and features, where the sampler has them itself; see `MiniBatch`.
     """
 
     nodes: np.ndarray
@@ -163,6 +164,8 @@ class Links(NamedTuple):
     source_negatives: np.ndarray | None = None
     seed_time: np.ndarray | None = None
     pair_edges: np.ndarray | None = None
+    edge_label: np.ndarray | None = None
+    pair_attr: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -379,15 +382,35 @@ class LinkSampler(BatchSampler):
         inner = self.sampler.prepare(part, targets, seed, *((True,) if self.by_time else ()))
         if self.positives != "edge":
             return LinkState(inner, targets, part.num_core, table, None, node_types=pools)
-        indptr, rows = np.asarray(part.csc.indptr), np.asarray(targets, np.int64)
-        lengths, edges = indptr[targets + 1] - indptr[targets], None
-        chosen = self._sampled_edge_types(schema)
-        if chosen is not None:
-            lengths, edges = _edges_of(indptr, rows, np.asarray(edge_type), chosen)
-        if edge_time is not None and any((edge_time[a:b] == ALWAYS).any() for a, b in _blocks(len(edge_time))):
-            lengths, edges = _timed_edges(indptr, rows, lengths, edges, edge_time)
+        lengths, edges = self.edges_to_sample(
+            np.asarray(part.csc.indptr), np.asarray(targets, np.int64), self._sampled_edge_types(schema), edge_type,
+            edge_time,
+        )  # fmt: skip
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return LinkState(inner, targets, part.num_core, table, offsets, edges, edge_type, edge_time, pools)
+
+    def edges_to_sample(
+        self,
+        indptr: np.ndarray,
+        targets: np.ndarray,
+        chosen: np.ndarray | None,
+        edge_type: np.ndarray | None,
+        edge_time: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return how many edges each target has to sample from, and their positions; None: all of the targets' rows.
+
+        Args:
+            indptr: (num_rows + 1,) row offsets.
+            targets: (num_targets,) int64 rows.
+            chosen: (num_relations,) bool: whose edges are sampled; None: those of all.
+            edge_type, edge_time: By position; without a time an edge is not sampled. None: they do not count.
+        """
+        lengths, edges = indptr[targets + 1] - indptr[targets], None
+        if chosen is not None:
+            lengths, edges = _edges_of(indptr, targets, np.asarray(edge_type), chosen)
+        if edge_time is not None and any((edge_time[a:b] == ALWAYS).any() for a, b in _blocks(len(edge_time))):
+            lengths, edges = _timed_edges(indptr, targets, lengths, edges, edge_time)
+        return lengths, edges
 
     def _sampled_edge_types(self, schema: GraphSchema | None) -> np.ndarray | None:
         """Return (num_relations,) bool: whose edges are sampled; None: those of all."""
@@ -443,6 +466,15 @@ class LinkSampler(BatchSampler):
         """Return (num,) int64, the sources of edges by their targets and their positions in the part's CSC."""
         return csc.indices[edges].astype(np.int64)
 
+    def columns_at(self, state: LinkState, targets: np.ndarray, edges: np.ndarray) -> dict[str, np.ndarray]:
+        """Return times and types of edges, where they count, by their targets and their positions in the part's CSC.
+
+        A sampler that has classes and features of `labelled` edges itself returns them, too: "edge_label" and
+        "edge_features".
+        """
+        columns = {"edge_time": state.edge_time, "edge_type": state.edge_type}
+        return {name: np.asarray(values[edges]) for name, values in columns.items() if values is not None}
+
     def walk(self, csc: CSC, seeds: np.ndarray, key: int, length: int) -> np.ndarray:
         """Return (num,) int64, a node of a walk from each seed; see `sample_positives`."""
         return sample_positives(csc, seeds, key, length, "any")
@@ -476,9 +508,12 @@ class LinkSampler(BatchSampler):
             width = self.num_negatives if pool.offsets[-1] else 0
             return pool.sample(rows * width, first).reshape(rows, width) if width else np.empty((rows, 0), np.int64)
         seeds = self.first_ends(state, items)
-        ends = [self.other_ends(state, items, seeds, key)]
-        if self.positives == "edge":  # the target of an edge is its other end
-            ends = [seeds, ends[0]] if self.corrupt == "both" else [seeds]
+        # The target of an edge is its other end.
+        ends = (
+            [] if self.positives == "edge" and self.corrupt == "other" else [self.other_ends(state, items, seeds, key)]
+        )
+        if self.positives == "edge":
+            ends = [seeds, *ends]
         elif self.corrupt == "both":
             ends.append(seeds)
         streams = zip(ends, (NEGATIVE_KEY, SOURCE_KEY), strict=False)
@@ -499,9 +534,10 @@ class LinkSampler(BatchSampler):
         Where links have times, each end of each link stands for itself, at the link's time.
         """
         nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
-        seed_time = None
+        seed_time, edges = None, None if state.offsets is None else edges_at(state, items)
+        known = {} if edges is None else self.columns_at(state, seeds, edges)
         if state.edge_time is not None:
-            time = np.asarray(state.edge_time[edges_at(state, items)])
+            time = known["edge_time"]
             seed_time = np.concatenate([time, time, np.repeat(time, negatives.shape[1])])
             distinct, place = nodes, np.arange(len(nodes))
         else:
@@ -516,14 +552,17 @@ class LinkSampler(BatchSampler):
             pairs = np.ascontiguousarray(pairs[:, linked])
             found = found if self.shares else found[linked]
         else:  # an edge's source is its head; a triple of one node is one too
-            pairs, edges = np.ascontiguousarray(pairs[::-1]), edges_at(state, items)
+            pairs = np.ascontiguousarray(pairs[::-1])
             if state.edge_type is not None:
-                pair_type = np.asarray(state.edge_type[edges]).astype(np.int64)
+                pair_type = known["edge_type"].astype(np.int64)
         others, sources = found, None
         if self.corrupt == "both":
             others, sources = (found, found) if self.shares else np.split(found, 2, axis=1)
             others, sources = np.ascontiguousarray(others), np.ascontiguousarray(sources)
-        return Links(distinct, pairs, others, pair_type, sources, seed_time, edges if self.labelled else None)
+        own = self.labelled and "edge_label" in known
+        given = (known["edge_label"].astype(np.int64), known.get("edge_features")) if own else (None, None)
+        pair_edges = edges if self.labelled and not own else None
+        return Links(distinct, pairs, others, pair_type, sources, seed_time, pair_edges, *given)
 
     def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
         """Return the neighbourhood of the links' nodes with its links; without their edges under `exclude_pairs`."""
@@ -638,6 +677,7 @@ def _without_pairs(sampled: Subgraph, pairs: np.ndarray, allocate: Allocate) -> 
         e_id=None if sampled.e_id is None else sampled.e_id[kept],
         edge_weight=None if sampled.edge_weight is None else sampled.edge_weight[kept],
         edge_type=None if sampled.edge_type is None else sampled.edge_type[kept],
+        columns=sampled.columns and {name: values[kept] for name, values in sampled.columns.items()},
         num_sampled_edges=edges,
     )
 

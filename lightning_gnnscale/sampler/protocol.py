@@ -50,6 +50,8 @@ class Subgraph(NamedTuple):
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
         edge_type: (num_edges,) int64 edge type of each edge, where the sampler knows it; None: it is read by e_id.
         stream: The `CopyStream` on which a device made the arrays, which are its tensors then; None: they are numpy's.
+        columns: Columns of its edges by their names in a batch, (num_edges, ...) of the stored dtypes, where the
+            sampler has them; those that are not here are read by e_id.
     """
 
     n_id: np.ndarray
@@ -74,6 +76,7 @@ class Subgraph(NamedTuple):
     pair_attr: np.ndarray | None = None
     edge_type: np.ndarray | None = None
     stream: Any = None
+    columns: Mapping[str, np.ndarray] | None = None
 
 
 class BatchSampler(ABC):

@@ -29,11 +29,15 @@ CLI = [sys.executable, "-m", "lightning_gnnscale.cli"]
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "trainer.enable_progress_bar=false", "test=false"]
 
 
-def write(root: Path, num_nodes: int, num_edges: int, dim: int) -> Path:
+def write(root: Path, num_nodes: int, num_edges: int, dim: int, edge_dim: int = 0) -> Path:
+    """Write a store; edge_dim: width of the features of its edges, which have classes, too; 0: they have neither."""
     graph = SyntheticGraph(num_nodes, num_edges, num_communities=4, homophily=0.9, seed=0)
     stream = graph.stream(to_undirected=True)
     parts = gs.partition(stream, "streaming_multilevel", num_parts=4, seed=1)
     arrays = {"features": graph.features(dim, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
+    if edge_dim:
+        rng, num = np.random.default_rng(0), stream.count()[1]
+        arrays |= {"edge_features": rng.random((num, edge_dim), np.float32), "edge_label": rng.integers(0, 3, num)}
     gs.write_partition_store(root, stream, parts, **arrays)
     return root
 
@@ -212,9 +216,31 @@ def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, stor
         assert not left, "tables go, and the run's folder is on the first machine"
 
 
-@pytest.mark.slow  # of a store that is larger than the blocks that are fetched
-def test_a_machine_fetches_the_rows_that_it_owns(tmp_path, s3):
-    store, words = write(tmp_path / "store", 100_000, 400_000, 128), [*DISTDGL, *SAMPLED, "sampler.fanouts=[5,5]"]
+OWNED_ROWS = [*DISTDGL, *SAMPLED, "sampler.fanouts=[5,5]"]
+OWNED_EDGES = [*OWNED_ROWS, "model=gat", "model.backbone.hidden_channels=16"]
+OWNED_LABELS = [
+    *DISTDGL,
+    "sampler=edges",
+    "sampler.sampler.fanouts=[3,3]",
+    "model=edge_gat",
+    "model.backbone.hidden_channels=16",
+    "callbacks=links",
+    "callbacks.checkpoint.monitor=train_loss",
+    "callbacks.checkpoint.mode=min",
+]
+
+
+@pytest.mark.slow  # of stores that are larger than the blocks that are fetched
+@pytest.mark.parametrize(
+    ("file", "sizes", "words"),
+    [
+        pytest.param("features", (100_000, 400_000, 128), OWNED_ROWS, id="features"),
+        pytest.param("edge_features", (40_000, 400_000, 16, 16), OWNED_EDGES, id="edge features"),
+        pytest.param("edge_features", (40_000, 400_000, 16, 16), OWNED_LABELS, id="classes of edges"),
+    ],
+)
+def test_a_machine_fetches_the_rows_that_it_owns(tmp_path, s3, file, sizes, words):
+    store = write(tmp_path / "store", *sizes)
     publish(store, "s3://graphs/store")
     expected = on_one_machine(tmp_path / "one", store, 2, words)
     (tmp_path / "made").mkdir()
@@ -222,9 +248,9 @@ def test_a_machine_fetches_the_rows_that_it_owns(tmp_path, s3):
         start_ray(made)
         wait_for(made, start_training(made, words, "s3://graphs/store", AWS_ENDPOINT_URL=served.host))
         assert same(weights_of(made[0].folder / "home" / "run"), expected)
-    size = (store / "features.npy").stat().st_size
-    assert size - 128 <= served.bytes_given("features.npy") < 1.4 * size, "each row on one machine, and whole blocks"
-    asked = Counter((key, span) for key, _, span in served.given if key.endswith("features.npy"))
+    size = (store / f"{file}.npy").stat().st_size
+    assert size - 128 <= served.bytes_given(f"/{file}.npy") < 1.4 * size, "each row on one machine, and whole blocks"
+    asked = Counter((key, span) for key, _, span in served.given if key.endswith(f"/{file}.npy"))
     assert max(asked.values()) <= 2
 
 

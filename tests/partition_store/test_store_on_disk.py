@@ -92,6 +92,7 @@ WRONG = [
     ({"feature_dim": -4}, "feature_dim is -4"),
     ({"feature_dim": 5}, "files: features is <f4 of shape"),
     ({"least_edge_weight": 0.5}, "files: edge_weight does not go with the rest"),
+    ({"num_edge_classes": -1}, "num_edge_classes is -1"),
     ({"num_nodes": 59}, "files: original_nid is <i4 of shape"),
     ({"num_parts": 4}, "files: part_offsets is <i8 of shape"),
     ({"files": {"csc_indptr": 3}}, "files is "),

@@ -155,5 +155,5 @@ def test_rows_of_node_types_come_from_all_owners_in_order(store):
     assert len(taken) == (3 if store.features.storage else 0)
     assert held["b"].num_bytes < held["a"].num_bytes + held["b"].num_bytes < 2 * raw.nbytes + 10_000
     short = DistributedFeatures.of(store.features, held["b"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
-    with pytest.raises(GNNScaleError, match=said("1 rows 2")):
+    with pytest.raises(GNNScaleError, match=said("2 feature rows sent 1")):
         short.read(np.array([1, 2]))

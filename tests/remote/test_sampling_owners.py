@@ -18,6 +18,7 @@ from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import RankPlace, TaskGraphs
 from lightning_gnnscale.loader.batch_maker import BatchMaker, BatchOrder
 from lightning_gnnscale.loader.batch_source import BatchKey
+from lightning_gnnscale.loader.batch_tasks import join_branches
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.staged_part import PartStager, node_values
 from lightning_gnnscale.partition_store import WholeGraph
@@ -59,9 +60,11 @@ def done(value) -> Future:
 class Workers:
     """Owners that answer at once, or in threads of an executor."""
 
-    def __init__(self, replicated=(), executor=None):
+    def __init__(self, replicated=(), executor=None, columns=None):
+        self.columns = {} if columns is None else columns
         self.held = {
-            owner: HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, parts_of(owner), replicated)) for owner in "abc"
+            owner: HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, parts_of(owner), replicated), columns=self.columns)
+            for owner in "abc"
         }
         self.owners, self.executor = PartOwners(OFFSETS, OWNER_OF), executor
         self.asked: list[tuple[str, int]] = []
@@ -76,7 +79,7 @@ class Workers:
         return [self.held[owner].sample(request) for request in requests]
 
     def sampler(self, owner: str, sampler, ask=None):
-        return sampler_of_owners(sampler, OwnedGraph(self.held[owner], self.owners, ask or self.ask))
+        return sampler_of_owners(sampler, OwnedGraph(self.held[owner], self.owners, ask or self.ask, (*self.columns,)))
 
 
 def sampled(sampler, csc, seeds, key, return_e_id=True):
@@ -211,7 +214,9 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
     features = sparse_features() if features == "sparse" else features
     targets, sampler = np.flatnonzero(WORLD.masks["train"]), NeighborSampler([6, 4])
     weight = np.random.default_rng(0).random(WORLD.csc.num_edges).astype(np.float32)
-    told, workers = SlowAnswers(), Workers()
+    edges = {"edge_weight": weight, "edge_attr": np.random.default_rng(1).random((WORLD.csc.num_edges, 3))}
+    unread = {name: np.full_like(values, np.nan) for name, values in edges.items()}
+    told, workers = SlowAnswers(), Workers(columns={"edge_weight": weight, "edge_features": edges["edge_attr"]})
     own = workers.sampler("a", sampler, lambda *asked: told.slowly(workers.answer, *asked))
     table = None
     if features is not None:
@@ -221,12 +226,13 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
         )
     keys = [BatchKey(4, 1, 0, batch) for batch in range(6)]
     graph, view = WholeGraph.of(WORLD.csc, 0), WholeGraph(0, UNREAD, WholeGraph.of(WORLD.csc, 0).degree)
-    given = (node_values(WORLD.labels, WORLD.masks), 4, {"edge_weight": weight})
+    given = (node_values(WORLD.labels, WORLD.masks), 4)
     plain = BatchMaker(sampler, features, order=BatchOrder(16), return_e_id=True)
-    staged = PartStager(lambda part: graph, {0: targets}, sampler, *given)(0)
+    staged = PartStager(lambda part: graph, {0: targets}, sampler, *given, edges)(0)
     expected = [plain.make(key, lambda: staged) for key in keys]
     maker = replace(plain, sampler=own, features=table)
-    source = settings_.connect(RankPlace())(PartStager(lambda part: view, {0: targets}, own, *given), maker)
+    stage = PartStager(lambda part: view, {0: targets}, own, *given, unread)
+    source = settings_.connect(RankPlace())(stage, maker)
     source.begin()
     for key in keys:
         source.request(key)
@@ -339,7 +345,10 @@ def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
         future.set_exception(ConnectionError("gone"))
         return future
 
-    for ask, kind, match in ((short, GNNScaleError, "b sampled .* were asked for"), (lost, ConnectionError, "gone")):
+    for ask, kind, match in (
+        (short, GNNScaleError, "machine b was asked for .* and sent .* instead of"),
+        (lost, ConnectionError, "gone"),
+    ):
         broken = workers.sampler("a", sampler, ask)
         state = broken.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
         with pytest.raises(kind, match=match):
@@ -384,5 +393,14 @@ def test_feature_rows_of_all_owners_come_in_order(features):
     with pytest.raises(GNNScaleError, match=said("row 0")):
         held["c"].answer(np.array([0]))
     short = DistributedFeatures.of(features, held["c"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
-    with pytest.raises(GNNScaleError, match=said("1 rows 2")):
+    with pytest.raises(GNNScaleError, match=said("2 feature rows sent 1")):
         short.read(np.array([0, 1]))
+
+
+def test_branches_are_joined_with_the_columns_of_their_edges():
+    workers = Workers(columns={"edge_weight": np.arange(WORLD.csc.num_edges, dtype=np.float32)})
+    own, seeds = workers.sampler("a", NeighborSampler([4, 3])), np.arange(0, 400, 11)
+    branches = [sampled(own, UNREAD, some, 3) for some in (seeds[:10], seeds[10:12], seeds[12:])]
+    joined = join_branches(branches, np.empty)
+    assert np.array_equal(joined.columns["edge_weight"], joined.e_id) and len(joined.e_id) > 300
+    assert join_branches([branches[0]._replace(columns=None), *branches[1:]], np.empty).columns is None
