@@ -21,7 +21,7 @@ from ..across_ranks import failing_together, first_in_folder, rank, send_file
 from ..dataset.value_checks import UNKNOWN, blocks
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
-from ..graph import Batch, batch_of
+from ..graph import Batch, batch_of, batches_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..placement.link_cost import gpu_name
@@ -182,10 +182,10 @@ class EpochTimes(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        batch = batch_of(batch)
-        self._counts.update(_sizes(batch))
-        self._hop_nodes.update(dict(enumerate(batch.num_sampled_nodes or ())))
-        self._hop_edges.update(dict(enumerate(batch.num_sampled_edges or ())))
+        for one in map(batch_of, batches_of(batch)):
+            self._counts.update(_sizes(one))
+            self._hop_nodes.update(dict(enumerate(one.num_sampled_nodes or ())))
+            self._hop_edges.update(dict(enumerate(one.num_sampled_edges or ())))
         clock.turn_to("forward")
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:

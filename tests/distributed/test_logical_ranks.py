@@ -1,0 +1,104 @@
+"""The same weights, bit for bit, whatever number of processes computes the batches of the logical ranks."""
+
+import lightning as L
+import pytest
+import torch
+from full_graph_runs import write_store
+from processes import launch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.graph import batches_of
+
+NUM_RANKS, NUM_EPOCHS, SAVED_EPOCH, SAVED_BATCH = 4, 3, 1, 1
+MIXED = {"scope": "part", "interleave_parts": 2, "batch_size": 2}
+CROSSING = {"scope": "graph", "batch_size": 3}
+ACCUMULATED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+CASES = {
+    "mixed parts": {"data": MIXED},
+    "crossing parts": {"data": CROSSING},
+    "crossing parts, seeds by part": {"data": CROSSING | {"seed_order": "part"}},
+    "accumulated": {"data": MIXED, "trainer": ACCUMULATED},
+    "clipped on each rank": {"data": CROSSING, "weights": {"local_clip": 0.05}},
+    "sent early, small buckets": {"data": CROSSING, "weights": {"overlap": True, "bucket_bytes": 64}},
+    "other threads": {"data": MIXED | {"source": gs.Threads(2, prefetch_batches=5)}},
+    "subgraphs": {"data": {"sampler": gs.SaintSampler("walk", num_roots=4, batches_per_pass=3)}},
+}
+
+
+class SaveWithin(L.Callback):
+    """Saves after a batch within an epoch, on every rank."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (SAVED_EPOCH, SAVED_BATCH):
+            trainer.save_checkpoint(self.path)
+
+
+class Losses(L.Callback):
+    """Keeps `train_loss` of every epoch, and the keys of this process's batches in each step of the first."""
+
+    def __init__(self):
+        self.losses, self.keys = [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 0:
+            self.keys.append([one.key for one in batches_of(batch)])
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.losses.append(float(trainer.callback_metrics["train_loss"]))
+
+
+def fit(folder, root, case, logical_ranks=NUM_RANKS, callbacks=(), ckpt_path=None):
+    data = {"sampler": gs.NeighborSampler([3, 3]), "seed": 3} | case.get("data", {})
+    dm = gs.PartitionDataModule(store=root, **data)
+    torch.manual_seed(0)
+    model = gs.NodeClassifier(
+        gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes, dropout=0.3, norm="batch"), lr=0.02
+    )
+    kept = Losses()
+    policy = gs.GradientAveraging(**case.get("weights", {}))
+    strategy = gs.GNNScaleStrategy(weights=policy, logical_ranks=logical_ranks)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=torch.distributed.get_world_size(), max_epochs=NUM_EPOCHS, logger=False,
+        enable_checkpointing=False, default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, limit_val_batches=0, strategy=strategy, callbacks=[kept, *callbacks],
+        **case.get("trainer", {}),
+    )  # fmt: skip
+    trainer.fit(model, dm, ckpt_path=ckpt_path)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state |= {"steps": torch.tensor(trainer.global_step)}
+    return {"state": state, "losses": kept.losses, "keys": kept.keys}
+
+
+def run_cases(folder, root, names):
+    return {name: fit(folder, root, CASES[name]) for name in names}
+
+
+def differing(one, other):
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("store") / "store", sizes=(33, 21, 12, 12, 12))
+
+
+def same_weights(root, folder, names, processes):
+    expected = None
+    for number in processes:
+        for rank, results in enumerate(launch(number, run_cases, folder / str(number), root, names, limit_s=200)):
+            expected = expected or results
+            for name in names:
+                assert differing(expected[name]["state"], results[name]["state"]) == [], (name, number, rank)
+                assert results[name]["losses"] == pytest.approx(expected[name]["losses"], rel=1e-5), (name, number)
+
+
+def test_one_process_and_two_train_the_same_weights(root, tmp_path):
+    same_weights(root, tmp_path, ["mixed parts"], (1, 2))
+
+
+@pytest.mark.sweep
+def test_any_number_of_processes_trains_the_same_weights(root, tmp_path):
+    same_weights(root, tmp_path, list(CASES), (1, 2, 3, 4))
