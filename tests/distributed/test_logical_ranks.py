@@ -1,5 +1,7 @@
 """The same weights, bit for bit, whatever number of processes computes the batches of the logical ranks."""
 
+import re
+
 import lightning as L
 import pytest
 import torch
@@ -7,7 +9,9 @@ from full_graph_runs import write_store
 from processes import launch
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.graph import batches_of
+from tests.says import said
 
 NUM_RANKS, NUM_EPOCHS, SAVED_EPOCH, SAVED_BATCH = 4, 3, 1, 1
 MIXED = {"scope": "part", "interleave_parts": 2, "batch_size": 2}
@@ -76,6 +80,21 @@ def run_cases(folder, root, names):
     return {name: fit(folder, root, CASES[name]) for name in names}
 
 
+def save_within(folder, root, path, name):
+    return fit(folder, root, CASES[name], callbacks=[SaveWithin(path)])
+
+
+def resume(folder, root, path, name, logical_ranks=None, data=None):
+    case = CASES[name]
+    return fit(folder, root, case | {"data": case["data"] | (data or {})}, logical_ranks, ckpt_path=path)
+
+
+def resume_refused(folder, root, path, name, logical_ranks):
+    with pytest.raises(StrategyError) as caught:
+        resume(folder, root, path, name, logical_ranks)
+    return str(caught.value)
+
+
 def differing(one, other):
     return [name for name in one if not torch.equal(one[name], other[name])]
 
@@ -97,6 +116,27 @@ def same_weights(root, folder, names, processes):
 
 def test_one_process_and_two_train_the_same_weights(root, tmp_path):
     same_weights(root, tmp_path, ["mixed parts"], (1, 2))
+
+
+def test_a_run_of_two_processes_goes_on_within_an_epoch_on_one_with_another_source(root, tmp_path):
+    saved = tmp_path / "saved.ckpt"
+    whole = launch(2, save_within, tmp_path / "2", root, saved, "accumulated")[0]
+    more = {"source": gs.TaskGraphs(2)}
+    (result,) = launch(1, resume, tmp_path / "1", root, saved, "accumulated", None, more)
+    assert differing(whole["state"], result["state"]) == []
+    (message,) = launch(1, resume_refused, tmp_path / "1", root, saved, "accumulated", 2)
+    assert re.search(said("epoch 4 logical ranks 2 strategy.logical_ranks=4"), message)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["mixed parts", "crossing parts", "accumulated"])
+def test_a_run_goes_on_within_an_epoch_on_any_number_of_processes(root, tmp_path, name):
+    for began in (1, 3, 4):
+        saved = tmp_path / f"{began}.ckpt"
+        whole = launch(began, save_within, tmp_path / f"from {began}", root, saved, name)[0]
+        for number in (1, 2, 3, 4):
+            for result in launch(number, resume, tmp_path / f"{began} to {number}", root, saved, name):
+                assert differing(whole["state"], result["state"]) == [], (began, number)
 
 
 @pytest.mark.sweep
