@@ -1,6 +1,9 @@
 """The same weights, bit for bit, whatever number of processes computes the batches of the logical ranks."""
 
+import os
+import random
 import re
+import signal
 
 import lightning as L
 import pytest
@@ -9,7 +12,7 @@ from full_graph_runs import write_store
 from processes import launch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.errors import GNNScaleError, StrategyError
 from lightning_gnnscale.graph import batches_of
 from tests.says import said
 
@@ -95,6 +98,28 @@ def resume_refused(folder, root, path, name, logical_ranks):
     return str(caught.value)
 
 
+class KillAt(L.Callback):
+    """Saves after every second step, on every rank; ends one rank by SIGKILL after a step."""
+
+    def __init__(self, path, step, rank):
+        self.path, self.step, self.rank = path, step, rank
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step % 2 == 0:
+            trainer.save_checkpoint(self.path)
+        if (trainer.global_step, trainer.global_rank) == (self.step, self.rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(folder, root, path, name, step, rank):
+    """Train until a rank is killed, from the last save on; None on the ranks that lose it."""
+    try:
+        more = {"callbacks": [KillAt(path, step, rank)], "ckpt_path": path if path.exists() else None}
+        return fit(folder, root, CASES[name], 8, **more)
+    except GNNScaleError:
+        return None
+
+
 def differing(one, other):
     return [name for name in one if not torch.equal(one[name], other[name])]
 
@@ -126,6 +151,36 @@ def test_a_run_of_two_processes_goes_on_within_an_epoch_on_one_with_another_sour
     assert differing(whole["state"], result["state"]) == []
     (message,) = launch(1, resume_refused, tmp_path / "1", root, saved, "accumulated", 2)
     assert re.search(said("epoch 4 logical ranks 2 strategy.logical_ranks=4"), message)
+
+
+@pytest.fixture(scope="module")
+def whole(root, tmp_path_factory):
+    """Runs of one process that nobody has killed, by case."""
+    kept = {}
+
+    def of(name):
+        if name not in kept:
+            (kept[name],) = launch(1, fit, tmp_path_factory.mktemp("whole"), root, CASES[name], 8)
+        return kept[name]
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_any_schedule_of_kills_and_numbers_of_processes_trains_the_same_weights(root, whole, tmp_path, seed):
+    rng = random.Random(seed)
+    name = rng.choice(["mixed parts", "crossing parts", "accumulated"])
+    expected, path, step, results = whole(name), tmp_path / "last.ckpt", 0, [None]
+    while results[0] is None:
+        processes = rng.randint(1, 8)
+        step, rank = step + rng.randint(1, 4), rng.randrange(processes)
+        folder = tmp_path / f"{processes} until {step}"
+        ends = int(expected["state"]["steps"]) <= step
+        killed = () if ends else range(processes)  # the others lose it
+        results = launch(processes, go_on, folder, root, path, name, step + 1000 * ends, rank, killed=killed)
+    for result in results:
+        assert differing(expected["state"], result["state"]) == []
 
 
 @pytest.mark.sweep
