@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from ..datamodule.stored_graph import policy_of
 from ..errors import check_count
@@ -46,7 +46,8 @@ def take_what_is_there(config: DictConfig, folder: Path) -> None:
             "(--nproc-per-node)"
         )
     check_count("save_steps", config.save_steps)
-    config.trainer.devices, config.trainer.num_nodes = local, world_size // local
+    with open_dict(config.trainer):
+        config.trainer.devices, config.trainer.num_nodes = local, world_size // local
     if any((folder / CHECKPOINTS).glob("*.ckpt")):
         config.resume = last_checkpoint(str(folder))
 
