@@ -170,10 +170,11 @@ class EpochTimes(L.Callback):
     """
 
     def __init__(self):
-        self._showed_first = False
+        self._showed_first, self._is_within = False, False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=False)
+        self._is_within = True
         self._epoch, self._began = trainer.current_epoch, time.time()
         self._counts, self._hop_nodes, self._hop_edges = Counter(), Counter(), Counter()
         self._disk_bytes = disk_read_bytes()
@@ -182,6 +183,8 @@ class EpochTimes(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if not self._is_within:  # a run that goes on within an epoch does not begin it
+            self.on_train_epoch_start(trainer, pl_module)
         for one in map(batch_of, batches_of(batch)):
             self._counts.update(_sizes(one))
             self._hop_nodes.update(dict(enumerate(one.num_sampled_nodes or ())))
@@ -205,9 +208,11 @@ class EpochTimes(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=True)
+        self._is_within = False
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._end(trainer, is_last=True)
+        self._is_within = False
 
     def _end(self, trainer: L.Trainer, is_last: bool) -> None:
         if not clock.end():

@@ -12,6 +12,7 @@ from full_graph_runs import write_store
 from processes import launch
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import EpochTimes
 from lightning_gnnscale.errors import GNNScaleError, StrategyError
 from lightning_gnnscale.graph import batches_of
 from tests.says import said
@@ -70,7 +71,7 @@ def fit(folder, root, case, logical_ranks=NUM_RANKS, callbacks=(), ckpt_path=Non
     trainer = L.Trainer(
         accelerator="cpu", devices=torch.distributed.get_world_size(), max_epochs=NUM_EPOCHS, logger=False,
         enable_checkpointing=False, default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, limit_val_batches=0, strategy=strategy, callbacks=[kept, *callbacks],
+        num_sanity_val_steps=0, limit_val_batches=0, strategy=strategy, callbacks=[kept, EpochTimes(), *callbacks],
         **case.get("trainer", {}),
     )  # fmt: skip
     trainer.fit(model, dm, ckpt_path=ckpt_path)
