@@ -26,6 +26,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def own_ranks(rank: int, world_size: int, logical_ranks: int) -> range:
+    """Return the logical ranks whose batches a process computes: a contiguous share, even but for one."""
+    return range(rank * logical_ranks // world_size, (rank + 1) * logical_ranks // world_size)
+
+
 def group_device() -> torch.device:
     """Return the device of tensors that the process group sends: NCCL takes none of the CPU's."""
     return torch.device("cuda") if "gloo" not in dist.get_backend() else torch.device("cpu")

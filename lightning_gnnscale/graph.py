@@ -98,9 +98,37 @@ class _OthersBatch(Batch):
         return getattr(self._own, name)
 
 
+class StepBatches(Batch):
+    """The batches of one step that a process computes one after another, one of each of its logical ranks.
+
+    Args:
+        batches: In the order of the logical ranks.
+
+    Attributes:
+        losses: Of those that have been computed, but the last one's, which Lightning has.
+    """
+
+    n_id = ()
+    edge_index = indptr = indices = degree = part = key = None
+
+    def __init__(self, batches: Sequence[Any]):
+        self.batches, self.losses = tuple(batches), []
+
+    @property
+    def batch_size(self) -> int | None:
+        """Targets of all of them; None where a batch has no number."""
+        sizes = [batch_of(batch).batch_size for batch in self.batches]
+        return None if None in sizes else sum(sizes)
+
+
 def batch_of(batch: Any) -> Any:
     """Return a batch that has all of `Batch`: as it is, or what there is of another's; None has nothing."""
     return batch if isinstance(batch, Batch) else _OthersBatch(batch)
+
+
+def batches_of(batch: Any) -> tuple[Any, ...]:
+    """Return the batches of a step: those of `StepBatches`, or the one that it is."""
+    return batch.batches if isinstance(batch, StepBatches) else (batch,)
 
 
 class CSC(NamedTuple):

@@ -164,12 +164,14 @@ class DataTraits(Traits):
             edge types; None: one of each.
         rank_of_part: Rank that trains most targets of each part.
         check_processes: Refuses numbers of processes that it cannot serve.
+        shares_by_process: Why a process cannot train the batches of several ranks; None: it can.
         sampler: Sampler of training. set_locality_scale, loading_share: What `LocalityControl` turns, and reads.
     """
 
     store = blocks = scope = feature_dims = schema = rank_of_part = check_processes = None
     num_features = 0
     trains_full_graph = False
+    shares_by_process: str | None = "its data are shared out to processes, which PartitionDataModule does by rank"
     sampler = set_locality_scale = loading_share = None
 
 
@@ -178,11 +180,12 @@ class StrategyTraits(Traits):
 
     Attributes:
         weights, exchange: Policies of `GNNScaleStrategy`; None under another strategy.
+        logical_ranks: Ranks by which batches are shared out; None: as many as processes.
         parallel_devices: Devices of the processes here; None: one.
         start_method: How processes are started.
     """
 
-    weights = exchange = parallel_devices = None
+    weights = exchange = parallel_devices = logical_ranks = None
     start_method = "popen"
 
 

@@ -54,6 +54,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
+from .elastic import save_within_epochs, take_what_is_there
 from .environment import hidden, written
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
@@ -104,9 +105,13 @@ def train(config: DictConfig, folder: Path) -> dict:
     Returns:
         The summary that is also written to `summary.json`.
     """
+    if config.get("elastic"):
+        take_what_is_there(config, folder)
     if config.resume is not None:
         config.resume = last_checkpoint(config.resume)
     run = set_up(config, folder, "train")
+    if config.get("elastic"):
+        save_within_epochs(run.trainer, folder, config.save_steps)
     # Other machines may not see the file: the first rank sends the checkpoint.
     earlier = earlier_best(config.resume, run.trainer.checkpoint_callback) if is_first_rank() else None
     if earlier is not None:

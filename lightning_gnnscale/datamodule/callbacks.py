@@ -21,7 +21,7 @@ from ..across_ranks import failing_together, first_in_folder, rank, send_file
 from ..dataset.value_checks import UNKNOWN, blocks
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
-from ..graph import Batch, batch_of
+from ..graph import Batch, batch_of, batches_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
 from ..placement.link_cost import gpu_name
@@ -170,10 +170,11 @@ class EpochTimes(L.Callback):
     """
 
     def __init__(self):
-        self._showed_first = False
+        self._showed_first, self._is_within = False, False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=False)
+        self._is_within = True
         self._epoch, self._began = trainer.current_epoch, time.time()
         self._counts, self._hop_nodes, self._hop_edges = Counter(), Counter(), Counter()
         self._disk_bytes = disk_read_bytes()
@@ -182,10 +183,12 @@ class EpochTimes(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        batch = batch_of(batch)
-        self._counts.update(_sizes(batch))
-        self._hop_nodes.update(dict(enumerate(batch.num_sampled_nodes or ())))
-        self._hop_edges.update(dict(enumerate(batch.num_sampled_edges or ())))
+        if not self._is_within:  # a run that goes on within an epoch does not begin it
+            self.on_train_epoch_start(trainer, pl_module)
+        for one in map(batch_of, batches_of(batch)):
+            self._counts.update(_sizes(one))
+            self._hop_nodes.update(dict(enumerate(one.num_sampled_nodes or ())))
+            self._hop_edges.update(dict(enumerate(one.num_sampled_edges or ())))
         clock.turn_to("forward")
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
@@ -205,9 +208,11 @@ class EpochTimes(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=True)
+        self._is_within = False
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._end(trainer, is_last=True)
+        self._is_within = False
 
     def _end(self, trainer: L.Trainer, is_last: bool) -> None:
         if not clock.end():

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..errors import PlacementError, StrategyError, check_count, check_integer, is_integer, short
 from ..events import record
-from ..graph import check_requires
+from ..graph import batches_of, check_requires
 from ..keywords import passes_on
 from ..loader import (
     LoaderOptions,
@@ -41,7 +41,7 @@ from ..sampler.minibatch import MiniBatch
 from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
-from ..traits import ModuleTraits, SourceTraits
+from ..traits import ModuleTraits, SourceTraits, StrategyTraits
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -342,7 +342,11 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def rank_of_part(self) -> np.ndarray:
         """(num_parts,) int64: the rank that owns each part, known once the store is open."""
-        return self.owners(self._place().world_size, self._weights)
+        place = self._place()
+        computed_by = np.empty(place.num_ranks, np.int64)
+        for process in range(place.world_size):
+            computed_by[list(place._replace(rank=process).ranks)] = process
+        return computed_by[self.owners(place.num_ranks, self._weights)]
 
     def owners(self, world_size: int, weights: Any) -> np.ndarray:
         """Return (num_parts,) int64: the rank of so many that owns each part and trains its targets, under a policy."""
@@ -420,7 +424,9 @@ class PartitionDataModule(StoredGraphDataModule):
         """Return the store ids of a rank's targets; of all where its batches mix chunks of all parts."""
         weights = self._weights
         if self.scope_under(weights) == "graph" and self.seed_order == "graph":
-            return rank_targets(self.store, self.sampler, world_size)[rank]
+            place = self._place()._replace(rank=rank, world_size=world_size)
+            shares = rank_targets(self.store, self.sampler, place.num_ranks)
+            return np.concatenate([shares[one] for one in place.ranks])
         targets = part_targets(self.store, self.sampler)
         parts = targets if self._mixes(weights) else parts_of_rank(self.store.num_parts, rank, world_size)
         return np.concatenate([targets[part] for part in parts])
@@ -430,8 +436,9 @@ class PartitionDataModule(StoredGraphDataModule):
         with closing(self.trial_loader(self._place()._replace(rank=rank), self._weights)) as loader:
             for epoch in itertools.count():
                 loader.set_epoch(epoch)
-                for batch in itertools.islice(loader, number):
-                    yield batch.n_id.numpy()
+                for step in itertools.islice(loader, number):
+                    for batch in batches_of(step):
+                        yield batch.n_id.numpy()
                 number -= min(number, len(loader))
                 if not number:
                     return
@@ -450,7 +457,7 @@ class PartitionDataModule(StoredGraphDataModule):
             given = (halo_hops, self.interleave_parts, options, features, source, place)
             return make_interleaved_loader(self.store, self.sampler, *given)
         if weights is not None and weights.equal_batches:
-            check_even_parts(part_targets(self.store, self.sampler), place.world_size)
+            check_even_parts(part_targets(self.store, self.sampler), place.num_ranks)
         options = replace(options, passes=1 if weights is None else weights.passes_per_epoch)
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
@@ -588,9 +595,15 @@ class PartitionDataModule(StoredGraphDataModule):
         if trainer is None:
             return RankPlace()
         share, num_local = trainer.strategy.broadcast, trainer.world_size // trainer.num_nodes
-        return RankPlace(
-            trainer.global_rank, trainer.world_size, trainer.node_rank, trainer.local_rank, num_local, share
-        )
+        here = (trainer.global_rank, trainer.world_size, trainer.node_rank, trainer.local_rank, num_local, share)
+        return RankPlace(*here, StrategyTraits(trainer.strategy).logical_ranks)
+
+    @property
+    def shares_by_process(self) -> str | None:
+        """Why a process cannot train the batches of several logical ranks; None: it can."""
+        if self.sampler.locality is None:
+            return None
+        return "samples prefer the rows that are close to a process (locality)"
 
     @property
     def _gathers_on_device(self) -> bool:

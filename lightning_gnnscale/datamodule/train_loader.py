@@ -338,7 +338,7 @@ def choose_reads(
         held_rows=loader.walk.most_held(rows, parts_held),
         parts_held=parts_held,
         batches_held=batches_ahead + 2,
-        visit_batches=max(len(loader) // max(len(parts), 1), 1),
+        visit_batches=max(loader.per_step * len(loader) // max(len(parts), 1), 1),
         least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.chunks))),
         keeps=source.in_process and not whole,
         part_bytes=held_bytes,
@@ -404,9 +404,9 @@ def epoch_use(store: PartitionStore, loader: PartLoader, first: Footprint, rows:
     return EpochUse(
         store.num_nodes,
         store.features.nbytes / max(store.num_nodes, 1),
-        rows=first.rows * len(loader),
+        rows=first.rows * loader.per_step * len(loader),
         own_share=0.0 if whole else first.own_rows / max(first.rows, 1),
-        waiting_bytes=first.waiting_bytes * len(loader),
+        waiting_bytes=first.waiting_bytes * loader.per_step * len(loader),
         part_rows=rows * loader.options.passes,
         degrees=np.concatenate(degrees),
     )
@@ -421,7 +421,7 @@ def make_part_loader(
     source: SourceSettings,
     place: RankPlace,
 ) -> PartLoader:
-    """Return a loader over the parts of a rank; batches stay in core and halo of their part.
+    """Return a loader over the parts of a process; batches stay in core and halo of their part.
 
     Args:
         store: The partition store.
@@ -434,13 +434,18 @@ def make_part_loader(
     """
     targets = part_targets(store, sampler)
     counts = [options.passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
+    shares = [parts_of_rank(store.num_parts, rank, place.num_ranks) for rank in place.ranks]
+    if len(shares) > 1:  # each part is one batch, and ranks have equally many: `check_even_parts`
+        trained = [[part for part in share if len(targets[part])] for share in shares]
+        shares = [[part for step in zip(*trained, strict=True) for part in step]]
     return PartLoader(
-        parts_of_rank(store.num_parts, place.rank, place.world_size),
+        shares[0],
         _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
         targets,
         sampler,
         options,
-        pad_to=longest_rank(counts, place.world_size),
+        per_step=len(place.ranks),
+        pad_to=longest_rank(counts, place.num_ranks),
         source=source.connect(place),
     )
 
@@ -480,7 +485,9 @@ def make_interleaved_loader(
         targets,
         sampler,
         options,
-        interleave=Interleave(place.rank, place.world_size, open_parts, spread=halo_hops is None),
+        interleave=Interleave(
+            place.ranks.start, place.num_ranks, open_parts, spread=halo_hops is None, num_ranks=len(place.ranks)
+        ),
         source=connected,
     )
 
@@ -528,14 +535,14 @@ def make_graph_loader(
     Raises:
         StrategyError: there are fewer targets than ranks.
     """
-    rank, world_size = place.rank, place.world_size
     load = partial(load_whole_graph, store, edges=held is None)
     # A part of the graph is a rank here. With the targets of all ranks, all tell workers the same.
-    shares = dict(enumerate(rank_targets(store, sampler, world_size)))
+    shares = dict(enumerate(rank_targets(store, sampler, place.num_ranks)))
     sampler = sampler if held is None else held.sampler(sampler)
     reads_edges = held is None and SourceTraits(source).owners is None
     data = _data(store, load, features, options, is_whole=True, edges=reads_edges)
-    return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
+    per_step, source = len(place.ranks), source.connect(place)
+    return PartLoader(place.ranks, data, shares, sampler, options, per_step=per_step, source=source)
 
 
 def make_evaluation_loader(

@@ -1,8 +1,8 @@
 """One batch made of batches of several parts: its gradient covers all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice, pairwise, zip_longest
+from itertools import accumulate, islice, pairwise, repeat, zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,30 @@ Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 _OF_NODES, _OF_EDGES, _OF_SEEDS = (columns_of(what) for what in ("nodes", "edges", "seeds"))
 
 
-def mixed_batches(batches, num_chunks: int, take: Take):
-    """Yield each run of `num_chunks` batches as one; the last run may be shorter.
+def run_lengths(num_chunks: int, chunks: int, start: int = 0, num_ranks: int = 1) -> Iterator[int]:
+    """Yield the chunks of each batch of an epoch, those of a step for one rank after the other.
+
+    Args:
+        num_chunks: Of one rank in the epoch.
+        chunks: Of a batch; the last one may have fewer.
+        start: Step to begin at.
+        num_ranks: Ranks that are computed here.
+    """
+    for first in range(start * chunks, num_chunks, chunks):
+        yield from repeat(min(chunks, num_chunks - first), num_ranks)
+
+
+def mixed_batches(batches, runs: Iterable[int], take: Take):
+    """Yield each run of batches as one.
 
     Args:
         batches: iterator of `MiniBatch`, closed with this one.
-        num_chunks: >= 1; with 1 batches pass through.
+        runs: batches of each run, see `run_lengths`.
         take: allocates (shape, dtype), as `BufferPool.take` does.
     """
     try:
-        while chunks := list(islice(batches, num_chunks)):
+        for length in runs:
+            chunks = list(islice(batches, length))
             batch = chunks[0] if len(chunks) == 1 else mix(chunks, take)
             del chunks
             yield batch

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock, record
+from ..graph import StepBatches, batches_of
 from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.on_device import sampler_for
@@ -26,7 +28,7 @@ from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
 from .epoch_reads import EpochReads
 from .local_source import LocalSource
-from .mixed_batch import mixed_batches
+from .mixed_batch import mixed_batches, run_lengths
 from .part_walk import Interleave, InterleavedWalk, PartWalk, Position, in_order, visits_together
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .row_sweep import RowSweep, fill_swept, swept_table
@@ -130,6 +132,8 @@ class PartLoader:
         interleave: How parts take turns: each batch consists of one chunk of each open part, and every rank gets
             equally many batches. `parts` must then list the parts of all ranks. None: one part after another, each on
             one rank. Excludes passes and drop_last.
+        per_step: Batches of a step, one of each rank that this process computes: more than one come as `StepBatches`.
+            With `interleave` as many as its ranks; without, consecutive ones of `parts` take turns.
         source: Prepares batches instead of `options.num_threads` threads: (stage, maker) to `BatchSource`, for example
             `functools.partial(ProcessSource, num_workers=4)`. It is kept from one iteration to the next; `close` ends
             it.
@@ -151,6 +155,7 @@ class PartLoader:
         options: LoaderOptions | None = None,
         *,
         interleave: Interleave | None = None,
+        per_step: int = 1,
         source: SourceFactory | None = None,
         pad_to: int | None = None,
         pool: BufferPool | None = None,
@@ -162,23 +167,17 @@ class PartLoader:
             raise ValueError(
                 f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
             )
-        self.interleave = interleave
+        self.interleave, self.per_step = interleave, per_step if interleave is None else interleave.num_ranks
         # A batch is this many chunks, each of one part.
         self.chunks = (
             1 if interleave is None else max(1, min(interleave.open_parts, sum(len(targets[p]) > 0 for p in parts)))
         )
         self._chunk_size = -(-options.batch_size // self.chunks)
         counts = {part: self._num_chunks(sampler, len(targets[part])) for part in parts}
-        self.walk = (
-            PartWalk(tuple(parts), counts, options.passes)
-            if interleave is None
-            else InterleavedWalk(
-                tuple(parts), counts, *interleave[:3], options.seed, options.shuffle, interleave.spread
-            )
-        )
+        self.walk = self._walk(tuple(parts), counts)
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
-        self.length = -(-len(self.walk) // self.chunks) if pad_to is None else pad_to
+        self.length = -(-self._rank_chunks // self.chunks) if pad_to is None else pad_to
         self.reads, self._columns = options.reads, data.columns
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         self._stager = data.stager(targets, sampler, options.seed)
@@ -198,8 +197,22 @@ class PartLoader:
         self._open: Iterator[MiniBatch] | None = None
         self._waited_s = self._ran_s = 0.0
 
+    def _walk(self, parts: tuple[int, ...], counts: dict[int, int]) -> PartWalk | InterleavedWalk:
+        options, interleave = self.options, self.interleave
+        if interleave is not None:
+            order = (options.seed, options.shuffle, interleave.spread, interleave.num_ranks)
+            return InterleavedWalk(parts, counts, *interleave[:3], *order)
+        if self.per_step > 1:
+            return InterleavedWalk(parts, counts, 0, 1, self.per_step, options.seed, shuffle=False)
+        return PartWalk(parts, counts, options.passes)
+
+    @property
+    def _rank_chunks(self) -> int:
+        """Chunks of one rank in an epoch."""
+        return len(self.walk) // self.per_step
+
     def __len__(self) -> int:
-        """Return the batches of an epoch, padding included."""
+        """Return the steps of an epoch, padding included."""
         return self.length
 
     @property
@@ -358,7 +371,7 @@ class PartLoader:
         self._resume_at = 0 if at_end else state["delivered"]
         self._delivered = self.length if at_end else state["delivered"]
 
-    def __iter__(self) -> Iterator[MiniBatch | None]:
+    def __iter__(self) -> Iterator[MiniBatch | StepBatches | None]:
         # Nothing is read before the first batch is requested: Lightning sets the epoch after making the iterator.
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
@@ -373,14 +386,16 @@ class PartLoader:
                     raise GNNScaleError("a newer iteration over this loader has begun: take one at a time")
                 asked = time.perf_counter()
                 with clock.doing("wait"):
-                    batch = next(batches, None)
+                    batch = self._next_step(batches)
                 given = time.perf_counter()
                 self._waited_s, self._ran_s = self._waited_s + given - asked, given - begun
                 if batch is None:
                     break
                 self._delivered += 1
                 if reads is not None:
-                    reads.add(batch)
+                    for one in batches_of(batch):
+                        reads.add(one)
+                    one = None
                 yield batch
                 del batch
         finally:
@@ -393,6 +408,12 @@ class PartLoader:
         while self._delivered < self.length:
             self._delivered += 1
             yield None
+
+    def _next_step(self, batches: Iterator[MiniBatch]) -> MiniBatch | StepBatches | None:
+        if self.per_step == 1:
+            return next(batches, None)
+        step = list(islice(batches, self.per_step))
+        return StepBatches(step) if step else None
 
     def sampled_chunks(self) -> Iterator[MiniBatch]:
         """Yield the chunks of the epoch's batches, one at a time, instead of the batches."""
@@ -438,9 +459,12 @@ class PartLoader:
     def _made(self, start: int) -> Iterator[MiniBatch]:
         """Yield the batches from a place on, where they are made."""
         self._keep()
-        positions = self.walk.positions(self.epoch, start * self.chunks)
+        positions = self.walk.positions(self.epoch, start * self.chunks * self.per_step)
         chunks = self._swept(positions) if self.reads.is_swept else self._filled(self._ahead(positions))
-        mixed = chunks if self.chunks == 1 else mixed_batches(chunks, self.chunks, self._maker.pool.take)
+        mixed = chunks
+        if self.chunks > 1:
+            runs = run_lengths(self._rank_chunks, self.chunks, start, self.per_step)
+            mixed = mixed_batches(chunks, runs, self._maker.pool.take)
         return self._with_columns(mixed) if self._columns else mixed
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
@@ -502,7 +526,8 @@ class PartLoader:
         coming = next(positions, None)
         try:
             while coming or pending:
-                most = self.chunks * max(self._most_ahead, SourceTraits(source).batches_ahead)
+                ahead = max(self._most_ahead, SourceTraits(source).batches_ahead) + self.per_step - 1
+                most = self.chunks * ahead
                 while coming and len(pending) < most and self._has_space(pending, coming):
                     source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -203,6 +203,7 @@ class PartWalk:
     passes: int = 1
     parts_open: ClassVar[int] = 2  # the one that trains and the next one
     world_size: ClassVar[int] = 1  # ranks that share a visit
+    last_rank: ClassVar[int] = 0
 
     def __len__(self) -> int:
         return self.passes * sum(self.num_batches[part] for part in self.parts)
@@ -262,17 +263,18 @@ def spread_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
 
 
 class Interleave(NamedTuple):
-    """How a rank takes part in an `InterleavedWalk`; see there."""
+    """How a process takes part in an `InterleavedWalk`; see there."""
 
     rank: int = 0
     world_size: int = 1
     open_parts: int = 4
     spread: bool = False
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True)
 class InterleavedWalk:
-    """One rank's chunks of batches in an epoch in which parts take turns.
+    """One process's chunks of batches in an epoch in which parts take turns.
 
     `open_parts` parts are open at a time, in a new order every epoch. One chunk of each is taken in turn; where a part
     ends, the next one replaces it. A run of `open_parts` chunks makes a batch (`mixed_batches`): parts of a low cut
@@ -283,11 +285,12 @@ class InterleavedWalk:
     Args:
         parts: All parts; those without batches are skipped.
         num_batches: Number of turns in one pass over each part; every rank takes one chunk per turn.
-        rank, world_size: Rank of this process, and number of processes.
+        rank, world_size: Rank of this process, and number of ranks.
         open_parts: Parts that are open at a time, and chunks per batch, >= 1.
         seed: Seed of the order of parts.
         shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
         spread: Whether that order separates neighbouring parts, see `spread_parts`.
+        num_ranks: Ranks that this process computes, from `rank` on: a batch of each in turn.
 
     Source: Chiang et al., Cluster-GCN, KDD 2019, stochastic multiple partitions; Armada, mini-batches of disjoint sets
     of parts that workers prepare side by side.
@@ -301,9 +304,15 @@ class InterleavedWalk:
     seed: int
     shuffle: bool = True
     spread: bool = False
+    num_ranks: int = 1
 
     def __len__(self) -> int:
-        return sum(self.num_batches[part] for part in self.parts)
+        return self.num_ranks * sum(self.num_batches[part] for part in self.parts)
+
+    @property
+    def last_rank(self) -> int:
+        """The last of the ranks that this process computes."""
+        return self.rank + self.num_ranks - 1
 
     @property
     def parts_open(self) -> int:
@@ -330,16 +339,21 @@ class InterleavedWalk:
         return most
 
     def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
-        """Yield the batches of an epoch from position `start` on."""
+        """Yield the chunks of an epoch from position `start` on."""
+        turns = self._turns(epoch)
+        if self.num_ranks > 1:
+            chunks = min(self.open_parts, sum(self.num_batches[part] > 0 for part in self.parts))
+            turns = _rank_by_rank(turns, max(chunks, 1), self.num_ranks)
+        return islice(turns, start, None)
+
+    def _turns(self, epoch: int) -> Iterator[Position]:
+        """Yield the chunks of the first rank."""
         coming = deque(part for part in self._order(epoch) if self.num_batches[part])
         open_parts = deque((coming.popleft(), 0) for _ in range(min(self.open_parts, len(coming))))
-        place = 0
         while open_parts:
             part, step = open_parts.popleft()
-            if place >= start:
-                following = coming[0] if coming else None
-                yield Position(0, part, epoch, step * self.world_size + self.rank, following)
-            place += 1
+            following = coming[0] if coming else None
+            yield Position(0, part, epoch, step * self.world_size + self.rank, following)
             if step + 1 < self.num_batches[part]:
                 open_parts.append((part, step + 1))
             elif coming:
@@ -349,6 +363,13 @@ class InterleavedWalk:
         if not self.shuffle:
             return list(self.parts)
         return (spread_parts if self.spread else shuffled_parts)(self.parts, self.seed, epoch)
+
+
+def _rank_by_rank(turns: Iterator[Position], chunks: int, num_ranks: int) -> Iterator[Position]:
+    """Yield each run of `chunks` positions of a rank, and then those of the ranks after it in the same turns."""
+    while run := list(islice(turns, chunks)):
+        for number in range(num_ranks):
+            yield from (position._replace(batch=position.batch + number) for position in run)
 
 
 def visits_together(
@@ -364,7 +385,8 @@ def visits_together(
     for place, position in enumerate(positions):
         key = position.visit, position.part
         visits.setdefault(key, []).append((place, position))
-        if position.batch // walk.world_size + 1 >= walk.num_batches[position.part]:
+        turn, rank = divmod(position.batch, walk.world_size)
+        if turn + 1 >= walk.num_batches[position.part] and rank == walk.last_rank:
             whole.add(key)
         while len(visits) > 1 and next(iter(visits)) in whole:
             yield from _first_visit(visits)

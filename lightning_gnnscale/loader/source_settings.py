@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from ..across_ranks import own_ranks
 from ..errors import check_count, check_seconds, short
 from ..memory import read_sizes
 from .batch_maker import BatchMaker
@@ -26,6 +27,7 @@ class RankPlace(NamedTuple):
         rank, world_size: Rank among all processes, and their number.
         node: Number of its machine.
         local_rank, num_local: Rank among the processes of its machine, and their number.
+        logical_ranks: Ranks by which an epoch is shared out, whoever computes them; None: as many as processes.
         share: Returns rank 0's value on every rank; a collective.
     """
 
@@ -35,6 +37,17 @@ class RankPlace(NamedTuple):
     local_rank: int = 0
     num_local: int = 1
     share: Callable[[Any], Any] = lambda value: value
+    logical_ranks: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks by which an epoch is shared out."""
+        return self.logical_ranks or self.world_size
+
+    @property
+    def ranks(self) -> range:
+        """The logical ranks that this process computes."""
+        return own_ranks(self.rank, self.world_size, self.num_ranks)
 
 
 class SourceSettings(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError, short
-from ..graph import COLUMNS, batch_of
+from ..graph import COLUMNS, StepBatches, batch_of, batches_of
 from ..traits import BackboneTraits, arguments_of
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
@@ -110,13 +110,14 @@ class BackboneModule(TakesInputs):
         Here and not in `training_step`, which a rank without a batch of its own skips: every rank must log it.
         """
         shares = batch_of(batch).loss_is_share
-        loss = (outputs or {}).get("loss")
-        # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
-        count = 0 if loss is None else self._num_losses(batch) * self.trainer.world_size
-        # Lightning has divided it by the batches of a step.
-        loss = torch.zeros((), device=self.device) if loss is None else loss * self.trainer.accumulate_grad_batches
-        self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
-                 reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
+        losses = [*(batch.losses if isinstance(batch, StepBatches) else ()), (outputs or {}).get("loss")]
+        for one, loss in zip(batches_of(batch), losses, strict=True):
+            # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
+            count = 0 if loss is None else self._num_losses(one) * self.trainer.world_size
+            # Lightning has divided it by the batches of a step.
+            loss = torch.zeros((), device=self.device) if loss is None else loss * self.trainer.accumulate_grad_batches
+            self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
+                     reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""

@@ -50,6 +50,12 @@ def count_missing_batch(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop.batch_progress.increment_started()
 
 
+def is_within_epoch(trainer: pl.Trainer) -> bool:
+    """Whether the checkpoint that a Trainer's loops are restored from was saved within an epoch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return progress.current.ready > 0 and not progress.is_last_batch
+
+
 def check_ranks(trainer: pl.Trainer, saved_ranks: int) -> None:
     """Refuse to go on within an epoch on another number of processes: their shares of it are others.
 
@@ -60,9 +66,7 @@ def check_ranks(trainer: pl.Trainer, saved_ranks: int) -> None:
     Raises:
         StrategyError: the message names both numbers.
     """
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    within_epoch = progress.current.ready > 0 and not progress.is_last_batch
-    if within_epoch and saved_ranks != averaging.world_size():
+    if is_within_epoch(trainer) and saved_ranks != averaging.world_size():
         raise StrategyError(
             f"the checkpoint is within an epoch of {saved_ranks} processes, this run has "
             f"{averaging.world_size()}: resume with as many as it was saved by, or from the end of an epoch"
@@ -195,12 +199,25 @@ def weighted_average(weighted_states: list[tuple[float, State]], like: State) ->
     Cost: 8 bytes a value on the wire and in a buffer; one all-reduce, two where there are integer tensors.
     """
     total = weighted_sum(weighted_states, like)
-    largest = _integer_maximum([state for weight, state in weighted_states if weight > 0], like)
     all_reduce(total, "sum", "averaging weights")
-    num_bytes = total.numel() * total.element_size()
+    sent = total.numel() * total.element_size() if world_size() > 1 else 0
+    average, more = averaged(total, [state for weight, state in weighted_states if weight > 0], like)
+    return average, sent + more
+
+
+@torch.no_grad()
+def averaged(total: Tensor, states: list[State], like: State) -> tuple[State, int]:
+    """Return the average of a `weighted_sum` over all processes, and the bytes that this process handed over.
+
+    Args:
+        total: see `weighted_sum`, added up over all processes.
+        states: this process's, of whose integers the maximum is taken.
+        like: see `weighted_average`.
+    """
+    largest, num_bytes = _integer_maximum(states, like), 0
     if len(largest):
         all_reduce(largest, "max", "averaging weights")
-        num_bytes += largest.numel() * largest.element_size()
+        num_bytes = largest.numel() * largest.element_size()
     sent = num_bytes if world_size() > 1 else 0
     if total[0] == 0:
         return copy_state(like), sent

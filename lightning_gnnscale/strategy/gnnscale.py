@@ -26,12 +26,13 @@ from torch.optim import Optimizer
 from ..across_ranks import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds, short
 from ..events import clock
-from ..graph import batch_of
+from ..graph import StepBatches, batch_of, batches_of
 from ..model import checkpoint_entries, checkpoint_file
 from ..scratch import keep_sockets
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
+from .logical_ranks import LogicalRanks
 from .trainer_check import check_module, check_on_exception
 from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
@@ -106,6 +107,7 @@ def _share(metrics: dict[str, float], trainer: pl.Trainer, epoch: int) -> None:
 
 
 CHECKPOINT_KEY = "gnnscale"
+RANKS_KEY = "gnnscale_ranks"
 STAMPS_KEY = "gnnscale_exchange"
 
 
@@ -123,13 +125,17 @@ class GNNScaleStrategy(DDPStrategy):
         start_method: "popen" runs the script again for each process, in notebooks it is "fork"; "fork" copies this one
             (before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
         process_group_backend: "gloo", "nccl", ...; by the device where None.
+        logical_ranks: ranks by which gradient averaging shares out the batches of an epoch, whoever computes them, at
+            least as many as processes: steps, and on CPUs all bits of the weights, are the same on any number of them.
+            None: as many as the run began with, as its checkpoints say.
         timeout: longest wait for another process, seconds or a timedelta: more than one rank may take longer than
             another between two averages, or over a layer of evaluation.
         checkpoint_io: how checkpoints are written and read; `CheckpointFiles` by default, also within one that wraps.
         parallel_devices, cluster_environment, precision_plugin: as for DDPStrategy.
 
     Raises:
-        ValueError: an unknown policy, the message lists those that exist; a timeout that is not above 0.
+        ValueError: an unknown policy, the message lists those that exist; a timeout that is not above 0, logical_ranks
+            below 1.
         StrategyError: an option of DDP's wrapper was given; weights and exchange do not go together.
     """
 
@@ -143,6 +149,7 @@ class GNNScaleStrategy(DDPStrategy):
         start_method: Literal["popen", "fork", "spawn", "forkserver"] = "popen",
         process_group_backend: str | None = None,
         timeout: float | timedelta | None = 1800.0,
+        logical_ranks: int | None = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: ClusterEnvironment | None = None,
         checkpoint_io: CheckpointIO | None = None,
@@ -172,6 +179,7 @@ class GNNScaleStrategy(DDPStrategy):
         self.weights: WeightPolicy = _policy(weights, WeightPolicy, WEIGHT_POLICIES, "weights")
         self.exchange: ExchangePolicy = _policy(exchange, ExchangePolicy, EXCHANGE_POLICIES, "exchange")
         self.weights.check_exchange(self.exchange)
+        self._ranks = LogicalRanks(logical_ranks, self.weights)
         self._exchange_run: ExchangeRun | None = None
         self._loaded_from: Any = None
         self._environment: dict[str, str | None] = {}  # as it was, where this process is the only one
@@ -195,6 +203,11 @@ class GNNScaleStrategy(DDPStrategy):
         return self._exchange_run
 
     @property
+    def logical_ranks(self) -> int | None:
+        """Ranks by which an epoch's batches are shared out; None: not known before a run, or a policy without them."""
+        return self._ranks.count
+
+    @property
     def handles_gradient_accumulation(self) -> bool:
         """Whether the weight policy accumulates gradients itself."""
         return self.weights.handles_gradient_accumulation
@@ -206,6 +219,7 @@ class GNNScaleStrategy(DDPStrategy):
             StrategyError: the message names the argument and the remedy.
         """
         check_on_exception(trainer)
+        self._ranks.check(trainer.num_devices * trainer.num_nodes)
         self.weights.check_trainer(trainer)
         self.exchange.check_trainer(trainer)
 
@@ -217,6 +231,7 @@ class GNNScaleStrategy(DDPStrategy):
         """
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
+            self._ranks.settle(trainer, averaging.world_size(), self.root_device)
             check_module(self.lightning_module)
             check_on_exception(trainer)
             self.weights.check(trainer)
@@ -263,6 +278,7 @@ class GNNScaleStrategy(DDPStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             self.exchange.check(trainer)
+            self._ranks.check(trainer.num_devices * trainer.num_nodes)
             check_processes = DataTraits(trainer.datamodule).check_processes
             if check_processes is not None:
                 check_processes(trainer.num_devices * trainer.num_nodes)
@@ -349,13 +365,30 @@ class GNNScaleStrategy(DDPStrategy):
                 on_batch_missing()
             if self._exchange_run is not None:
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
-            key = batch_of(batch).key
-            if key is not None:
-                self._seed(int(key))
+            self._seed(batches_of(batch)[0])
         with clock.doing("transfer"):
+            if isinstance(batch, StepBatches):
+                move = super().batch_to_device
+                return StepBatches([move(one, device, dataloader_idx) for one in batch.batches])
             return super().batch_to_device(batch, device, dataloader_idx)
 
-    def _seed(self, key: int) -> None:
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's training step, of each batch where this process has those of several logical ranks."""
+        step = super().training_step
+
+        def compute(one: Any) -> Any:
+            self._seed(one)  # here, whatever hooks have sampled since, so that the same is sampled on any process
+            return step(one, *args, **kwargs)
+
+        if not isinstance(batch, StepBatches):
+            return compute(batch)
+        return self.weights.compute_several(batch, compute, partial(self.backward, optimizer=self.optimizers[0]))
+
+    def _seed(self, batch: Any) -> None:
+        key = batch_of(batch).key
+        if key is None:
+            return
+        key = int(key)
         # torch.manual_seed() also formats this thread's stack for every kind of device that is not there: 2 ms a step.
         torch.default_generator.manual_seed(key)
         if self.root_device.type != "cpu":
@@ -390,6 +423,8 @@ class GNNScaleStrategy(DDPStrategy):
             merged = self.weights.merge(_gather_to_rank_zero(self.weights.state_dict()))
             if merged:
                 checkpoint[CHECKPOINT_KEY] = merged
+        if self._ranks.count is not None and "optimizer_states" in checkpoint:
+            checkpoint[RANKS_KEY] = self._ranks.state_dict()
         kept = self._save_inputs(checkpoint, filepath)
         with failing_together():
             super().save_checkpoint(checkpoint_file.plain(checkpoint), filepath, storage_options)
@@ -423,6 +458,7 @@ class GNNScaleStrategy(DDPStrategy):
         with checkpoint_file.on_this_machine(checkpoint_path) as path:
             loaded = checkpoint_file.check_is_lightnings(super().load_checkpoint(path, True), checkpoint_path)
         self._loaded_from = checkpoint_path
+        self._ranks.kept = loaded.get(RANKS_KEY) or {}
         return checkpoint_file.with_rows_located(loaded, checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -445,6 +481,7 @@ class GNNScaleStrategy(DDPStrategy):
                 f"the checkpoint was trained under {trained_under}; training goes on under {self.exchange!r}"
             )
         kept = checkpoint.get(CHECKPOINT_KEY)
+        self._ranks.check_kept(self.lightning_module.trainer, checkpoint.get(RANKS_KEY) or {}, kept)
         self.weights.load_state_dict(checkpoint_entries.named_as(self.lightning_module, kept))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from processes import launch
 
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import GradientAveraging
-from lightning_gnnscale.strategy.weights.gradient_averaging import reduce_gradients
+from lightning_gnnscale.strategy.weights.gradient_buckets import Buckets, reduce_gradients
 
 NUM_TARGETS, BATCH_SIZE = 40, 8
 
@@ -137,7 +137,7 @@ def reduce_shares(folder):
     for name, weights in {"one has none": (4, 0), "nobody has any": (0, 0)}.items():
         parameter = torch.nn.Parameter(torch.ones(2))
         parameter.grad = torch.full((2,), 0.0 if weights[rank] == 0 else 3.0)
-        reduce_gradients([parameter], weights[rank], 1 << 20)
+        reduce_gradients(Buckets([parameter], 1 << 20), weights[rank])
         results[name] = parameter.grad
     return results
 
@@ -160,6 +160,7 @@ def test_a_batch_without_targets_weighs_nothing(tmp_path):
 )
 def test_what_a_batch_weighs(batch, weight):
     policy = GradientAveraging()
-    policy.setup(SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu"))))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), logical_ranks=None)
+    policy.setup(SimpleNamespace(strategy=strategy, lightning_module=torch.nn.Linear(1, 1)))
     policy.begin_batch(batch)
-    assert policy._weight == weight
+    assert policy._weight(0) == weight

@@ -145,8 +145,7 @@ def resume_refused(folder, root, name, path):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["per part", "gradients, accumulated"])
-def test_another_number_of_processes_is_refused_within_an_epoch(root, tmp_path, name):
-    launch(2, save_within, tmp_path / "2", root, name)
-    message = launch(1, resume_refused, tmp_path / "1", root, name, tmp_path / "2" / "0.ckpt")[0]
+def test_another_number_of_processes_is_refused_within_an_epoch_of_averaged_models(root, tmp_path):
+    launch(2, save_within, tmp_path / "2", root, "per part")
+    message = launch(1, resume_refused, tmp_path / "1", root, "per part", tmp_path / "2" / "0.ckpt")[0]
     assert "is within an epoch of 2 processes, this run has 1" in message and "from the end of an epoch" in message

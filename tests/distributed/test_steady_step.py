@@ -116,7 +116,7 @@ FULL_GRAPH_WAITS = {
     },
     # Replicas are averaged where gradients are joined again, and Adam counts its steps on the CPU.
     "gradients of others kept": {
-        "item: lightning_gnnscale/strategy/averaging.py, weighted_average",
+        "item: lightning_gnnscale/strategy/averaging.py, averaged",
         "copy from memory that is not pinned: lightning_gnnscale/strategy/averaging.py, weighted_sum",
         "copy to the host: lightning_gnnscale/strategy/averaging.py, load_state",
     },

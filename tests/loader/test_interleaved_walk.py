@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.parts import part_loader, small_world
 
+from lightning_gnnscale.graph import batches_of
 from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartLoader
 from lightning_gnnscale.loader.part_walk import even_slices, spread_parts
 from lightning_gnnscale.sampler import NeighborSampler
@@ -18,13 +19,31 @@ from tests.says import said
 WORLD = small_world(num_parts=5)
 
 
-def make_loader(rank=0, world_size=1, open_parts=2, load_part=WORLD.load_part, **options) -> PartLoader:
+def make_loader(rank=0, world_size=1, open_parts=2, load_part=WORLD.load_part, num_ranks=1, **options) -> PartLoader:
     settings = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 8, "seed": 1} | options
     targets = {part: WORLD.targets(part) for part in range(5)}
     return part_loader(
         range(5), load_part, WORLD.features, targets, NeighborSampler([4, 3]),
-        interleave=Interleave(rank, world_size, open_parts), **settings,
+        interleave=Interleave(rank, world_size, open_parts, num_ranks=num_ranks), **settings,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("open_parts", [1, 2, 3])
+def test_a_process_that_computes_several_ranks_has_a_batch_of_each_in_every_step(open_parts, start):
+    def steps(loader):
+        loader.set_epoch(2)
+        loader.load_state_dict(loader.state_dict() | {"delivered": start})
+        return [[(one.key, one.n_id.tolist()) for one in batches_of(step)] for step in loader]
+
+    each = [steps(make_loader(rank, 4, open_parts)) for rank in range(4)]
+    assert len(each[0]) > 0
+    first = make_loader(0, 4, open_parts)
+    for rank, num_ranks in ((0, 4), (1, 3), (2, 2)):
+        loader = make_loader(rank, 4, open_parts, num_ranks=num_ranks)
+        assert len(loader) == len(first) and loader.state_dict() == first.state_dict()
+        expected = [[one for (one,) in step] for step in zip(*each[rank : rank + num_ranks], strict=True)]
+        assert steps(loader) == expected
 
 
 @given(num_parts=st.integers(1, 20), seed=st.integers(0, 9), epoch=st.integers(0, 9))

@@ -85,7 +85,7 @@ def test_runs_of_pieces_and_what_is_left():
         finally:
             closed.append(True)
 
-    sizes = [batch.batch_size for batch in mixed_batches(three(), 2, np.empty)]
+    sizes = [batch.batch_size for batch in mixed_batches(three(), [2, 1], np.empty)]
     pieces = [piece.batch_size for piece in three()]
     assert sizes == [sum(pieces[:2]), pieces[2]]
     assert closed

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lightning_gnnscale.errors import StrategyError
-from lightning_gnnscale.strategy import GradientAveraging
+from lightning_gnnscale.strategy import GradientAveraging, averaging
 from lightning_gnnscale.strategy.weights import gradient_buckets
-from lightning_gnnscale.strategy.weights.gradient_buckets import EarlyBuckets
+from lightning_gnnscale.strategy.weights.gradient_buckets import Buckets, EarlyBuckets
 from tests.says import said
 
 
@@ -27,18 +27,19 @@ def sent(monkeypatch):
 
     found = Sent()
     monkeypatch.setattr(gradient_buckets.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(averaging, "world_size", lambda: 2)
     return found
 
 
 def layers(sent):
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 4, bias=False), nn.Linear(4, 1, bias=False))
     sent.parameters = list(model.parameters())
-    return model, EarlyBuckets(sent.parameters, 4)
+    return model, EarlyBuckets(sent.parameters, 4), Buckets(sent.parameters, 4)
 
 
 def test_the_last_layers_gradients_leave_before_the_first_ones_are_there(sent):
-    model, early = layers(sent)
-    with early.sending(2):
+    model, early, buckets = layers(sent)
+    with early.sending(buckets, 2):
         model(torch.ones(1, 2)).sum().backward()
         assert sent == [(4, 1), (12, 2), (6, 3)]
     own = [p.grad.clone() for p in sent.parameters]
@@ -50,8 +51,8 @@ def test_the_last_layers_gradients_leave_before_the_first_ones_are_there(sent):
 
 def test_buckets_leave_in_one_order_whatever_has_no_gradient(sent):
     """Of the last layer there is none: what follows waits for the end, as ranks must send alike."""
-    model, early = layers(sent)
-    with early.sending(1):
+    model, early, buckets = layers(sent)
+    with early.sending(buckets, 1):
         model[:2](torch.ones(1, 2)).sum().backward()
     assert sent == []
     early.join(1, mean=False)
@@ -59,17 +60,17 @@ def test_buckets_leave_in_one_order_whatever_has_no_gradient(sent):
 
 
 def test_between_steps_and_after_the_end_nothing_is_sent(sent):
-    model, early = layers(sent)
+    model, early, buckets = layers(sent)
     model(torch.ones(1, 2)).sum().backward()  # of a window's first batches
     early.close()
-    with early.sending(1):
+    with early.sending(buckets, 1):
         model(torch.ones(1, 2)).sum().backward()
     assert sent == []
 
 
 def test_a_second_backward_in_a_step_is_refused(sent):
-    model, early = layers(sent)
-    with pytest.raises(StrategyError, match=said("one backward overlap=False")), early.sending(1):
+    model, early, buckets = layers(sent)
+    with pytest.raises(StrategyError, match=said("one backward overlap=False")), early.sending(buckets, 1):
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
 

@@ -13,17 +13,21 @@ from torch.optim import Optimizer
 from ...device_time import DeviceTimer
 from ...errors import StrategyError, check_count, short
 from ...events import clock, record
-from ...graph import batch_of
+from ...graph import StepBatches, batch_of, batches_of
 from ...traits import DataTraits, ModuleTraits
 from .. import averaging
-from ..averaging import check_ranks
 from ..exchange.bounds import checked_epochs
-from .gradient_buckets import EarlyBuckets, reduce_gradients
-from .policy import Step, WeightPolicy, load_gradients, saved_gradients
+from .gradient_buckets import Buckets, EarlyBuckets, reduce_gradients
+from .logical_ranks import RankStates, loss_of
+from .policy import Step, WeightPolicy, move_gradients
+from .tree_sum import tree_sum
 
 
 class GradientAveraging(WeightPolicy):
     """Average gradients over ranks before each step, g = sum(b_r g_r) / sum(b_r), b_r = targets of rank r's batches.
+
+    Ranks are the strategy's logical ranks: a process computes the batches of several one after another, and sums are
+    taken in an order of the logical ranks alone, so that the result does not depend on who computes them.
 
     Where the sampler weighs losses (GraphSAINT) b_r is the number of batches: their losses are estimates of one mean.
 
@@ -35,13 +39,13 @@ class GradientAveraging(WeightPolicy):
     checkpoints. Every rank must have the same number of batches.
 
     A checkpoint may be saved within an epoch: training goes on as if nothing had been saved, and so does a run that is
-    resumed from it with as many processes. It then holds each rank's buffers, and its gradients where these wait for
-    the rest of a window.
+    resumed from it on any number of processes. It then holds each rank's buffers, and its gradients where these wait
+    for the rest of a window.
 
     Args:
         bucket_bytes: gradients are sent in buckets of about this size, > 0.
         local_clip: before gradients are joined, each rank clips the norm of its own to local_clip x
-            sqrt(world_size), > 0; None: no clipping. The Trainer's own clipping comes after, and keeps training exact.
+            sqrt(ranks), > 0; None: no clipping. The Trainer's own clipping comes after, and keeps training exact.
         overlap: send a bucket while the backward computes the others; None: on GPUs, where nothing else is sent in
             a backward (exchanges of rows, learned rows of nodes) and local_clip is None. The result is the same, bit
             for bit.
@@ -88,9 +92,13 @@ class GradientAveraging(WeightPolicy):
     def setup(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._published = True
-        self._own: averaging.State | None = None  # of this rank, while the model holds an average in their place
-        self._targets = self._waiting = 0
-        self._restored_gradients: list[Tensor | None] | None = None
+        count = trainer.strategy.logical_ranks or averaging.world_size()
+        self._ranks = RankStates(trainer.lightning_module, count)
+        self._waiting = 0
+        # What a GPU computes twice differs in the last bits anyway, unless torch is asked for the same.
+        on_gpu = trainer.strategy.root_device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()
+        self._in_order = not on_gpu or count != averaging.world_size()
+        self._buckets: Buckets | None = None  # of the step that is being computed
         self._timer, self._bytes, self._steps = DeviceTimer(trainer.strategy.root_device), 0, 0
         self._early: EarlyBuckets | None = None
 
@@ -107,9 +115,8 @@ class GradientAveraging(WeightPolicy):
                 f"GradientAveraging needs the same number of train batches on every rank, got {shortest} to {longest}: "
                 'split the targets evenly (PartitionDataModule(scope="graph") does), or use weights=ModelAveraging()'
             )
-        if self._restored_gradients is not None:  # not before: Lightning zeroes gradients after it has loaded all
-            load_gradients(self._trainer.optimizers[0], self._restored_gradients)
-            self._restored_gradients = None
+        if self._waiting:  # not before: Lightning zeroes gradients after it has loaded all
+            self._ranks.put_back(self._last_rank, self._trainer.optimizers[0])
 
     def begin_batch(self, batch: Any) -> None:
         if batch is None:
@@ -117,27 +124,62 @@ class GradientAveraging(WeightPolicy):
                 f"rank {averaging.rank()}: a train loader yielded None, and GradientAveraging waits for a gradient of "
                 "every rank: split the targets evenly, or use weights=ModelAveraging()"
             )
-        if self._own is not None:
-            averaging.load_state(self._live, self._own)
-            self._own = None
-        # Shares of one loss over the whole graph are added up, losses of batches are averaged.
-        batch = batch_of(batch)
-        self._adds_up = batch.loss_is_share
-        # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
-        weighed = batch.loss_weight is not None or batch.batch_size is None
-        self._targets += 1 if weighed else int(batch.batch_size)
+        ranks, batches = self._ranks, batches_of(batch)
+        if len(batches) == 1:
+            ranks.enter(self._last_rank)
+        for rank, one in zip(ranks.own, map(batch_of, batches), strict=True):
+            # Shares of one loss over the whole graph are added up, losses of batches are averaged.
+            self._adds_up = one.loss_is_share
+            # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
+            weighed = one.loss_weight is not None or one.batch_size is None
+            ranks.targets[rank] += 1 if weighed else int(one.batch_size)
         self._waiting += 1
         self._published = False
 
+    def compute_several(
+        self, batches: StepBatches, compute: Callable[[Any], Any], backward: Callable[[Tensor], Any]
+    ) -> Any:
+        ranks, optimizer = self._ranks, self._trainer.optimizers[0]
+        if self._waiting > 1:
+            ranks.set_aside(self._last_rank, optimizer)
+        move_gradients(optimizer)  # of the step before: Lightning zeroes them after this
+        with nullcontext() if self._early is None else self._early.paused():
+            for rank, batch in zip(ranks.own[:-1], batches.batches[:-1], strict=True):
+                ranks.enter(rank)
+                loss = loss_of(compute(batch)) / self._trainer.accumulate_grad_batches
+                ranks.put_back(rank, optimizer)
+                backward(loss)
+                batches.losses.append(loss.detach())
+                if self._buckets is None:  # the window goes on
+                    ranks.set_aside(rank, optimizer)
+                    continue
+                self._clip(_trained(optimizer))
+                with clock.doing("average"), self._timer.measure():
+                    self._buckets.hold(self._weight(rank))
+        ranks.enter(self._last_rank)
+        output = compute(batches.batches[-1])
+        loss_of(output)
+        ranks.put_back(self._last_rank, optimizer)
+        return output
+
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
         def averaged_closure() -> Any:
-            with nullcontext() if self._early is None else self._early.sending(self._weight):
-                loss = closure()
-            self._average(optimizer)
+            parameters, weight, early = _trained(optimizer), self._weight(self._last_rank), self._early
+            if early is not None and not early.is_of(parameters):  # a callback has thawed some
+                early.close()
+                early = self._early = EarlyBuckets(parameters, self.bucket_bytes)
+            self._buckets = Buckets(parameters, self.bucket_bytes, self._ranks.count, self._in_order)
+            try:
+                with nullcontext() if early is None else early.sending(self._buckets, weight):
+                    loss = closure()
+                self._average(parameters, optimizer)
+            finally:
+                self._buckets = None
             return loss
 
         output = step(optimizer, averaged_closure)
-        self._targets = self._waiting = 0
+        self._waiting = 0
+        self._ranks.end_window()
         return output
 
     def end_epoch(self) -> dict[str, float]:
@@ -158,41 +200,42 @@ class GradientAveraging(WeightPolicy):
         self._published = True
 
     def _average_for_evaluation(self) -> int:
-        """Average what differs between ranks; return the bytes that this rank sent."""
-        buffers = {name: buffer.detach() for name, buffer in self._trainer.lightning_module.named_buffers()}
+        """Average what differs between ranks; return the bytes that this process sent."""
+        ranks, buffers = self._ranks, self._ranks.live_buffers
         if not buffers:
             return 0
-        if not self._trainer.is_last_batch:
-            self._own = averaging.copy_state(buffers)
         blocks = DataTraits(self._trainer.datamodule).blocks
         weight = 1.0 if blocks is None else float(blocks.num_local)  # of the full graph, statistics of its own rows
-        average, num_bytes = averaging.weighted_average([(weight, buffers)], like=buffers)
+        states = ranks.buffers()
+        sums = [averaging.weighted_sum([(weight, state)], like=buffers) for state in states]
+        total, num_bytes = tree_sum(sums, ranks.count, "averaging weights")
+        average, more = averaging.averaged(total, states, buffers)
+        if self._trainer.is_last_batch:
+            ranks.forget()
+        else:
+            ranks.leave(buffers)
         averaging.load_state(buffers, average)
-        return num_bytes
+        return num_bytes + more
 
     def state_dict(self) -> dict[str, Any]:
         if self._trainer is None or self._trainer.is_last_batch:
             return {}
-        state: dict[str, Any] = {}
-        if self._own is not None:
-            names = [name for name, _ in self._trainer.lightning_module.named_buffers()]
-            state["buffers"] = {name: self._own[name].cpu() for name in names}
-        if self._waiting and self._trainer.optimizers:
-            state |= {"batches": self._waiting, "targets": self._targets}
-            state["gradients"] = saved_gradients(self._trainer.optimizers[0])
-        return state
+        optimizers = self._trainer.optimizers
+        return self._ranks.state_dict(self._waiting, optimizers[0] if optimizers else None)
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"policy": type(self).__name__, "ranks": states} if any(states) else {}
+        ranks = [own for process in states for own in process.values()]  # processes have them in order
+        return {"policy": type(self).__name__, "ranks": ranks} if any(ranks) else {}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        if not state or state["policy"] != type(self).__name__:
+        if not state or state["policy"] != type(self).__name__ or len(state["ranks"]) != self._ranks.count:
             return
-        check_ranks(self._trainer, len(state["ranks"]))
-        mine = state["ranks"][averaging.rank()] if len(state["ranks"]) == averaging.world_size() else {}
-        self._own = mine.get("buffers")
-        self._restored_gradients = mine.get("gradients")
-        self._waiting, self._targets = mine.get("batches", 0), mine.get("targets", 0)
+        self._waiting = self._ranks.load_state_dict({rank: state["ranks"][rank] for rank in self._ranks.own})
+
+    @property
+    def _last_rank(self) -> int:
+        """The last logical rank of this process, whose gradients Lightning computes."""
+        return self._ranks.own[-1]
 
     @property
     def _live(self) -> averaging.State:
@@ -232,28 +275,27 @@ class GradientAveraging(WeightPolicy):
             )
         return self.overlap
 
-    def _average(self, optimizer: Optimizer) -> None:
-        parameters = _trained(optimizer)
+    def _clip(self, parameters: list[Tensor]) -> None:
         if self.local_clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * averaging.world_size() ** 0.5)
-        if averaging.world_size() == 1:
+            torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * self._ranks.count**0.5)
+
+    def _average(self, parameters: list[Tensor], optimizer: Optimizer) -> None:
+        self._clip(parameters)
+        if self._ranks.count == 1:
             return
         with clock.doing("average"), self._timer.measure():
             self._bytes += self._join(parameters, optimizer)
         self._steps += 1
 
-    @property
-    def _weight(self) -> float:
-        return 1 if self._adds_up else self._targets
+    def _weight(self, rank: int) -> float:
+        return 1 if self._adds_up else self._ranks.targets[rank]
 
     def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
-        """Join the gradients of all ranks; return the bytes that this rank sent."""
+        """Join the gradients of all ranks; return the bytes that this process sent."""
+        weight, mean = self._weight(self._last_rank), not self._adds_up
         if self._early is not None:
-            if self._early.is_of(parameters):
-                return self._early.join(self._weight, mean=not self._adds_up)
-            self._early.close()  # a callback has thawed some
-            self._early = EarlyBuckets(parameters, self.bucket_bytes)
-        return reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
+            return self._early.join(weight, mean)
+        return reduce_gradients(self._buckets, weight, mean)
 
 
 def _trained(optimizer: Optimizer) -> list[Tensor]:
@@ -305,7 +347,7 @@ class BoundedGradientStaleness(GradientAveraging):
     def _average_for_evaluation(self) -> int:
         if not self._apart:
             return super()._average_for_evaluation()
-        self._own = averaging.copy_state(self._live)
+        self._ranks.leave(self._live)
         average, num_bytes = averaging.weighted_average([(1.0, self._live)], like=self._live)
         averaging.load_state(self._live, average)
         return num_bytes
@@ -318,7 +360,7 @@ class BoundedGradientStaleness(GradientAveraging):
                 parameter.grad = others.clone() if parameter.grad is None else parameter.grad + others
             return 0
         own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
-        num_bytes = reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
+        num_bytes = super()._join(parameters, optimizer)
         joined = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self._others = [total - mine for total, mine in zip(joined, own, strict=True)]
         if self._apart:  # the mean of equal weights may differ from them in the last bit

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...graph import StepBatches
+
 if TYPE_CHECKING:
     from ..exchange import ExchangePolicy
 
@@ -19,6 +21,15 @@ def saved_gradients(optimizer: Optimizer) -> list[Tensor | None]:
     """
     gradients = [parameter.grad for parameter in _parameters(optimizer)]
     return [None if gradient is None else gradient.detach().to("cpu", copy=True) for gradient in gradients]
+
+
+def move_gradients(optimizer: Optimizer, gradients: list[Tensor | None] | None = None) -> list[Tensor | None]:
+    """Give an optimizer's parameters other gradients, None: none, and return those that they had; nothing is copied."""
+    parameters, before = _parameters(optimizer), []
+    for parameter, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True):
+        before.append(parameter.grad)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+    return before
 
 
 def load_gradients(optimizer: Optimizer, saved: list[Tensor | None]) -> None:
@@ -81,6 +92,21 @@ class WeightPolicy:
 
     def begin_batch(self, batch: Any) -> None:
         """Note the next training batch, None included, before it is moved to the device."""
+
+    def compute_several(
+        self, batches: StepBatches, compute: Callable[[Any], Any], backward: Callable[[Tensor], Any]
+    ) -> Any:
+        """Compute the batches of a step that this process has of several logical ranks, up to the last one's backward.
+
+        Args:
+            batches: On the device; gets the losses of all but the last.
+            compute: Runs the module's training step on one of them.
+            backward: Computes the gradients of a loss, which is divided by the batches of a window.
+
+        Returns:
+            What the training step of the last one returns; Lightning computes its gradients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has one batch a step")
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
         """Run a batch's closure, which computes gradients, and `step`, which clips them and changes the weights."""
