@@ -22,8 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError, short
-from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters, is_of_package
-from .made_again import NoLargerThan
+from .made_again import MODEL_KEY, ROWS_KEY, NoLargerThan, check_entries, check_hyper_parameters, is_of_package
 
 _UNFINISHED = "gnnscale.tmp"  # suffix of an unfinished file
 _ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive

@@ -10,12 +10,13 @@ from torch_geometric.nn.inits import glorot, zeros
 
 from ..errors import check_integer
 from ..graph import GraphSchema
-from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_attr
+from ..keywords import passes_on
+from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_inputs
 from .block import Block, edge_counts, make_block
-from .dropout import dropout
+from .dropout import drop, dropout
 from .row_layers import RowEdges
-from .sparse_linear import as_input, drop, is_by_node_type, is_sparse, linear
-from .time_encoding import TimeEncoding, edge_features
+from .sparse_linear import as_input, is_by_node_type, is_sparse, linear
+from .time_encoding import TimeEncoding
 
 
 def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -107,28 +108,24 @@ class RelationalBackbone(Backbone):
     takes_negative_weights = False
     reads_edge_types = True
 
+    @passes_on(Backbone)
     def __init__(
         self,
         in_channels: int | Mapping[str, int],
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "relu",
+        *,
         schema: GraphSchema | Mapping[str, Any] | None = None,
         edge_dim: int | None = None,
         time_channels: int | None = None,
+        **options,
     ):
         self.schema = read_schema(type(self).__name__, schema)
         self.type_channels = type_channels(in_channels, self.schema)
-        for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
-            if value is not None:
-                check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
+        check_edge_inputs(edge_dim, time_channels)
         self.edge_dim, self.time_channels = edge_dim, time_channels
-        widest = max(1, *self.type_channels)
-        super().__init__(widest, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation)
+        super().__init__(max(1, *self.type_channels), hidden_channels, out_channels, num_layers, **options)
         self.in_channels = dict(in_channels) if isinstance(in_channels, Mapping) else int(in_channels)
         self.input_weights = nn.ParameterList(
             torch.empty(hidden_channels, width) for width in self.type_channels if width
@@ -136,11 +133,6 @@ class RelationalBackbone(Backbone):
         self.type_vectors = nn.Parameter(torch.empty(self.schema.num_node_types, hidden_channels))
         self._reset_inputs()
         self.time = None if time_channels is None else TimeEncoding(time_channels)
-
-    @property
-    def edge_channels(self) -> int:
-        """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
-        return (self.edge_dim or 0) + (self.time_channels or 0)
 
     @property
     def num_edge_types(self) -> int:
@@ -152,8 +144,6 @@ class RelationalBackbone(Backbone):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._reset_inputs()
-        if self.time is not None:
-            self.time.reset_parameters()
 
     def _reset_inputs(self) -> None:
         for weight in self.input_weights:
@@ -177,29 +167,23 @@ class RelationalBackbone(Backbone):
         seed_of: Tensor | None = None,
         num_sampled_edges: Sequence[int] | None = None,
     ) -> Tensor:
-        """Run all layers over a batch.
+        """Run all layers over a batch, see `Backbone.forward`.
 
         Args:
             x: `RowsByNodeType`; or (num_nodes, in_channels), or sparse rows, where all node types have the same
                 columns; None where no node type has features.
-            edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr, num_sampled_edges: see `Backbone.forward`.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
-            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
-                has them; read with time_channels.
-
-        Returns:
-            (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
 
         Raises:
             ValueError: node types, edge types, features or times that do not fit the model.
         """
-        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        edge_attr = self.edge_inputs(edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         node_type = x.node_type if is_by_node_type(x) else node_type
         mapped = self.map_features(x, node_type)
-        block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
-        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
+        edges = {"edge_weight": edge_weight, "edge_attr": edge_attr, "edge_type": edge_type}
+        counts = edge_counts(num_sampled_nodes, num_sampled_edges)
+        block = make_block(edge_index, len(mapped), indptr, node_type=node_type, edges_of=counts, **edges)
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:

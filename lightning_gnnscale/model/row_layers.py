@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ..triton_kernels.aggregate import Transposed, aggregate, transpose
 from .block import Block
-from .row_dropout import RowDropout, mix64
+from .dropout import RowDropout, mix64
 from .row_exchange import NO_HALO, RowExchange, SentRows
 from .sparse_linear import SparseInput, as_input, head_rows, is_sparse, linear
 

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ..errors import StrategyError
-from .row_dropout import RowDropout, mix64
+from .dropout import RowDropout, mix64
 from .row_exchange import RowExchange
 from .row_layers import RowLayer
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..foreign import is_csr
 from ..triton_kernels.aggregate import aggregate
-from .dropout import dropout
 
 
 class SparseInput(NamedTuple):
@@ -63,13 +62,6 @@ def head_rows(x: Tensor | SparseInput, count: int) -> Tensor | SparseInput:
         return x
     end = int(x.indptr[count])
     return SparseInput(x.indptr[: count + 1], x.indices[:end], x.data[:end], x.dim)
-
-
-def drop(x: Tensor | SparseInput, probability: float, training: bool) -> Tensor | SparseInput:
-    """Dropout of feature values; of sparse rows the nonzeros, since zeros stay zeros."""
-    if is_sparse(x):
-        return x._replace(data=dropout(x.data, probability, training))
-    return dropout(x, probability, training)
 
 
 def dense_rows(x: Tensor | SparseInput) -> Tensor:
