@@ -12,9 +12,8 @@ from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_predictor import HitsAt, LinkPredictor, MeanReciprocalRank, link_ranks
-from .node_classifier import NodeClassifier
+from .node_classifier import NodeClassifier, NodeRegressor
 from .node_inputs import NodeInputs, TakesInputs
-from .node_regressor import NodeRegressor
 from .relational import RelationalBackbone
 from .rgat import RGAT
 from .rgcn import RGCN

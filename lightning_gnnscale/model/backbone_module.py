@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
 
-from ..errors import StrategyError, short
+from ..errors import StrategyError, check_count, short
 from ..graph import COLUMNS, batch_of
 from ..traits import BackboneTraits, arguments_of
 from .backbone import Backbone, check_edge_attr
@@ -138,7 +139,28 @@ class BackboneModule(TakesInputs):
         raise NotImplementedError
 
     def _reset(self, split: str) -> None:
-        raise NotImplementedError
+        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
+        # where the process group is gloo: a module that goes from one Trainer to another would fail.
+        with torch.inference_mode(False):
+            for metric in (self.losses[split], *self.metrics(split).values()):
+                metric.reset()
+
+    def _make_metrics(self, make: Callable[[], nn.Module]) -> None:
+        """Make `scores`, a metric or several by name for each split, and `losses`."""
+        self.scores = nn.ModuleDict({split: make() for split in ("val", "test")})
+        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+
+    def metrics(self, split: str) -> dict[str, Metric]:
+        """Return the metrics of a split that are logged beside the loss, by the name after `val_`."""
+        found = self.scores[split]
+        return dict(found.items()) if isinstance(found, nn.ModuleDict) else {"acc": found}
+
+    def _log_metrics(self, split: str, size: int) -> None:
+        # Metric objects, not numbers: they add up counts over ranks, so nothing weighs more on one of them.
+        for name, metric in self.metrics(split).items():
+            on_bar = not name.startswith("hits")
+            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=on_bar, batch_size=size)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
 
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
@@ -342,6 +364,21 @@ class BackboneModule(TakesInputs):
         if weight is None or not batch.averaging_weights or BackboneTraits(self.backbone).averages:
             return weight
         return weight * batch.degree[batch.edge_index[1]]
+
+
+def width_of(name: str, given: int | None, backbone: nn.Module) -> int:
+    """Return the width of a module's outputs: as given, else the backbone's; ValueError where neither is known."""
+    if given is not None:
+        check_count(name, given)
+    width = given or BackboneTraits(backbone).out_channels
+    if width is None:
+        raise ValueError(f"{name} must be given: the backbone has no out_channels to take it from")
+    return int(width)
+
+
+def known_to_numpy(outputs: Tensor) -> Tensor:
+    """Return outputs in a dtype that numpy has: bfloat16 as float32."""
+    return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
 
 def _described(backbone: nn.Module) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ class LinkDecoder(nn.Module):
             relation: (num_ends,) int64, or None without edge types.
             reverse: Whether the known ends are the tails, and candidates heads.
         """
-        return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
+        return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), column(relation), reverse)
 
 
 class DotDecoder(LinkDecoder):
@@ -310,12 +310,13 @@ def scores_against(
     """Return the (num_ends, num_candidates) scores of any decoder; arguments as `LinkDecoder.against` has them."""
     if DecoderTraits(decoder).against is not None:
         return decoder.against(ends, candidates, relation, reverse)
-    return pair_scores(decoder, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
+    return pair_scores(decoder, *_sides(ends[:, None], candidates[None], reverse), column(relation), reverse)
 
 
 def _sides(ends: Tensor, candidates: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     return (candidates, ends) if reverse else (ends, candidates)
 
 
-def _column(relation: Tensor | None) -> Tensor | None:
+def column(relation: Tensor | None) -> Tensor | None:
+    """Return (num,) relations as a column, which goes with ends and their candidates."""
     return None if relation is None else relation[:, None]
