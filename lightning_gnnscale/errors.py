@@ -163,6 +163,11 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer of Python that int64 holds, of at least 0; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
 def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) -> None:
     """Raise ValueError unless an argument is an integer, also one of numpy, of at least `low` and at most `high`."""
     if not is_integer(value) or value < low or (high is not None and value > high):

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 from .compose import compose_config, key_of, prepare_overrides
 from .errors import UsageError, none_such
 from .recipes import take_recipe
-from .run_paths import CONFIG, run_of
-from .saved_config import checked_config, take_trust
+from .run_paths import CONFIG, checked_config, run_of, take_trust
 from .settings import described, elsewhere
 
 COMMANDS = {

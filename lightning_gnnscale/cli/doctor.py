@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
 from .. import compile_ahead, kernel_sets
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
+from ..report.terminal import print_facts, print_text
 from ..system import advise, usable_cores
 from .errors import UsageError
 from .ranks import default_precision, told_precision
@@ -40,15 +40,15 @@ def run(config: DictConfig) -> None:
     if bad is not None:
         raise UsageError(f"ports must be in [1, 65535], got {bad}")
     advice: list[str] = []
-    _section("versions", versions(advice))
-    _section("processors", _processors(advice))
-    _section("memory", memory(advice))
-    _section("GPUs", gpus(advice))
-    _section("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
-    _section("kernels", kernels())
-    _section("network", _network(list(config.ports), advice))
+    print_facts("versions", versions(advice))
+    print_facts("processors", _processors(advice))
+    print_facts("memory", memory(advice))
+    print_facts("GPUs", gpus(advice))
+    print_facts("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
+    print_facts("kernels", kernels())
+    print_facts("network", _network(list(config.ports), advice))
     for line in advice or ["nothing hinders a run"]:
-        Console().print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
+        print_text(f"- {line}")
 
 
 def versions(advice: list[str]) -> dict[str, str]:
@@ -271,11 +271,3 @@ def _output(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _section(title: str, facts: dict[str, str]) -> None:
-    console = Console()
-    console.print(f"[bold]{title}[/bold]", highlight=False)
-    for name, value in facts.items():
-        if value:
-            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)

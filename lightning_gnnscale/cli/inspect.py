@@ -15,7 +15,8 @@ from ..object_store import is_url
 from ..partition_store import PartitionStore
 from ..partition_store.manifest import MANIFEST
 from ..report.run_files import read_settings, read_summary
-from .environment import hidden
+from ..report.terminal import print_facts
+from .compose import hidden
 from .errors import UsageError
 from .run_paths import CHECKPOINTS, CONFIG
 from .store import open_store, standing_store, store_source
@@ -58,12 +59,8 @@ def run(config: DictConfig) -> None:
 
 
 def _show_facts(title: str, facts: dict) -> None:
-    console = Console()
-    console.print(plain_text(title), style="bold", highlight=False, markup=False)
-    for name, value in facts.items():
-        if value is not None:
-            line = f"  {name:<22} {plain_text(hidden(str(value)))}"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    told = {name: plain_text(hidden(str(value))) for name, value in facts.items() if value is not None}
+    print_facts(plain_text(title), told)
 
 
 def _show_store(store: PartitionStore) -> None:

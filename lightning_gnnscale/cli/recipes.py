@@ -13,11 +13,9 @@ from omegaconf import OmegaConf
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
 from ..report.run_files import yaml_problem
-from .compose import GROUPS
-from .environment import check_names
+from .compose import GROUPS, check_names
 from .errors import UsageError, none_such
-from .settings import OPTIONS, PACKAGE, described, taker_at, walk
-from .signatures import Taker
+from .settings import OPTIONS, PACKAGE, Taker, described, taker_at, walk
 
 _BENCH = "bench/"
 

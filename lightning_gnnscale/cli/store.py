@@ -1,8 +1,6 @@
 """`gnnscale partition` and `gnnscale verify`: plan, name and write the store of a run, and check it byte by byte."""
 
 import dataclasses
-import json
-import os
 import sys
 import time
 import warnings
@@ -28,7 +26,7 @@ from ..partition_store.partitioner_identity import method_name
 from ..partition_store.store_source import refusal
 from ..planner import Plan
 from ..planner.search import PartRows
-from ..report.terminal import ProgressBars, print_summary, stage_rows
+from ..report.terminal import ProgressBars, print_summary, stage_rows, write_summary
 from ..sampler.neighbor import hop_fanouts
 from .checks import check_settings, planned_devices
 from .errors import UsageError, show_warning
@@ -79,9 +77,7 @@ def partition(config: DictConfig) -> dict:
     }
     print_summary(summary)
     _print_quality(quality)
-    temporary = folder / "run.json.tmp"
-    temporary.write_text(json.dumps({"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, indent=2))
-    os.replace(temporary, folder / "run.json")
+    write_summary(folder, {"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, "run.json")
     leave_report(folder)
     return summary
 

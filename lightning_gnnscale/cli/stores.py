@@ -19,6 +19,7 @@ from ..errors import PartitionStoreError
 from ..events import held_lock
 from ..memory import format_bytes
 from ..partition_store.manifest import MANIFEST, read_manifest
+from ..report.terminal import print_text
 from .errors import UsageError, none_such
 
 _DAY_S = 86_400
@@ -133,11 +134,11 @@ def _show(folder: Path, stores: list[_Store]) -> None:
         _print_wide(table)
     for one in stores:
         if one.why:
-            _print(one.why)
+            print_text(one.why)
     rest = [(path, _size(path)) for path in _leftovers(folder)]
-    _print(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
+    print_text(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
     if rest:
-        _print(
+        print_text(
             f"{len(rest)} leftovers of unfinished runs, {format_bytes(sum(size for _, size in rest))}: the same "
             "command goes on with them, gnnscale stores clean removes them"
         )
@@ -171,7 +172,7 @@ def _show_sizes(folder: Path, stores: list[_Store]) -> None:
             table.add_row(one.root.name, *values, format_bytes(one.own_bytes + one.shared_bytes), shared)
     if stores:
         _print_wide(table)
-    _print(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
+    print_text(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
 
 
 def _leftovers(folder: Path) -> list[Path]:
@@ -189,7 +190,7 @@ def _clean(folder: Path, stores: list[_Store], dry_run: bool) -> None:
     for one in stores:
         beside = [one.root.with_name(one.root.name + end) for end in _BESIDE]
         freed += _remove([one.root, *beside], one.root, says, dry_run)
-    _print(
+    print_text(
         f"{format_bytes(freed)} {'would be free' if dry_run else 'freed'} in {folder}" if freed else "nothing to clean"
     )
 
@@ -201,14 +202,14 @@ def _remove(paths: list[Path], root: Path, says: str, dry_run: bool) -> int:
     try:
         with held_lock(lock, f"is cleaning {root}", 0), held_lock(f"{root}.prepare.lock", f"is cleaning {root}", 0):
             free = sum(_size(path) for path in paths)
-            _print(f"{says}: {paths[0]} ({format_bytes(free)})")
+            print_text(f"{says}: {paths[0]} ({format_bytes(free)})")
             for path in () if dry_run else paths:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
     except Timeout:
-        _print(f"kept: {paths[0]}, a process is at work on it")
+        print_text(f"kept: {paths[0]}, a process is at work on it")
         return 0
     finally:
         if not there and not root.exists():
@@ -227,7 +228,3 @@ def _print_wide(table: Table) -> None:
     """Print a table, at least as wide as a store's name needs where the output is not a terminal."""
     console = Console()
     Console(width=None if console.is_terminal else max(console.width, 140)).print(table)
-
-
-def _print(text: str) -> None:
-    Console().print(text, soft_wrap=True, highlight=False, markup=False)

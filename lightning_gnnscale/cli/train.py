@@ -54,7 +54,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
-from .environment import hidden, written
+from .compose import hidden, written
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
 from .model_inputs import in_channels_of, learned_node_types, make_inputs, model_widths, stored_columns

@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .compose import key_of
 from .errors import UsageError, in_place
-from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
-from .signatures import Taker, taker_of
+from .settings import FILLED_IN, OPTIONS, Taker, described, is_settable, known_taker, not_a_setting, taker_at, taker_of
 
 _KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "dict": dict, "null": type(None)}
 _SAID = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
@@ -45,6 +44,11 @@ _RANGES = {
     "model.lr": ("a number above 0", lambda value: _is_number(value) and value > 0),
     "model.weight_decay": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
 }
+# Benchmarks: they go over every combination of these lists, and of other numbers these may be 0.
+_BENCH_AXES = ("graphs", "models", "methods", "partitioners", "policies", "samplers", "sources", "workloads", "parts")
+_BENCH_AXES += ("seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas")
+_MAY_BE_ZERO = ("sample_ms", "minutes", "seed", "patience", "replicate_share", "requests_ahead", "warm_runs")
+_MAY_BE_ZERO += ("import_repeats",)
 # Of each of the callbacks.
 _RANGES_OF_CALLBACK = {
     "": ("null or settings with a _target_", lambda value: isinstance(value, dict)),
@@ -172,6 +176,12 @@ def check_ranges(config: DictConfig) -> None:
     Raises:
         UsageError: names the key, the value and what is allowed.
     """
+    for name, value in (config.get("bench") or {}).items():
+        lowest = 0 if name in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and not isinstance(value, bool) and value < lowest:
+            raise UsageError(f"bench.{name} must be at least {lowest}, got {value}")
+        if name in _BENCH_AXES and not isinstance(value, int) and not value:
+            raise UsageError(f"bench.{name} must name at least one, got {value}")
     if "dataset" not in config:  # the sizes that are planned for are given
         return
     for key, instead in FILLED_IN.items():

@@ -19,8 +19,8 @@ from .backbone import Backbone
 from .block import Block
 from .broadcast import Broadcast, bin_sizes
 from .edge_bins import MOST_BINS, BinSizes
-from .layer_plan import GroupSize, LayerSize, LayerWay, choose_way, row_bytes_of
-from .layer_source import LayerSource, NodeSet, RowBlock, split_block
+from .layer_plan import LayerSize, LayerWay, choose_way, row_bytes_of
+from .layer_source import LayerSource, NodeSet, RowBlock, join_blocks, split_block
 from .row_layers import StreamedLayer
 from .sparse_linear import is_sparse
 from .time_encoding import check_times
@@ -189,11 +189,8 @@ class _Pass:
             for start in range(0, len(rows), limit):
                 nodes = rows[start : start + limit]
                 x = self.read(nodes)
-                if backbone.reads_edge_types:  # features are mapped by node type
-                    values = backbone.project(0, x, self.node_types(nodes))
-                else:
-                    values = backbone.project(0, x)
-                self._write(table, inputs, nodes, values)
+                by_type = (self.node_types(nodes),) if backbone.reads_edge_types else ()
+                self._write(table, inputs, nodes, backbone.project(0, x, *by_type))
         self.source.barrier()
         self.table, self.held = table, inputs
         return True
@@ -214,14 +211,9 @@ class _Pass:
             return None
         if rank() == 0:
             _log.info("Exact evaluation, %s", way.line(index + 1, size))
-            record(
-                "broadcast_layer",
-                layer=index,
-                num_rows=size.num_rows,
-                num_edges=size.num_edges,
-                num_buckets=way.buckets.num_buckets,
-                predicted_bytes=int(way.broadcast_bytes),
-            )
+            sizes_told = {"num_rows": size.num_rows, "num_edges": size.num_edges}
+            predicted = {"num_buckets": way.buckets.num_buckets, "predicted_bytes": int(way.broadcast_bytes)}
+            record("broadcast_layer", layer=index, **sizes_told, **predicted)
         return Broadcast(self, index, streamed, sizes, way.buckets, self.memory_bytes)
 
     def _way(
@@ -237,10 +229,10 @@ class _Pass:
         channels = backbone.sum_channels(index, projected or mapped is not None)
         num_groups = self._num_groups(channels, backbone.layer_channels(index), num_rows, num_edges)
         edge_bytes = (6 if sizes.shift <= 16 else 8) + self.dtype.itemsize * (source.has_weights or streamed.by_type)
-        size = LayerSize(num_rows, num_edges, inputs, stored)
-        groups = GroupSize(num_groups, table_bytes, 0 if mapped is None else inputs * (stored + table_bytes))
+        mapping_bytes = 0 if mapped is None else inputs * (stored + table_bytes)
+        size = LayerSize(num_rows, num_edges, inputs, stored, num_groups, table_bytes, mapping_bytes)
         row_bytes = row_bytes_of(streamed, self.dtype.itemsize)
-        return choose_way(size, groups, row_bytes, edge_bytes, self.memory_bytes), size
+        return choose_way(size, row_bytes, edge_bytes, self.memory_bytes), size
 
     def _num_groups(self, channels: int | None, width: int, num_rows: int, num_edges: int) -> int:
         """Return how many groups of rows read their sources one after the other, without broadcasting."""
@@ -257,9 +249,8 @@ class _Pass:
             everything = NodeSet.of_mask(np.ones(self.source.num_nodes, bool)) if targets is None else targets
             return_freed_memory()  # of chunks, in each thread's own heap
             self.spool = self.spool or self.source.spool()  # tables have been made in its folder
-            yield from broadcast.run(
-                self._blocks(everything), self.spool
-            )  # rows that are asked for are read, not mapped
+            # Rows that are asked for are read, not mapped.
+            yield from broadcast.run(self._blocks(everything), self.spool)
             return
         channels = None if sparse and not projected else self.backbone.sum_channels(index, projected)
         width = self.backbone.projected_channels(index, sparse) if projected else self.backbone.layer_channels(index)
@@ -344,12 +335,12 @@ class _Pass:
             for chunk in split_block(block, min(most_rows, most_edges)):
                 rows, edges = len(chunk.rows), len(chunk.indices)
                 if chunks and (num_rows + rows > most_rows or num_edges + edges > most_edges):
-                    yield _joined(chunks)
+                    yield join_blocks(chunks)
                     chunks, num_rows, num_edges = [], 0, 0
                 chunks.append(chunk)
                 num_rows, num_edges = num_rows + rows, num_edges + edges
         if chunks:
-            yield _joined(chunks)
+            yield join_blocks(chunks)
 
     def _group_limits(self, channels: int) -> tuple[int, int]:
         """Return how many rows and edges a group of sums has at most."""
@@ -431,16 +422,6 @@ class _Pass:
 
 def _rows_of(nodes: np.ndarray, held: NodeSet | None) -> np.ndarray:
     return nodes if held is None else held.positions(nodes)
-
-
-def _joined(chunks: list[RowBlock]) -> RowBlock:
-    """Return the rows of several blocks as one, in memory of its own."""
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(chunk.indptr) for chunk in chunks)])
-    indices = np.empty(sum(len(chunk.indices) for chunk in chunks), chunks[0].indices.dtype)
-    np.concatenate([chunk.indices for chunk in chunks], out=indices)
-    weight = None if chunks[0].edge_weight is None else np.concatenate([chunk.edge_weight for chunk in chunks])
-    rows = np.concatenate([np.asarray(chunk.rows, np.int64) for chunk in chunks])
-    return RowBlock(rows, np.cumsum(counts), indices, weight)
 
 
 @kernel

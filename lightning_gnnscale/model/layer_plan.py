@@ -16,25 +16,17 @@ class LayerSize(NamedTuple):
         num_rows, num_edges: rows that are computed, and their edges.
         num_sources: nodes that have a row in what is read.
         source_bytes: bytes of such a row where it lies.
+        num_groups: groups that the rows are computed in without broadcasting, each with its edges in memory.
+        group_source_bytes: bytes of a source as groups read it.
+        mapping_bytes: read and written before, so that groups find it so.
     """
 
     num_rows: int
     num_edges: int
     num_sources: int
     source_bytes: float
-
-
-class GroupSize(NamedTuple):
-    """What a layer reads where its rows are computed group by group, each with its edges in memory.
-
-    Attributes:
-        num_groups: groups of rows.
-        source_bytes: bytes of a source as they read it.
-        mapping_bytes: read and written before, so that they find it so.
-    """
-
     num_groups: int
-    source_bytes: float
+    group_source_bytes: float
     mapping_bytes: float
 
 
@@ -58,19 +50,17 @@ class LayerWay(NamedTuple):
     Attributes:
         broadcasts: whether it is computed by broadcasting.
         buckets: how its rows are divided then.
-        num_groups: groups of rows without.
         group_bytes, broadcast_bytes: predicted bytes read of sources, and of edges a second time, by each way.
     """
 
     broadcasts: bool
     buckets: BucketPlan
-    num_groups: int
     group_bytes: float
     broadcast_bytes: float
 
     def line(self, layer: int, size: LayerSize) -> str:
         """Return one line that says how often a layer's inputs are read by broadcasting, and why it is chosen."""
-        times, groups = self.buckets.num_buckets, self.num_groups
+        times, groups = self.buckets.num_buckets, size.num_groups
         return (
             f"layer {layer}: {size.num_rows:,} nodes of {size.num_edges:,} edges by broadcasting, its inputs read "
             f"{times:,} time{'s' * (times != 1)} (about {self.broadcast_bytes / 1e9:.3g} GB; in {groups:,} "
@@ -98,22 +88,22 @@ def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int,
     return BucketPlan(num_buckets, most_rows, max(0, space - most_rows * row_bytes))
 
 
-def choose_way(size: LayerSize, groups: GroupSize, row_bytes: int, edge_bytes: int, memory_bytes: int) -> LayerWay:
+def choose_way(size: LayerSize, row_bytes: int, edge_bytes: int, memory_bytes: int) -> LayerWay:
     """Choose the way that reads fewer bytes; what fits memory at once stays with groups of rows.
 
     Args:
-        size, groups: Size and groups of the layer.
+        size: Size of the layer.
         row_bytes: Bytes of a row while sources stream past.
         edge_bytes: Bytes of an edge, grouped by source.
         memory_bytes: what the pass may hold.
     """
     buckets = plan_buckets(size.num_rows, size.num_edges, row_bytes, edge_bytes, memory_bytes)
     spooled = max(0, size.num_edges * edge_bytes - buckets.num_buckets * buckets.keep_bytes)
-    by_groups = bytes_read(size, groups.source_bytes, groups.num_groups) + groups.mapping_bytes
-    by_groups += size.num_rows * groups.source_bytes  # the rows themselves
+    by_groups = bytes_read(size, size.group_source_bytes, size.num_groups) + size.mapping_bytes
+    by_groups += size.num_rows * size.group_source_bytes  # the rows themselves
     by_buckets = bytes_read(size, size.source_bytes, buckets.num_buckets) + spooled
-    broadcasts = groups.num_groups > 1 and by_buckets < by_groups
-    return LayerWay(broadcasts, buckets, groups.num_groups, by_groups, by_buckets)
+    broadcasts = size.num_groups > 1 and by_buckets < by_groups
+    return LayerWay(broadcasts, buckets, by_groups, by_buckets)
 
 
 def bytes_read(size: LayerSize, row_bytes: float, num_groups: int) -> float:

@@ -270,6 +270,19 @@ def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
         start = stop
 
 
+def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks as one, in memory of its own, without features of edges."""
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.indptr) for block in blocks)])
+    indices = np.empty(sum(len(block.indices) for block in blocks), blocks[0].indices.dtype)
+    np.concatenate([block.indices for block in blocks], out=indices)
+    columns = {
+        name: None if getattr(blocks[0], name) is None else np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("edge_weight", "edge_type")
+    }
+    rows = np.concatenate([np.asarray(block.rows, np.int64) for block in blocks])
+    return RowBlock(rows, np.cumsum(counts), indices, **columns)
+
+
 @kernel
 def _mark(bits, nodes):
     """Set the bits of some nodes and return how many were not set before."""

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import CheckpointError, short
+from ..errors import CheckpointError, is_count, short
 from .backbone import Backbone
 
 _GIVE = "give load_from_checkpoint(..., backbone=...)"
@@ -266,11 +266,6 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
         _check_callback(str(name), state, path)
     if saved.get(ROWS_KEY) is not None:
         _check_rows(saved[ROWS_KEY], path)
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0, not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def named_as(module: nn.Module, saved: Any) -> Any:

@@ -43,23 +43,18 @@ class RowExchange(Protocol):
 
 
 class NoHalo:
-    """The exchange of a single process: its halo is empty, and it sends nothing."""
+    """The exchange of a single process, and its transfers: the halo is empty, and nothing is sent."""
 
-    local_only = False
-    pulls = False
+    local_only = pulls = False
+
+    def __init__(self, rows: Tensor | None = None):
+        self._empty = None if rows is None else rows.new_zeros((0, rows.shape[1]))
 
     def send(self, rows: Tensor, training: bool) -> Transfer:
-        return _Nothing(rows)
+        return NoHalo(rows)
 
     def pull(self, grad: Tensor) -> Transfer:
-        return _Nothing(grad)
-
-
-class _Nothing:
-    """The transfer of a process without a halo."""
-
-    def __init__(self, rows: Tensor):
-        self._empty = rows.new_zeros((0, rows.shape[1]))
+        return NoHalo(grad)
 
     def wait(self) -> Tensor:
         return self._empty

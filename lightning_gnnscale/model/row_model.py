@@ -19,13 +19,11 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ..errors import StrategyError
 from .dropout import RowDropout, mix64
-from .row_exchange import RowExchange
+from .row_exchange import SentRows
 from .row_layers import RowLayer
 
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
@@ -268,7 +266,8 @@ class RowModel:
         if reader is not None:
             if not own.is_floating_point():
                 raise StrategyError(f"{key[0] or 'the model'} reads {own.dtype} {key[3]} of other nodes: make it float")
-            return _WithHalo.apply(own, reader.exchange, training)
+            sent = SentRows(own, reader.exchange, training)
+            return torch.cat([sent.rows, sent.halo()])
         if held is not None:
             return None
         raise StrategyError(
@@ -477,23 +476,6 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_each_tensor(one, change) for one in value)
     return value
-
-
-class _WithHalo(Function):
-    """Own rows, with those of the halo behind them; gradients of these go back to their owners."""
-
-    @staticmethod
-    def forward(ctx, own: Tensor, exchange: RowExchange, training: bool) -> Tensor:
-        ctx.transfer, ctx.num_own = exchange.send(own.detach(), training), len(own)
-        return torch.cat([own, ctx.transfer.wait()])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        ctx.transfer.send_back(grad[ctx.num_own :].contiguous())
-        returned = ctx.transfer.wait_back()
-        own = grad[: ctx.num_own]
-        return own if returned is None else own + returned, None, None
 
 
 class _KeyedDropout(TorchFunctionMode):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, is_count
 
 _MOST_BYTES = 4 << 20  # of settings
 _MOST_ENTRIES = 100_000
@@ -161,11 +161,6 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
             if text and not (text.isdecimal() if name in ("epoch", "step") else _is_numeral(text)):
                 raise GNNScaleError(f"{path}: line {number}: {name[:80]} must be {wanted}, got {_short(text)}")
     return rows
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0, not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def is_number(value: Any) -> bool:

@@ -86,6 +86,19 @@ def print_line(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
+def print_text(text: str) -> None:
+    """Print text that is neither wrapped nor marked up."""
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_facts(title: str, facts: dict) -> None:
+    """Print a title and, where there is one, the text of each fact beside its name."""
+    Console().print(title, style="bold", highlight=False, markup=False)
+    for name, value in facts.items():
+        if value not in (None, ""):
+            print_text(f"  {name:<22} {value}")
+
+
 @contextmanager
 def stage_lines() -> Iterator[None]:
     """Print a line as each stage of this process begins."""
@@ -117,9 +130,9 @@ def stage_rows(log: list[dict], predicted: dict[str, int]) -> list[dict]:
     return list(rows.values())
 
 
-def write_summary(folder: str | os.PathLike, summary: dict) -> Path:
-    """Write `summary.json` into a run folder, whole or not at all."""
-    path = Path(folder) / "summary.json"
+def write_summary(folder: str | os.PathLike, summary: dict, name: str = "summary.json") -> Path:
+    """Write a summary into a run folder, whole or not at all."""
+    path = Path(folder) / name
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(summary, indent=2, default=_plain) + "\n")
     os.replace(temporary, path)
