@@ -1,6 +1,7 @@
 """Settings are checked before work starts: by themselves, against each other, and with the data set at hand."""
 
 import inspect
+from collections.abc import Mapping
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
@@ -18,9 +19,6 @@ _BATCH_GROUPS = ("sampler", "source", "rows", "pack_halo", "evaluation")
 
 def check_settings(config: DictConfig) -> None:
     """Refuse what `check_ranges` does, and settings that do not go together; imports what they name.
-
-    Args:
-        config: composed from `train.yaml`.
 
     Raises:
         UsageError: names the key, the value and what is allowed.
@@ -61,16 +59,18 @@ def check_num_parts(num_parts: int, num_processes: int) -> None:
         )
 
 
+def taken_by(target: str) -> Mapping[str, inspect.Parameter]:
+    """Return what the class or function of a dotted name takes."""
+    return inspect.signature(get_object(target)).parameters
+
+
 def takes_sampler(config: DictConfig) -> bool:
     """Whether the DataModule makes batches, and so takes a sampler, a source of batches, and a place of their rows."""
-    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
+    return "sampler" in taken_by(config.datamodule._target_)
 
 
 def check_unused(config: DictConfig) -> None:
     """Refuse groups that were set but have no effect.
-
-    Args:
-        config: composed from `train.yaml`.
 
     Raises:
         UsageError: names the group and the reason.
@@ -100,7 +100,6 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     """Refuse a sampler whose hops differ from the model's layers; samplers without hops, and whole parts, are accepted.
 
     Args:
-        config: Config composed from `train.yaml`.
         num_layers: Number of layers of the backbone; None if it has no such setting.
 
     Raises:
@@ -196,14 +195,13 @@ def trains_on_links(config: DictConfig) -> bool:
 
 def classifies_edges(config: DictConfig) -> bool:
     """Whether the model classifies edges."""
-    return "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
+    return "edge_channels" in taken_by(config.model._target_)
 
 
 def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
     """Refuse a data set that lacks what the run needs.
 
     Args:
-        config: composed from `train.yaml`.
         dataset: a `GraphDataset`.
         command: "train", "test", or "predict", which needs features alone, and edges where those are predicted.
 

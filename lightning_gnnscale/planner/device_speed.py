@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import short
 from ..memory import format_bytes, format_seconds
-from .sizes import BatchShape
+from .host_memory import BatchShape
 
 
 @dataclass(frozen=True)

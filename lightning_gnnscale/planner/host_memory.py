@@ -1,14 +1,91 @@
-"""What each stage is predicted to hold: anonymous and shared memory on one host, and on one training device.
+"""What each stage is predicted to hold and read: memory of a host and of a training device, and reads of evaluation.
 
-Mapped files are not counted: the page cache gives their pages back when memory is short.
+Memory is anonymous and shared. Mapped files are not counted: the page cache gives their pages back when it is short.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
-from ..errors import check_integer
-from .sizes import BatchShape, RunSize
+from ..errors import check_integer, short
 from .tier_sizes import PLACE_BYTES_A_NODE
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """The graph of a run, and how many parts and processes it is for.
+
+    Attributes:
+        num_nodes, num_edges: counts of the graph; edges as stored (directed).
+        num_parts: parts it is cut into.
+        num_processes: training processes on one host.
+        edge_row_bytes: weight and features of one edge.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_parts: int = 1
+    num_processes: int = 1
+    edge_row_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How large batches and the rows of the model are.
+
+    Attributes:
+        feature_dim: columns of the features.
+        feature_row_bytes: bytes of one row in a batch; None: dense float32.
+        batch_size: seeds a batch; None trains each part as one batch.
+        fanouts: neighbours a hop; -1 takes all.
+        hidden_channels: width of the hidden layers.
+        prefetch_batches: batches held at once.
+        device_batches: batches on a GPU at once: the one that trains, and those that are copied ahead.
+        embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
+        embedding_rows: nodes with learnable embeddings, where some node types have none; None: all.
+
+    Raises:
+        ValueError: a count, a width or a fan-out out of range.
+    """
+
+    feature_dim: int = 0
+    feature_row_bytes: float | None = None
+    batch_size: int | None = None
+    fanouts: Sequence[int] = ()
+    hidden_channels: int = 256
+    prefetch_batches: int = 3
+    device_batches: int = 3
+    embedding_dim: int = 0
+    embedding_rows: int | None = None
+
+    def __post_init__(self):
+        check_integer("feature_dim", self.feature_dim, 0)
+        check_integer("hidden_channels", self.hidden_channels, 1)
+        check_integer("prefetch_batches", self.prefetch_batches, 1)
+        check_integer("device_batches", self.device_batches, 1)
+        check_integer("embedding_dim", self.embedding_dim, 0)
+        if self.batch_size is not None:
+            check_integer("batch_size", self.batch_size, 1)
+        if self.embedding_rows is not None:
+            check_integer("embedding_rows", self.embedding_rows, 0)
+        row_bytes = self.feature_row_bytes
+        if row_bytes is not None and not (isinstance(row_bytes, Real) and row_bytes >= 0):
+            raise ValueError(f"feature_row_bytes must be at least 0, or None, got {short(row_bytes)}")
+        check_fanouts(self.fanouts)
+
+
+def check_fanouts(fanouts: Any) -> None:
+    """Raise ValueError unless fan-outs are integers of at least 1, or -1 for all neighbours, one a hop."""
+    if not isinstance(fanouts, Sequence) or isinstance(fanouts, str):
+        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {short(fanouts)}")
+    for fanout in fanouts:
+        if not isinstance(fanout, Integral) or isinstance(fanout, bool) or (fanout < 1 and fanout != -1):
+            raise ValueError(
+                f"fanouts must be integers of at least 1, or -1 for all, got {short(fanout)} in {list(fanouts)}"
+            )
+
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
@@ -249,3 +326,35 @@ def predict_training(
     learned = num_nodes if shape.embedding_rows is None else shape.embedding_rows
     embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
+
+
+SUMS_SHARE = 2 / 3 * 13 / 16  # of free memory, for the sums of a bucket: `model.layer_plan.plan_buckets`
+SPOOLED_EDGE_BYTES = 6  # target and source of an edge that is grouped by source
+DISK_BYTES_PER_S = 1e9  # of a disk read in the order of its files
+
+
+def predict_evaluation_reads(
+    run: RunSize, batches: BatchShape, csc_bytes: int, feature_bytes: int, free_bytes: int | None
+) -> int:
+    """Predict the bytes that all processes together read to evaluate every node by broadcasting; 0: memory holds it.
+
+    A layer's inputs are read once for each bucket of rows whose sums fit memory, edges once a layer, and once more
+    where they are grouped by source. Layers are linear maps of sums, as wide as the hidden layers. Where neighbours
+    lie near each other, less is read.
+
+    Args:
+        run: the graph, and how many processes there are.
+        batches: widths, and fan-outs, one a layer.
+        csc_bytes, feature_bytes: Bytes of the graph and the features on the disk.
+        free_bytes: memory of one process; None: not limited.
+    """
+    num_nodes, hidden = run.num_nodes, batches.hidden_channels
+    width = batches.feature_dim + batches.embedding_dim
+    if free_bytes is None or not num_nodes or 4 * num_nodes * width <= free_bytes:
+        return 0
+    rows = -(-num_nodes // run.num_processes)
+    num_buckets = max(1, -(-rows * (4 * hidden + 12) // max(1, int(free_bytes * SUMS_SHARE))))
+    num_layers = max(len(batches.fanouts), 2)
+    inputs = feature_bytes + (num_layers - 1) * 4 * hidden * num_nodes
+    edges = csc_bytes + SPOOLED_EDGE_BYTES * run.num_edges
+    return int(run.num_processes * num_buckets * inputs + num_layers * edges)
