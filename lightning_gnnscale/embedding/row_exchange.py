@@ -15,7 +15,7 @@ from ..placement.shared_rows import gather_objects, machine_id
 class Ownership:
     """Parts given to hosts; a host keeps the rows of its parts one behind the other, in the order of their ids.
 
-    Ids are those of rows, see `OwnedRows.row_ids`; where every node has a row they are those of the nodes.
+    Ids are those of rows, see `DistributedEmbedding.row_ids`; where every node has a row they are those of the nodes.
 
     Args:
         part_offsets: (num_parts + 1,) ascending from 0: part p is the ids [part_offsets[p], part_offsets[p + 1]).
@@ -69,6 +69,19 @@ class Ownership:
             start, stop = int(self.part_offsets[part]), int(self.part_offsets[part + 1])
             if stop > start:
                 yield part, slice(start, stop), slice(start + int(self._shift[part]), stop + int(self._shift[part]))
+
+    def share(self, hosts: "Hosts") -> list[tuple[slice, slice]]:
+        """Return (ids, rows within the host) of this rank's share of its host's rows."""
+        position, ranks = hosts.place
+        num_rows = self.num_rows(hosts.host)
+        first, last = num_rows * position // ranks, num_rows * (position + 1) // ranks
+        chunks = []
+        for _, ids, rows in self.parts(hosts.host):
+            start, stop = max(rows.start, first), min(rows.stop, last)
+            if start < stop:
+                shift = ids.start - rows.start
+                chunks.append((slice(start + shift, stop + shift), slice(start, stop)))
+        return chunks
 
 
 def checked_offsets(part_offsets: np.ndarray) -> np.ndarray:

@@ -15,10 +15,9 @@ from plotly.offline import get_plotlyjs
 from ..errors import disk_errors
 from ..memory import format_bytes, format_seconds
 from . import figures
-from .curve_words import what_curves_show
 from .run_record import TRAINING, RunRecord
 from .side_by_side import differing, labelled, other_split
-from .suggestions import suggest
+from .suggestions import suggest, what_curves_show
 from .terminal import shown
 
 NAME = "report.html"

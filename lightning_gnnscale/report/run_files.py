@@ -189,13 +189,7 @@ def _is_seconds(value: Any) -> bool:
 
 def _is_rows(*names: str) -> Callable[[Any], bool]:
     """Return the test of a list of objects whose entries of these names are counts."""
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, list) and all(
-            is_mapping(one) and all(is_count(one.get(n)) for n in names) for one in value
-        )
-
-    return fits
+    return _list_of(lambda one: is_mapping(one) and all(is_count(one.get(name)) for name in names))
 
 
 def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -210,27 +204,26 @@ def _is_figure(value: Any) -> bool:
     return _is_scalar(value) or is_numbers(value) or is_mapping(value)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_number, value))
-
-
-def _is_labels(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_scalar, value)))
-
-
 def _is_lanes(value: Any) -> bool:
     lanes = list(value.values()) if is_mapping(value) else [None]
-    flat = all(isinstance(lane, list) and all(map(is_number, lane)) for lane in lanes)
-    return flat and len({len(lane) for lane in lanes}) < 2
+    return all(map(_list_of(is_number), lanes)) and len({len(lane) for lane in lanes}) < 2
 
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, str | bool | int | float | None)
 
 
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _by_name(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: is_mapping(value) and all(map(fits, value.values()))
+
+
 def _is_fanouts(value: Any) -> bool:
     lists = value.values() if is_mapping(value) else [value]
-    return all(_is_scalar(one) or (isinstance(one, list) and all(map(_is_scalar, one))) for one in lists)
+    return all(_is_scalar(one) or _list_of(_is_scalar)(one) for one in lists)
 
 
 def _is_numeral(text: str) -> bool:
@@ -244,8 +237,8 @@ def _is_numeral(text: str) -> bool:
 _COUNT = is_count, "a whole number of at least 0"
 _SECONDS = _is_seconds, "a number of at least 0"
 _TEXT = _is_text, "text"
-_SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
-_LIST = _or_null(_is_list), "a list of numbers"
+_SHARES = _by_name(is_number), "numbers by name"
+_LIST = _or_null(_list_of(is_number)), "a list of numbers"
 _TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
@@ -270,8 +263,8 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "rows": _COUNT,
     **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
     **{("parts", name): _TABLE for name in ("edges", "label_counts")},
-    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_is_list, "a list of numbers")),
-    ("parts", "labels"): (_is_labels, "a list of labels"),
+    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_list_of(is_number), "a list of numbers")),
+    ("parts", "labels"): (_or_null(_list_of(_is_scalar)), "a list of labels"),
     ("parts", "row_bytes"): _SECONDS,
 }
 _NEEDED = {
@@ -298,9 +291,9 @@ _QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
 _OBJECT = is_mapping, "values by name"
 _SUMMARY = {
     "title": (_is_scalar, "text"),
-    "facts": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers or text by name"),
-    "metrics": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers by name"),
-    "stages": (lambda value: isinstance(value, list) and all(map(is_mapping, value)), "a list of stages"),
+    "facts": (_by_name(_is_scalar), "numbers or text by name"),
+    "metrics": (_by_name(_is_scalar), "numbers by name"),
+    "stages": (_list_of(is_mapping), "a list of stages"),
     **dict.fromkeys(("quality", "partitioning", "plan"), _OBJECT),
     **dict.fromkeys(("epochs", "num_nodes", "num_edges", "num_parts", "training_peak_bytes"), _COUNT),
 }
