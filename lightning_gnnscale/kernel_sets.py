@@ -53,11 +53,6 @@ def recorded() -> tuple[Kernel, ...]:
     return tuple(Kernel(name, types, seconds, tuple(sets)) for name, types, seconds, sets in rows)
 
 
-def set_names() -> list[str]:
-    """Return the names of all sets."""
-    return sorted({name for kernel in recorded() for name in kernel.sets})
-
-
 def of_sets(names: Iterable[str]) -> list[Kernel]:
     """Return the kernels of some sets; a name that has none adds nothing."""
     wanted = set(names)

@@ -46,13 +46,11 @@ class DotDecoder(LinkDecoder):
     pairwise = False
 
     def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
         return (source * other).sum(dim=-1)
 
     def against(
         self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
     ) -> Tensor:
-        """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         return ends @ candidates.T
 
 
@@ -68,7 +66,6 @@ class MLPDecoder(LinkDecoder):
         self.hidden, self.out = nn.Linear(channels, channels), nn.Linear(channels, 1)
 
     def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
         return self.out(self.hidden(source * other).relu()).squeeze(-1)
 
 
@@ -116,7 +113,6 @@ class RelationDecoder(LinkDecoder):
     def against(
         self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
     ) -> Tensor:
-        """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         find = self.query_head if reverse and not self.inverse else self.query
         return self.match_all(find(ends, self._embedded(relation, reverse)), candidates)
 
@@ -167,11 +163,9 @@ class DistMult(RelationDecoder):
     """
 
     def query(self, head: Tensor, relation: Tensor) -> Tensor:
-        """Return the elementwise product."""
         return head * relation
 
     def query_head(self, tail: Tensor, relation: Tensor) -> Tensor:
-        """Return the elementwise product."""
         return tail * relation
 
 

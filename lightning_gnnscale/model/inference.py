@@ -37,28 +37,29 @@ class LayerwiseOutput(NamedTuple):
     Attributes:
         rows: (num_rows,) int64 store ids of this rank's nodes.
         table: (num_nodes, out_channels) float32, or a row for each held node. It is shared by the ranks, complete on
-            return, and valid until the next pass over that source begins.
+            return, and valid until the next pass over that source begins. None: the outputs are the source's features.
         held: nodes that have a row, in ascending order; None: all of them.
         source: the source of the pass; None: the table is a plain array.
     """
 
     rows: np.ndarray
-    table: np.ndarray
+    table: np.ndarray | None
     held: NodeSet | None = None
     source: LayerSource | None = None
 
     def read(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (..., out_channels) outputs of some nodes that are held; they are read in ascending order."""
         found, places = np.unique(np.asarray(nodes), return_inverse=True)
-        rows = found if self.held is None else self.held.positions(found)
+        rows = _rows_of(found, self.held)
         values = self.table[rows] if self.source is None else self.source.gather(rows, self.table)
+        values = values.dense() if is_sparse(values) else values
         return np.asarray(values)[places.reshape(np.shape(nodes))]
 
     def chunks(self, chunk_rows: int = 1 << 18) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (nodes, outputs) of this rank's rows, a bounded chunk at a time."""
         for start in range(0, len(self.rows), chunk_rows):
             nodes = self.rows[start : start + chunk_rows]
-            yield nodes, np.asarray(self.table[nodes if self.held is None else self.held.positions(nodes)])
+            yield nodes, self.read(nodes) if self.table is None else np.asarray(self.table[_rows_of(nodes, self.held)])
 
 
 @torch.no_grad()

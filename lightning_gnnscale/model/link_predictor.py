@@ -16,9 +16,7 @@ from ..traits import BackboneTraits, DecoderTraits
 from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, width_of
 from .decoders import DECODERS, column, make_decoder, pair_scores, reads_edge_types, scores_against
 from .inference import LayerwiseOutput
-from .layer_source import LayerSource
 from .node_inputs import NodeInputs
-from .sparse_linear import is_sparse
 
 
 def link_ranks(positive: Tensor, negative: Tensor) -> Tensor:
@@ -90,18 +88,6 @@ class HitsAt(LinkMetric):
 SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger chunks are mapped again
 _POSITIVE_ROWS = 256  # links whose true scores are computed as a block
 LOSSES = ("logistic", "softmax")
-
-
-class NodeRows:
-    """The rows of a model without layers, instead of a table; they are read where they are stored."""
-
-    def __init__(self, source: LayerSource):
-        self.source = source
-
-    def __getitem__(self, nodes: np.ndarray) -> Any:
-        """Return the rows of (num,) nodes."""
-        rows = self.source.gather(np.asarray(nodes))
-        return rows.dense() if is_sparse(rows) else rows
 
 
 class LinkPredictor(BackboneModule):
@@ -365,7 +351,7 @@ class LinkPredictor(BackboneModule):
     def _infer(self, batch: Any) -> LayerwiseOutput:
         if BackboneTraits(self.backbone).num_layers == 0:
             source = self.source_of(batch)
-            return LayerwiseOutput(batch.rows, NodeRows(source))
+            return LayerwiseOutput(batch.rows, None, source=source)
         return super()._infer(batch)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
