@@ -67,12 +67,7 @@ class CheckpointError(GNNScaleError):
 
 
 class RankProcess(NamedTuple):
-    """A process of the run.
-
-    Attributes:
-        host: name of its machine.
-        pid, created: what distinguishes it from all others there.
-    """
+    """A process of the run: the name of its machine, and its pid and start, which distinguish it there."""
 
     host: str
     pid: int
@@ -86,10 +81,7 @@ ends_stopped = True  # a launcher of ours does so itself, and reports whose end 
 
 @contextmanager
 def clear_error(what: str) -> Iterator[None]:
-    """Turn the failure of a collective into one line.
-
-    Args:
-        what: what is being done, for the error.
+    """Turn the failure of a collective into one line, which says what was being done.
 
     Raises:
         StrategyError: another process died, or did not answer within the process group's timeout. Processes of this
@@ -111,11 +103,7 @@ def clear_error(what: str) -> Iterator[None]:
 
 
 def wait_for_others() -> None:
-    """Wait for the other processes of the run, where there are any.
-
-    Raises:
-        StrategyError: another process was lost.
-    """
+    """Wait for the other processes of the run, where there are any; StrategyError: one was lost."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -232,16 +220,11 @@ def why_no_array(error: BaseException) -> str:
 def disk_errors(
     path: str | os.PathLike, doing: str, remedy: str = "", kind: type[GNNScaleError] = GNNScaleError
 ) -> Iterator[None]:
-    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`.
+    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`, of a kind.
 
     Args:
         path: the file or folder that the block is about, for errors that name no file.
-        doing: what cannot be done to it: "written".
-        remedy: what to do about it: "free space, or give another scratch=".
-        kind: the error that is raised.
-
-    Raises:
-        GNNScaleError: the block raised an OSError.
+        doing, remedy: what cannot be done to it, "written", and what to do: "free space, or give another scratch=".
     """
     try:
         yield

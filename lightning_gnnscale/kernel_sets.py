@@ -79,8 +79,7 @@ def missing(kernels: Iterable[Kernel]) -> list[Kernel]:
 def compiled_list() -> Path:
     """Return the file that says which kernels of the list are compiled: its name says of which sources, and for what.
 
-    Returns:
-        A path in the cache folder; each line is a kernel's name, its types and its entry, with tabs between.
+    Each line is a kernel's name, its types and its entry in the cache folder, with tabs between.
     """
     digest = hashlib.sha256()
     package = Path(__file__).parent
@@ -166,11 +165,8 @@ class Ahead:
 def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     """Compile what is missing of some sets in processes of their own, and go on at once.
 
-    A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`.
-
-    Args:
-        names: Sets of kernels, see `kernels.json`.
-        tell: print one line on stderr where kernels are compiled.
+    A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`. With `tell` a
+    line on stderr says so.
 
     Returns:
         What reports how far they are; None where nothing is missing, where others compile for this process already, on

@@ -56,11 +56,7 @@ def graph_name(edges: str | os.PathLike) -> str:
 
 
 def check_storage_options(options: Mapping | None, name: str = "storage_options") -> dict:
-    """Return the options as a dict.
-
-    Raises:
-        ValueError: an option is, or holds, a credential; the value is not shown.
-    """
+    """Return the options as a dict; ValueError: one is, or holds, a credential; its value is not shown."""
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"{name} must hold names with values each, like {{endpoint_url: ...}}")
     for key, value in (options or {}).items():
@@ -106,8 +102,7 @@ class ObjectStore:
     def read(self, name: str, begin: int, end: int) -> bytes:
         """Return the bytes [begin, end) of an object, all of them.
 
-        Raises:
-            ObjectStoreError: it is not there, is shorter, which is not tried again, or did not come in time.
+        ObjectStoreError: it is not there, is shorter, which is not tried again, or did not come in time.
         """
         path = self._path(name)
 
@@ -190,9 +185,7 @@ class ObjectStore:
     def upload(self, name: str, num_bytes: int, chunks: Callable[[], Iterator[bytes]]) -> None:
         """Write a large object in bounded memory; it appears when it is whole, but for local folders.
 
-        Args:
-            num_bytes: its size.
-            chunks: begins again to give its bytes; called again where an upload failed.
+        `chunks` begins again to give its bytes; it is called again where an upload failed.
         """
         path, part_bytes = self._path(name), max(_LEAST_PART_BYTES, -(-num_bytes // _MOST_PARTS))
 

@@ -89,14 +89,7 @@ def exact_times(name: str, values: Any, unit: str = "row") -> np.ndarray:
 
 
 def same_clock(given: dict[str, Any]) -> None:
-    """Refuse dates beside numbers: nothing says when a number is.
-
-    Args:
-        given: Times before they are made integers, by the name of what has them; None: it has none.
-
-    Raises:
-        ValueError: some are dates, and others are not.
-    """
+    """Refuse dates beside numbers, times by the name of what has them: nothing says when a number is."""
     dates = {name: as_array(name, values).dtype.kind == "M" for name, values in given.items() if values is not None}
     if len(set(dates.values())) > 1:
         one, other = (next(name for name in dates if dates[name] is wanted) for wanted in (True, False))
@@ -106,11 +99,7 @@ def same_clock(given: dict[str, Any]) -> None:
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
-    """Return values as an array, tensors without a copy; objects become integers or dates where they are.
-
-    Raises:
-        ValueError: numpy cannot hold them, as lists of several lengths.
-    """
+    """Return values as an array, tensors without a copy; objects become integers or dates where they are."""
     refuse_masked(name, values)
     try:
         array = np.asanyarray(of_tensor(values))
@@ -130,8 +119,7 @@ def refuse_masked(name: str, values: Any) -> None:
 def of_tensor(values: Any) -> Any:
     """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are.
 
-    Raises:
-        ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
+    ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
     """
     if not is_tensor(values):
         return values
@@ -147,15 +135,7 @@ def of_tensor(values: Any) -> Any:
 
 
 def refuse_outside(name: str, array: np.ndarray, low: int, high: int, unit: str = "row") -> None:
-    """Refuse values outside of [low, high].
-
-    Args:
-        name, unit: As of `exact_integers`.
-        array: Integers, or floats without fractions.
-
-    Raises:
-        ValueError: names the first such row and its value.
-    """
+    """Refuse integers, or floats without fractions, outside of [low, high]: names the first such row and its value."""
     if array.dtype.kind in "iu":
         held = np.iinfo(array.dtype)
         if low <= held.min and held.max <= high:

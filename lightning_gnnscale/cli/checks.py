@@ -18,22 +18,14 @@ _BATCH_GROUPS = ("sampler", "source", "rows", "pack_halo", "evaluation")
 
 
 def check_settings(config: DictConfig) -> None:
-    """Refuse what `check_ranges` does, and settings that do not go together; imports what they name.
-
-    Raises:
-        UsageError: names the key, the value and what is allowed.
-    """
+    """Refuse what `check_ranges` does, and settings that do not go together; imports what they name."""
     check_ranges(config)
     _check_monitors(config)
     _check_layers(config)
 
 
 def planned_devices(config: DictConfig) -> int:
-    """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
-
-    Raises:
-        UsageError: it is not a number, for example "auto", which only a Trainer resolves.
-    """
+    """Return the devices of the plan; UsageError: no number, for example "auto", which only a Trainer resolves."""
     given = config.num_devices
     if isinstance(given, ListConfig) and len(given):
         return len(given)
@@ -47,11 +39,7 @@ def planned_devices(config: DictConfig) -> int:
 
 
 def check_num_parts(num_parts: int, num_processes: int) -> None:
-    """Refuse more processes than parts where each process needs a part of its own.
-
-    Raises:
-        UsageError: names both.
-    """
+    """Refuse more processes than parts where each process needs a part of its own."""
     if num_processes > num_parts:
         raise UsageError(
             f"trainer.devices={num_processes} is more than the {num_parts} parts; say "
@@ -70,11 +58,7 @@ def takes_sampler(config: DictConfig) -> bool:
 
 
 def check_unused(config: DictConfig) -> None:
-    """Refuse groups that were set but have no effect.
-
-    Raises:
-        UsageError: names the group and the reason.
-    """
+    """Refuse groups that were set but have no effect."""
     unused = {}
     if config.store is not None:
         unused = dict.fromkeys(_OF_MAKING, f"store={config.store} exists")
@@ -97,14 +81,7 @@ def check_unused(config: DictConfig) -> None:
 
 
 def check_hops(config: DictConfig, num_layers: int | None) -> None:
-    """Refuse a sampler whose hops differ from the model's layers; samplers without hops, and whole parts, are accepted.
-
-    Args:
-        num_layers: Number of layers of the backbone; None if it has no such setting.
-
-    Raises:
-        UsageError: the message names both numbers.
-    """
+    """Refuse a sampler whose hops differ from the model's layers; samplers without hops and whole parts pass."""
     if num_layers is None or config.datamodule.get("mode") != "mini_batch":
         return
     samples = config.sampler.get("neighborhoods", True)
@@ -168,11 +145,7 @@ def _check_monitors(config: DictConfig) -> None:
 
 
 def trains_on_links(config: DictConfig) -> bool:
-    """Return whether the run trains on links, which takes a model and a sampler that both do.
-
-    Raises:
-        UsageError: only one of them does.
-    """
+    """Return whether the run trains on links; UsageError where only one of model and sampler does."""
     model, sampler = (
         ModuleTraits(get_object(node._target_)).trains_on_links for node in (config.model, config.sampler)
     )
@@ -199,15 +172,7 @@ def classifies_edges(config: DictConfig) -> bool:
 
 
 def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
-    """Refuse a data set that lacks what the run needs.
-
-    Args:
-        dataset: a `GraphDataset`.
-        command: "train", "test", or "predict", which needs features alone, and edges where those are predicted.
-
-    Raises:
-        UsageError: names the key and the remedy.
-    """
+    """Refuse a data set that lacks what "train", "test" or "predict" needs; the last needs features alone, or edges."""
     if dataset.features is None and not config.model.get("inputs"):
         raise UsageError(
             f"dataset.features: {dataset.name} has none; training needs features of every node, or "

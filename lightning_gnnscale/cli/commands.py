@@ -86,11 +86,7 @@ class Command(NamedTuple):
 
 
 def locate(name: str, words: list[str]) -> Command:
-    """Return the configs that a command's words begin with.
-
-    Raises:
-        UsageError: a word that is not a setting where the command takes nothing else, or a recipe that does not exist.
-    """
+    """Return the configs that a command's words begin with; UsageError: an unknown recipe or word."""
     _check_flags(words)
     trusted, words = take_trust(words)
     if name == "bench":

@@ -69,13 +69,7 @@ def _register_described() -> None:
 
 
 def compose_config(config_name: str, overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """Return a config, composed separately from any running Hydra application.
-
-    Args:
-        config_name: a primary config, for example "train".
-        overrides: as on the command line.
-        config_dir: folder of the primary config; None: this package's own.
-    """
+    """Return a config of this package, or of a folder, composed separately from any running Hydra application."""
     register_choices()
     path = [] if config_dir is None else [f"hydra.searchpath=[pkg://{GROUPS}]"]
     with own_configs(config_dir):
@@ -170,14 +164,7 @@ def hidden(value: Any) -> Any:
 
 
 def check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse references to environment variables in settings that name folders.
-
-    Args:
-        settings: Values by dotted name, as they are written.
-
-    Raises:
-        UsageError: names the setting.
-    """
+    """Refuse references to environment variables in settings, by dotted name, that name folders."""
     for name in _NAMES:
         if "oc.env" in str(settings.get(name, "")):
             raise UsageError(

@@ -29,11 +29,7 @@ _SMALL_SHM = 1 << 30
 
 
 def run(config: DictConfig) -> None:
-    """Print versions, GPUs and links, memory limits, disk speed, kernels and ports, and what to look at.
-
-    Raises:
-        UsageError: disk_bytes below 0, or a port out of range.
-    """
+    """Print versions, GPUs and links, memory limits, disk speed, kernels and ports, and what to look at."""
     if config.disk_bytes < 0:
         raise UsageError(f"disk_bytes must be at least 0, got {config.disk_bytes}")
     bad = next((port for port in config.ports if isinstance(port, bool) or not 1 <= int(port) <= 65_535), None)

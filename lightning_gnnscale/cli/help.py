@@ -18,12 +18,7 @@ _WIDTH = 116
 def print_help(command: Command, topic: str = "") -> None:
     """Print the help of a command line, with the settings of the choices that it makes.
 
-    Args:
-        command: The command, with its words.
-        topic: A group of settings, or a prefix of keys: "model", "strategy/exchange", "model.backbone"; "": short.
-
-    Raises:
-        UsageError: there is no such group.
+    topic: A group of settings, or a prefix of keys: "model", "strategy/exchange", "model.backbone"; "": short.
     """
     config = command.compose()
     what = " ".join([command.name, *([command.primary.partition("/")[2]] if command.name == "bench" else [])])
@@ -131,11 +126,7 @@ _FILES = ("resume", "store", "output", "dataset.edges", "dataset.features", "dat
 
 
 def complete(words: list[str]) -> None:
-    """Print a shell's completion script, or the completions of a typed line.
-
-    Raises:
-        UsageError: no shell is named, or an unknown one.
-    """
+    """Print a shell's completion script, or the completions of a typed line."""
     if words[:1] == ["query"]:
         line = words[1] if len(words) > 1 else ""
         try:
@@ -155,11 +146,7 @@ def complete(words: list[str]) -> None:
 
 
 def candidates(line: str) -> list[str]:
-    """Return the sorted completions of a command line.
-
-    Args:
-        line: As typed so far, the program's name first.
-    """
+    """Return the sorted completions of a command line as typed so far, the program's name first."""
     *before, last = re.split(r"\s+", line.lstrip())
     words = before[1:]
     if not words:

@@ -27,11 +27,7 @@ _MOST_NAMED = 20  # edge types
 
 
 def run(config: DictConfig) -> None:
-    """Print what a path holds, or the data set of the settings and the store that they would train on.
-
-    Raises:
-        UsageError: the path holds nothing that this package knows.
-    """
+    """Print what a path holds, or the data set of the settings and the store that they would train on."""
     if "dataset" in config:
         _show_dataset(config)
         return

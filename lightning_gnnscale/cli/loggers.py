@@ -20,15 +20,9 @@ METRICS = "metrics"
 
 
 def make_loggers(chosen: DictConfig, folder: Path) -> list[Logger]:
-    """Return a run's loggers: the CSV file of its folder, and those that are chosen.
+    """Return a run's loggers: the CSV file of its folder, and those that are chosen, None for one that is left out.
 
-    Args:
-        chosen: Settings with a `_target_` by name, None for one that is left out. `save_dir` is the run's folder where
-            it is null.
-        folder: Folder of the run.
-
-    Raises:
-        UsageError: a package that a logger needs is not installed.
+    `save_dir` is the run's folder where it is null. UsageError: a package that a logger needs is not installed.
     """
     loggers: list[Logger] = [CSVLogger(folder, name=METRICS, version="")]
     for name, node in chosen.items():
@@ -85,11 +79,7 @@ class EpochLines(Callback):
 
 
 class ConfigLogged(Callback):
-    """Give every logger the whole config when training starts.
-
-    Args:
-        config: Plain values.
-    """
+    """Give every logger the whole config, as plain values, when training starts."""
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
@@ -101,13 +91,7 @@ class ConfigLogged(Callback):
 
 
 def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) -> None:
-    """Log the results of the evaluation after training, at the last step; the first rank calls it.
-
-    Args:
-        loggers: Those of the run.
-        metrics: Results by name, for example `test_acc`.
-        folder: Folder of the run.
-    """
+    """Log the results of the evaluation after training, by name, at the last step; the first rank calls it."""
     metrics = {name: value for name, value in metrics.items() if not name.startswith("best_")}  # logged as they came
     if not metrics:
         return

@@ -44,11 +44,7 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
 
 
 def check_model(config: DictConfig, dataset) -> None:
-    """Make a model of a data set's widths and the chosen optimizer, and discard both: settings are checked so.
-
-    Raises:
-        ValueError, InstantiationException: settings do not make a model; `one_line` names the key.
-    """
+    """Make a model of a data set's widths and the chosen optimizer, and discard both: settings are checked so."""
     inputs, schema, stored = config.model.get("inputs"), dataset.schema, stored_columns(config, dataset)
     node_types = learned_node_types(config, schema, stored)
     in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, node_types, schema)
@@ -86,11 +82,7 @@ def _module_options(
 
 
 def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | dict[str, int]) -> dict:
-    """Return the backbone's argument for node types and edge types, where the graph has several.
-
-    Raises:
-        UsageError: no layer of the model reads them, or it reads nothing else and there are none.
-    """
+    """Return the backbone's argument for node types and edge types; UsageError: its layers do not fit the graph's."""
     backbone = get_object(config.model.backbone._target_)
     takes = "schema" in inspect.signature(backbone).parameters
     if schema is None:
@@ -116,8 +108,7 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
     """Return the backbone's argument for the number of edge feature columns, where there are any.
 
     Raises:
-        UsageError: no layer of the model reads them, or it is a model of this package on the full graph, where those
-            read none; or the settings give that argument, which the run fills in.
+        UsageError: no layer of the model reads them, also on the full graph; or the settings give that argument.
     """
     backbone, given = get_object(config.model.backbone._target_), config.model.backbone.get("edge_dim")
     fills_in = "edge_dim" in inspect.signature(backbone).parameters
@@ -222,11 +213,7 @@ def in_channels_of(
 
 
 def make_inputs(config: DictConfig, datamodule, node_types: list[str] | None):
-    """Return the learned rows that the model reads beside or instead of stored features, or None.
-
-    Args:
-        node_types: Node types whose nodes have rows, see `learned_node_types`; passed to a class that takes them.
-    """
+    """Return the learned rows that the model reads, of all nodes or of some node types; None where there are none."""
     if not config.model.get("inputs"):
         return None
     made = instantiate(config.model.inputs, _partial_=True)

@@ -17,12 +17,7 @@ from .errors import UsageError
 
 
 def run(config: DictConfig) -> None:
-    """Write the report and print its path; runs that ended before training are left out with a warning.
-
-    Raises:
-        UsageError: no run is named.
-        GNNScaleError: no folder is a run's, or the report cannot be written.
-    """
+    """Write the report and print its path; runs that ended before training are left out with a warning."""
     from ..report.page import write_report  # plotly and Jinja, which a sweep without runs does without
 
     folders = [str(config.runs)] if isinstance(config.runs, str | int) else [str(one) for one in config.runs]
@@ -57,10 +52,7 @@ FAILED = "failed.txt"  # the reason why a job failed
 
 
 def read_jobs(folder: Path) -> list[dict]:
-    """Return one row for each job of a sweep, in order.
-
-    Args:
-        folder: The sweep's folder, with a folder for each job that holds `summary.json`, or why it failed.
+    """Return one row for each job of a sweep's folder, in order.
 
     Returns:
         `job`, `overrides` ({key: value} of what was swept over), `metrics`, `epochs`, `train_s`, `training_peak_bytes`,

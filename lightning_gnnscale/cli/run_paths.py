@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ..object_store import is_url
-from ..report.run_files import read_settings
+from ..report.run_files import read_settings, value_at
 from .errors import UsageError, did_you_mean
 from .settings import PACKAGE, described
 
@@ -28,11 +28,7 @@ _FILES = ("edges", *_ARRAYS, "edge_weight", "edge_features", "edge_label")
 
 
 def run_of(path: str) -> Path:
-    """Return the folder of the run that a path names: the folder itself, or a checkpoint in it.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return the folder of the run that a path names: the folder itself, or a checkpoint in it."""
     given = Path(path).expanduser().absolute()
     if not given.exists():
         raise UsageError(f"{path}: no such run; a run's folder is printed at its end, and is under paths.runs")
@@ -51,11 +47,7 @@ def run_of(path: str) -> Path:
 
 
 def last_checkpoint(path: str) -> str:
-    """Return the checkpoint that `resume=` names: the file given, or the last epoch's of a run's folder.
-
-    Raises:
-        UsageError: the folder holds none.
-    """
+    """Return the checkpoint that `resume=` names: the file given, or the last epoch's of a run's folder."""
     given = Path(path).expanduser()
     if not given.is_dir():
         return path
@@ -73,9 +65,6 @@ def find_benchmarks() -> Path:
 
     It is that of GNNSCALE_SOURCE where that is set, else the one that this package is installed from, else the current
     folder.
-
-    Raises:
-        UsageError: none of them has benchmarks.
     """
     named = os.environ.get(SOURCE)
     trees = [Path(named).expanduser()] if named else [Path(__file__).parents[2], Path.cwd()]
@@ -100,11 +89,7 @@ def run_bench(config: DictConfig) -> None:
 
 
 def check_paths(config: DictConfig) -> None:
-    """Refuse missing files, before anything is imported to read them.
-
-    Raises:
-        UsageError: names the key and the path.
-    """
+    """Refuse missing files, before anything is imported to read them."""
     dataset, store = config.get("dataset"), config.get("store")
     if not OmegaConf.is_dict(dataset):  # a command of its own
         return
@@ -150,12 +135,7 @@ def _not_there(key: str, given: str) -> str:
 
 @contextmanager
 def removed_unless_begun(folder: Path, runs: Path) -> Iterator[None]:
-    """Remove the folder of a run that fails before it has done anything.
-
-    Args:
-        folder: The run's folder, made by Hydra.
-        runs: Folder of all runs, removed too where it is empty then.
-    """
+    """Remove a run's folder, and that of all runs if it is empty, where it fails before it has done anything."""
     try:
         yield
     except BaseException:
@@ -197,13 +177,7 @@ _SCHEDULERS += ("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "Reduce
 def checked_config(path: Path, words: list[str], trusted: bool) -> dict[str, Any]:
     """Return the settings of a run to resume; unless trusted, what would make or look up anything else is refused.
 
-    Args:
-        path: The run's `config.yaml`.
-        words: Words of the command line; what they set or remove is the user's and not checked.
-        trusted: Whether the user said trust_config=true.
-
-    Raises:
-        UsageError: one line that names the first entry, and the remedy.
+    What the words of the command line set or remove is the user's and not checked.
     """
     config = read_settings(path)
     if trusted:
@@ -217,11 +191,7 @@ def checked_config(path: Path, words: list[str], trusted: bool) -> dict[str, Any
 
 
 def take_trust(words: list[str]) -> tuple[bool, list[str]]:
-    """Take `trust_config=` out of the words of a command line; it is never read from a file.
-
-    Raises:
-        UsageError: it is neither true nor false.
-    """
+    """Take `trust_config=` out of the words of a command line; it is never read from a file."""
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{TRUST}=")]
     wrong = [value for value in given if value.lower() not in ("true", "false")]
     if wrong:
@@ -274,9 +244,7 @@ def _refusals(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 def _is_pyg(config: Mapping[str, Any], above: str, parent: str) -> bool:
     """Whether an entry belongs to a data set that PyG reads."""
-    node: Any = config
-    for key in parent.removeprefix(above).strip(".").split(".") if parent != above else []:
-        node = node.get(key) if isinstance(node, Mapping) else None
+    node = value_at(config, parent.removeprefix(above).strip(".") if parent != above else "")
     return above != "" or (isinstance(node, Mapping) and str(node.get("_target_")).endswith(".load_pyg"))
 
 
@@ -285,11 +253,9 @@ def _take_out(config: dict[str, Any], word: str) -> None:
     found = re.match(r"[+~]*([A-Za-z_]\w*(?:\.\w+)*)(?:=|$)", word)
     if found is None:
         return
-    *above, last = found[1].split(".")
-    node: Any = config
-    for key in above:
-        node = node.get(key) if isinstance(node, dict) else None
-    if isinstance(node, dict) and last in node and any(_refusals({last: node[last]}, ".".join(above))):
+    above, _, last = found[1].rpartition(".")
+    node = value_at(config, above)
+    if isinstance(node, dict) and last in node and any(_refusals({last: node[last]}, above)):
         node[last] = "" if word.startswith("~") else None  # Hydra removes no null
 
 

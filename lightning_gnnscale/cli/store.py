@@ -130,11 +130,7 @@ def verify(config: DictConfig) -> None:
 
 
 def found_store(config: DictConfig, dataset=None) -> PartitionStore:
-    """Return the store that exists of the data set and the partitioner of a config.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the store that exists of the data set and the partitioner of a config; UsageError: there is none."""
     dataset = instantiate(config.dataset) if dataset is None else dataset
     store = standing_store(config, store_source(config, dataset))
     if store is None:
@@ -185,11 +181,7 @@ class StoredData:
 
 
 def plan_standing(store: PartitionStore, make_plan: Callable[..., Plan]) -> Plan:
-    """Return the plan of training on a store as it is.
-
-    Raises:
-        PlanError: its parts do not fit.
-    """
+    """Return the plan of training on a store as it is; PlanError: its parts do not fit."""
     rows = store.part_rows
     made = make_plan(part_rows=int(rows.max()))
     peaks = {stage: peak for stage, peak in made.host_peak_bytes.items() if not stage.startswith("partition")}
@@ -203,7 +195,6 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     """Plan the parts, name the store's folder after what the store is made from, and make the store.
 
     Args:
-        config: Config with `output` (a folder, or None) and `paths.stores`.
         source: Source of the store; its number of parts and its root are set here.
         make_plan: Returns the plan of the source in its current state; takes `num_parts` and `part_rows`.
 

@@ -60,11 +60,7 @@ class _Store(NamedTuple):
 
 
 def run(config: DictConfig) -> None:
-    """Run `action`.
-
-    Raises:
-        UsageError: a name that no store has.
-    """
+    """Run `action`."""
     folder = Path(config.paths.stores)
     days = config.unused_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or days < 0):

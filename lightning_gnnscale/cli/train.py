@@ -83,14 +83,7 @@ def run(config: DictConfig) -> dict:
 
 
 def train(config: DictConfig, folder: Path) -> dict:
-    """Partition, store, train and evaluate according to the config.
-
-    Args:
-        folder: Folder of the run: config, events, metrics, checkpoints, summary.
-
-    Returns:
-        The summary that is also written to `summary.json`.
-    """
+    """Partition, store, train and evaluate according to the config; return the summary, also in `summary.json`."""
     if config.resume is not None:
         config.resume = last_checkpoint(config.resume)
     run = set_up(config, folder, "train")
@@ -154,15 +147,7 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
 
 @dataclass
 class CommandRun:
-    """A run of train, test or predict: its Trainer and, once it is prepared, what the Trainer takes.
-
-    Attributes:
-        folder: Folder of the run.
-        command: "train", "test" or "predict".
-        log_begin: Bytes of the events' log before the run.
-        trainer: The Trainer.
-        datamodule, model, plan: None until `prepare`.
-    """
+    """A run of "train", "test" or "predict"; datamodule, model and plan are None until `prepare`."""
 
     folder: Path
     command: str
@@ -175,11 +160,7 @@ class CommandRun:
     def prepare(self, config: DictConfig, saved: dict | None = None) -> None:
         """Open the data set or the store, make the store where none exists, and make the model.
 
-        Args:
-            saved: Widths of a checkpoint's model; None: those of the data set.
-
-        Raises:
-            UsageError, PlanError: settings contradict each other, or something does not fit.
+        saved: Widths of a checkpoint's model; None: those of the data set.
         """
         trainer, store = self.trainer, None
         with ProgressBars() as progress, events.stage("load"):
@@ -215,14 +196,14 @@ class CommandRun:
         """Validate on all nodes where training used a sample of them; return the metrics."""
         with events.stage("validate", note="exact, all nodes, the best checkpoint"):
             results = self.trainer.validate(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
-        exact = {f"{key}_exact": float(value) for result in results for key, value in result.items()}
+        exact = {f"{key}_exact": value for key, value in _metrics_of(results).items()}
         return {"validation in training": sampled, **exact}
 
     def test(self, checkpoint: str | None) -> dict:
         """Test a checkpoint, or with None the current model; return the metrics."""
         with events.stage("evaluate", note="exact, full graph"):
             results = self.trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
-        return {key: float(value) for result in results for key, value in result.items()}
+        return _metrics_of(results)
 
     def predict(self, checkpoint: str | None) -> dict:
         """Write the predictions of a checkpoint, or with None of the current model; return the path."""
@@ -235,6 +216,10 @@ class CommandRun:
         """Return the summary of the run, see `run_summary`; every rank calls it."""
         bring_events(self.folder / "events.jsonl", self.log_begin)
         return hidden(run_summary(name, self.folder, self.datamodule, self.plan, facts, self.command))
+
+
+def _metrics_of(results: list) -> dict[str, float]:
+    return {key: float(value) for result in results for key, value in result.items()}
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:

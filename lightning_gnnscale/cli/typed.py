@@ -59,16 +59,13 @@ _RANGES_OF_CALLBACK = {
 def check_config(
     config: DictConfig, primary: str, recipe: tuple[str, str] | None = None, imported: bool = True
 ) -> None:
-    """Refuse unknown keys and values of the wrong type.
+    """Refuse unknown keys and values of the wrong type, by a UsageError with the key, the value and what is allowed.
 
     Args:
         config: What was composed.
         primary: The command's own config, whose keys are those that untargeted nodes may have.
         recipe: Folder and name of the recipe or of the run's config that was composed; None: the command's own.
         imported: Import what the description does not know; False: accept it.
-
-    Raises:
-        UsageError: one line that names the key, the value and what is allowed.
     """
     given, base = OmegaConf.to_container(config, resolve=False), _base(primary, recipe)
     missing = [key for key in base if key not in given]
@@ -105,9 +102,6 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
         base: The same with the choices' own values; None: unknown, any key is allowed where no target refuses it.
         takes: Returns what a target takes, or None.
         path: Key of the node.
-
-    Raises:
-        UsageError: see `check_config`.
     """
     target = node.get("_target_")
     try:
@@ -171,11 +165,7 @@ def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
 
 
 def check_ranges(config: DictConfig) -> None:
-    """Refuse values that are out of range or without effect; nothing is imported, and missing keys pass.
-
-    Raises:
-        UsageError: names the key, the value and what is allowed.
-    """
+    """Refuse values that are out of range or without effect; nothing is imported, and missing keys pass."""
     for name, value in (config.get("bench") or {}).items():
         lowest = 0 if name in _MAY_BE_ZERO else 1
         if isinstance(value, int) and not isinstance(value, bool) and value < lowest:

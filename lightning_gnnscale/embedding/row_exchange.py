@@ -130,9 +130,6 @@ class Hosts:
         Args:
             hosts: host of each rank, any integers; None: by the machines that the ranks run on.
             before: what an earlier call returned, whose group is used again while it exists.
-
-        Raises:
-            ValueError: as many hosts as ranks must be given.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls.alone()
@@ -219,15 +216,11 @@ def pull_rows(
 
     Args:
         requests: Requests of this rank; may be empty.
-        hosts: The ranks by host.
         read: Maps (num,) rows of this host to their (num, dim) values, of the dtype of `out`.
         out: (num_nodes, dim), filled in place.
 
     Returns:
         Bytes of rows received from other hosts.
-
-    Raises:
-        StrategyError: another rank was lost, or did not enter.
     """
     with clear_error("pulling rows"):
         wanted = _exchange_counts(requests.counts, hosts.group)
@@ -246,19 +239,12 @@ def pull_rows(
 def push_rows(
     requests: Requests, hosts: Hosts, gradients: np.ndarray, apply_here: Callable[[], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Send gradients to the owners of their rows; all ranks must enter.
+    """Send (num_nodes, dim) gradients of the requests to the owners of their rows; all ranks must enter.
 
-    Args:
-        requests: the rows of this rank's gradients; may be empty.
-        hosts: the ranks.
-        gradients: (num_nodes, dim), one row a node of the requests.
-        apply_here: called while rows travel, to apply those that this host owns.
+    `apply_here` is called while rows travel, to apply those that this host owns.
 
     Returns:
         (num_received,) int64 rows of this host and (num_received, dim) gradients, rank after rank, to be applied here.
-
-    Raises:
-        StrategyError: another rank was lost, or did not enter.
     """
     with clear_error("pushing gradients"):
         coming = _exchange_counts(requests.counts, hosts.group)

@@ -24,13 +24,7 @@ STEP = 2.0**-31  # of 32 random bits to [0, 2)
 
 @kernel
 def fill_initial(out, nodes, key, scale):
-    """Fill rows with values uniform in [-scale, scale).
-
-    Args:
-        out: (num, dim) floating, filled in place.
-        nodes: (num,) integers that the values go by.
-        key: uint64, of the seed.
-    """
+    """Fill (num, dim) rows with values uniform in [-scale, scale), by the integers `nodes` and the uint64 key."""
     for i in range(len(nodes)):
         node_key = combine(key, nodes[i])
         for pair in range((out.shape[1] + 1) // 2):
@@ -74,16 +68,7 @@ class SharedTable:
 
     @classmethod
     def create(cls, num_rows: int, columns: dict[str, SharedColumn], what: str, remedy: str) -> "SharedTable":
-        """Make the arrays.
-
-        Args:
-            num_rows: >= 0.
-            columns: name to width and dtype.
-            what, remedy: for the error.
-
-        Raises:
-            PlacementError: they need more memory than is free here; raised before any is taken.
-        """
+        """Make the arrays; PlacementError, before any memory is taken: they need more than is free here."""
         needed, free = table_bytes(num_rows, columns), psutil.virtual_memory().available
         if needed > free:
             raise PlacementError(
@@ -101,11 +86,7 @@ class SharedTable:
 
     @classmethod
     def attach(cls, handle: tuple[str, dict[str, RowHandle]]) -> "SharedTable":
-        """Map the arrays of another process.
-
-        Raises:
-            PlacementError: that process has ended.
-        """
+        """Map the arrays of another process; PlacementError: it has ended."""
         token, handles = handle
         return cls(token, {name: SharedRows.attach(one, write=True) for name, one in handles.items()})
 

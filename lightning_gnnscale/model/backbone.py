@@ -230,20 +230,13 @@ class Backbone(nn.Module):
             node_ids: (num_sources,) int64, the same number for a node on every process.
             kept: keeps products of the features, for one graph, one dtype and one value of local_only.
             local_only: leave out edges from the halo; degrees are then those of what is left.
-
-        Raises:
-            ValueError: the layers read edge features, which rows of a process do not have.
         """
-        if self.time_channels is not None:
-            raise ValueError(
-                f"{type(self).__name__} with time_channels reads times, which full-graph training does not: train on "
-                "parts with PartitionDataModule, or leave time_channels out"
-            )
-        if self.edge_dim is not None:
-            raise ValueError(
-                f"{type(self).__name__} with edge_dim reads edge features, which full-graph training does not: train "
-                "on parts with PartitionDataModule, or leave edge_dim out"
-            )
+        for name, what in (("time_channels", "times"), ("edge_dim", "edge features")):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} with {name} reads {what}, which full-graph training does not: train on "
+                    f"parts with PartitionDataModule, or leave {name} out"
+                )
         if local_only:
             block = edges_from(replace(block, degree=None, self_weight=None), 0, block.num_targets)
             node_ids = node_ids[: block.num_targets]
@@ -262,11 +255,7 @@ class Backbone(nn.Module):
         return self.prepare(block)
 
     def reverse_weight(self, outer: Block) -> Tensor | None:
-        """Return the (num_edges,) weights of the reverses of the edges from the halo, in an undirected graph.
-
-        Args:
-            outer: prepared edges from the halo, `degree` that of its nodes.
-        """
+        """Return the (num_edges,) weights of the reverses of prepared edges from the halo, in an undirected graph."""
         return None
 
     def layer(self, index: int, x: Any, block: Block) -> Tensor:
@@ -282,13 +271,10 @@ class Backbone(nn.Module):
         return self.apply_layer(index, as_input(x, self.reference), self.prepare(block))
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
-        """Return the width of `project(index, x)` where it pays to map each node once, before edges are read.
+        """Return the width of `project(index, x)` where it pays to map each node once; None: read the input as it is.
 
         Args:
             sparse: the rows of layer 0 are sparse.
-
-        Returns:
-            The width, or None: read the layer's input as it is.
         """
         width = self.convs[index].projected_channels
         return width if (sparse and index == 0) or width < self.layer_channels(index) else None
@@ -306,10 +292,8 @@ class Backbone(nn.Module):
         """Return the width of the one sum over edges that makes up layer `index`, or None where there is more.
 
         Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes
-        declare it by `sums_once = True` in their own body: a derived one may compute something else.
-
-        Args:
-            projected: the edges read `project(index, x)`.
+        declare it by `sums_once = True` in their own body: a derived one may compute something else. `projected`: the
+        edges read `project(index, x)`.
         """
         if any("sums_once" not in vars(type(module)) for module in (self, self.convs[index])):
             return None
@@ -341,10 +325,6 @@ class Backbone(nn.Module):
 
         Classes declare it by `streams = True` in their own body: a derived one may compute something else. Which form a
         layer has depends on the model alone, so that results do not depend on memory.
-
-        Args:
-            projected: the layer reads `project(index, x)`.
-            sparse: its rows are sparse.
         """
         layer = self.convs[index]
         if any("streams" not in vars(type(module)) for module in (self, layer)):
@@ -368,11 +348,7 @@ class Backbone(nn.Module):
         return self.finish_layer(index, self.convs[index].from_total(as_input(total, self.reference)))
 
     def values_of_edge(self, width: int) -> int:
-        """Return how many values an edge holds while a layer that is not one sum is computed; for memory limits.
-
-        Args:
-            width: columns of what the layer reads of a node.
-        """
+        """Return how many values an edge holds in a layer that is no sum and reads `width` columns; bounds memory."""
         return width if self.edge_dim is None else 3 * width + self.edge_dim  # messages are held
 
     @property
@@ -397,13 +373,8 @@ def check_edge_attr(
     """Refuse edge features that a model does not read, and a model that reads missing ones or other widths.
 
     Args:
-        model: name of the model.
-        edge_dim: columns that it reads; None: it reads none.
-        given: columns that exist; None: no edge features.
+        edge_dim, given: columns that it reads, and that exist; None: none.
         without: how to do without them.
-
-    Raises:
-        ValueError: names both, and what to do.
     """
     if edge_dim == given:
         return

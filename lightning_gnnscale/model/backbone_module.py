@@ -92,8 +92,7 @@ class BackboneModule(TakesInputs):
         """Return the arguments that a caller of `load_from_checkpoint` need not give: the backbone, from its settings.
 
         Args:
-            saved: The entries of `on_save_checkpoint`.
-            given: Arguments of the caller.
+            saved, given: The entries of `on_save_checkpoint`; arguments of the caller.
 
         Raises:
             CheckpointError: the backbone is of a class that a checkpoint may not name, or an argument is not plain.
@@ -200,15 +199,7 @@ class BackboneModule(TakesInputs):
         return found
 
     def check_edge_types(self, several: bool, own_features: bool) -> None:
-        """Refuse node types and edge types that the backbone does not read.
-
-        Args:
-            several: Whether the graph has more than one edge type.
-            own_features: Whether each node type has its own features.
-
-        Raises:
-            StrategyError: names what is not read, and the remedy.
-        """
+        """Refuse, as a StrategyError, several edge types or features by node type that the backbone does not read."""
         name = type(self.backbone).__name__
         if several and "edge_type" not in self._accepted:
             raise StrategyError(
@@ -265,14 +256,7 @@ class BackboneModule(TakesInputs):
             return backbone.forward_rows(x, edges)
 
     def try_out_rows(self, batch: Any) -> RowPlan:
-        """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`.
-
-        Args:
-            batch: The `FullGraphBatch` of this process.
-
-        Raises:
-            StrategyError: a layer cannot be computed by blocks of nodes.
-        """
+        """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`."""
         self._check_full_graph()
         return try_out(self.row_model, batch)
 
@@ -325,12 +309,8 @@ class BackboneModule(TakesInputs):
         """Return this rank's nodes and what `decide` makes of their outputs, or write them a block at a time.
 
         Args:
-            batch: An `EvaluationShare`.
             decide: (num_rows, channels) outputs -> (num_rows, ...) predictions.
             channels: Width of the outputs.
-
-        Returns:
-            As `predict_step`; no rows where `write_predictions` has taken them.
         """
         result = self._infer(batch)
         nothing = {"nodes": result.rows[:0], "prediction": decide(torch.zeros(0, channels))}

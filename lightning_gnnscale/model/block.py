@@ -104,6 +104,11 @@ class Block:
     def num_targets(self) -> int:
         return len(self.indptr) - 1
 
+    @property
+    def type_of_targets(self) -> Tensor | None:
+        """(num_targets,) int64 node types of the targets, or None."""
+        return None if self.node_type is None else self.node_type[: self.num_targets]
+
     def head(self, num_targets: int) -> "Block":
         """Return the block of the first num_targets nodes; rows that are missing have no edges."""
         missing = num_targets - self.num_targets
@@ -212,13 +217,8 @@ def stable_order(numbers: Tensor) -> Tensor:
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:
     """Return how many nodes each layer must compute, so that the last one has its seeds.
 
-    Args:
-        num_sampled_nodes: nodes per hop, seeds first, or None: every layer computes all nodes. Nodes beyond the
-            hops that are listed count as one hop more.
-        num_layers, num_nodes: layers of the model, nodes of the batch.
-
-    Raises:
-        ValueError: the hops hold more than num_nodes.
+    num_sampled_nodes: nodes per hop, seeds first, those beyond the hops as one hop more; None: all nodes in all layers.
+    ValueError: the hops hold more than num_nodes.
     """
     if num_sampled_nodes is None:
         return [num_nodes] * num_layers
@@ -231,12 +231,7 @@ def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_node
 
 
 def edge_counts(num_sampled_nodes: Sequence[int] | None, num_sampled_edges: Sequence[int] | None) -> dict | None:
-    """Return `Block.edges_of` of a batch: the edges into the nodes of its first hops.
-
-    Args:
-        num_sampled_nodes: nodes per hop, seeds first; None where hops are not counted.
-        num_sampled_edges: edges per hop, those into the seeds first; None likewise.
-    """
+    """Return `Block.edges_of` of a batch from nodes and edges per hop, seeds first; None where they are not counted."""
     if num_sampled_nodes is None or num_sampled_edges is None:
         return None
     return dict(zip(accumulate(num_sampled_nodes), accumulate(num_sampled_edges), strict=False))

@@ -69,12 +69,7 @@ class Broadcast:
     _weighted: bool = False
 
     def run(self, blocks: Iterator[RowBlock], spool: Spool | None) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield (nodes, outputs) of the rows of some blocks.
-
-        Args:
-            blocks: the rows.
-            spool: the file of a bucket's edges; None: they stay in memory.
-        """
+        """Yield (nodes, outputs) of the rows of blocks; a bucket's edges lie in the spool, or with None in memory."""
         self.spool = spool
         shape = (self.plan.most_rows, self.streamed.channels)
         sums = torch.empty(shape, dtype=self.reader.dtype)  # unused pages take no memory

@@ -32,8 +32,7 @@ class LinkDecoder(nn.Module):
         """Return the (num_ends, num_candidates) scores of each end with each candidate.
 
         Args:
-            ends: (num_ends, channels) known ends.
-            candidates: (num_candidates, channels).
+            ends, candidates: (num_ends, channels) known ends, (num_candidates, channels).
             relation: (num_ends,) int64, or None without edge types.
             reverse: Whether the known ends are the tails, and candidates heads.
         """
@@ -250,10 +249,9 @@ DECODERS = {"dot": DotDecoder, "mlp": MLPDecoder, "distmult": DistMult, "complex
 
 
 def make_decoder(name: str, channels: int, num_relations: int | None = None, **options: Any) -> LinkDecoder:
-    """Return a decoder by its name.
+    """Return a decoder by its name, one of `DECODERS`.
 
     Args:
-        name: One of `DECODERS`.
         channels: Width of the embeddings.
         num_relations: Number of edge types, for those that read them; None: not known.
         options: Further arguments of the decoder.
@@ -285,11 +283,9 @@ def reads_edge_types(decoder: Any) -> bool:
 def pair_scores(
     decoder: Any, source: Tensor, other: Tensor, relation: Tensor | None = None, reverse: bool = False
 ) -> Tensor:
-    """Return a decoder's scores of ends that broadcast, with their relations where it reads them.
+    """Return the scores of ends that broadcast, with their relations where the decoder reads them.
 
-    Args:
-        decoder: A `LinkDecoder`, or any module or function of (source, other) or (source, other, relation).
-        source, other, relation, reverse: See `RelationDecoder.forward`.
+    The decoder: a `LinkDecoder`, or any module or function of (source, other) or (source, other, relation).
     """
     if not reads_edge_types(decoder):
         return decoder(source, other)

@@ -81,13 +81,7 @@ class EdgeBins:
         return sum(dtype.itemsize for dtype in self.dtypes)
 
     def add(self, block: RowBlock, first_slot: int, weight: np.ndarray | None = None) -> None:
-        """Add the edges of rows that follow those added before.
-
-        Args:
-            block: the rows; without an edge type where bins do not tell them apart.
-            first_slot: target number of its first row.
-            weight: (num_edges,) weights of the edges instead of the block's.
-        """
+        """Add the edges of rows that follow those added before, from `first_slot` on; weight replaces the block's."""
         weight = block.edge_weight if weight is None else weight
         starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, weight)
         self.counts += np.diff(starts)

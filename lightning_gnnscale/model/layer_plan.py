@@ -76,11 +76,8 @@ def row_bytes_of(streamed: StreamedLayer, itemsize: int) -> int:
 def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int, memory_bytes: int) -> BucketPlan:
     """Divide rows into as few buckets as memory has space for.
 
-    Args:
-        num_rows, num_edges: Rows and edges of this process.
-        row_bytes, edge_bytes: Bytes of a row's sums, and of an edge.
-        memory_bytes: Bytes of everything; three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to
-            edges being sorted, but at most three quarters.
+    Of memory_bytes three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges being sorted, but at
+    most three quarters. row_bytes, edge_bytes: of a row's sums, and of an edge.
     """
     space = max(1, memory_bytes // 4, min(memory_bytes * 13 // 16, memory_bytes - FIXED_BYTES))
     num_buckets = max(1, min(num_rows, -(-num_rows * row_bytes // space)))
@@ -92,9 +89,7 @@ def choose_way(size: LayerSize, row_bytes: int, edge_bytes: int, memory_bytes: i
     """Choose the way that reads fewer bytes; what fits memory at once stays with groups of rows.
 
     Args:
-        size: Size of the layer.
-        row_bytes: Bytes of a row while sources stream past.
-        edge_bytes: Bytes of an edge, grouped by source.
+        row_bytes, edge_bytes: Bytes of a row while sources stream past, and of an edge, grouped by source.
         memory_bytes: what the pass may hold.
     """
     buckets = plan_buckets(size.num_rows, size.num_edges, row_bytes, edge_bytes, memory_bytes)

@@ -234,11 +234,7 @@ def closure(
 
 
 def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeSet:
-    """Return a set of nodes and of their in-neighbours in this rank's rows.
-
-    Args:
-        most: share of the nodes above which no more edges are read.
-    """
+    """Return nodes and their in-neighbours in this rank's rows; beyond a share `most` no more edges are read."""
     bits, count = rows.bits.copy(), len(rows)
     for block in source.blocks(rows):
         count += _mark(bits, np.ascontiguousarray(block.indices))

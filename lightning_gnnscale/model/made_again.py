@@ -45,10 +45,7 @@ _DEEPEST = 8
 
 
 def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
-    """Return the model that a checkpoint describes: a `Backbone`, also of the user's own once imported, or one of PyG.
-
-    Args:
-        settings: `_target_`, a dotted name, and the arguments.
+    """Return the model of `_target_`, a dotted name, and its arguments: a `Backbone` that is imported, or one of PyG.
 
     Raises:
         CheckpointError: another class is named, or the arguments are not those of such a model.
@@ -123,11 +120,7 @@ def _num_elements(func: Any, args: tuple) -> int:
 
 
 def check_plain_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of a module, beside its backbone, that a checkpoint may not give.
-
-    Raises:
-        CheckpointError: names the first one.
-    """
+    """Refuse, by a CheckpointError, arguments of a module beside its backbone that a checkpoint may not give."""
     for name, value in given.items():
         if name == "backbone":
             continue
@@ -226,28 +219,23 @@ _KINDS = {
     ROWS_KEY: Mapping,
 }
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")
+_NEVER_NULL = ("state_dict", *_HYPER_PARAMETERS)
 _COUNTS = ("epoch", "global_step")
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path", "dirpath")
 _TOLD = {Mapping: "values by name", list: "a list"}
 
 
 def check_entries(saved: Mapping[str, Any], path: Any) -> None:
-    """Refuse a checkpoint whose entries are of other types than Lightning and this package save.
-
-    Raises:
-        CheckpointError: one line that names the file and the entry.
-    """
-    for name, kind in _KINDS.items():
-        if name in saved and not isinstance(saved[name], kind) and not (saved[name] is None and name != "state_dict"):
+    """Refuse, by a CheckpointError, entries of other types than Lightning and this package save."""
+    for name, kind in (_KINDS | dict.fromkeys(_HYPER_PARAMETERS, Mapping)).items():
+        may_be_null = name not in _NEVER_NULL
+        if name in saved and not isinstance(saved[name], kind) and not (saved[name] is None and may_be_null):
             raise _wrong(path, name, _TOLD[kind], saved[name])
     for name, weight in saved["state_dict"].items():
         if not isinstance(name, str):
             raise _wrong(path, "state_dict", "weights by name", name)
         if not isinstance(weight, Tensor) and not name.endswith("_extra_state"):
             raise _wrong(path, f"state_dict.{name}", "a tensor", weight)
-    for name in _HYPER_PARAMETERS:
-        if name in saved and not isinstance(saved[name], Mapping):
-            raise _wrong(path, name, _TOLD[Mapping], saved[name])
     backbone = (saved.get(MODEL_KEY) or {}).get("backbone", {})
     if not isinstance(backbone, Mapping):
         raise _wrong(path, f"{MODEL_KEY}.backbone", _TOLD[Mapping], backbone)
@@ -271,11 +259,8 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
 def named_as(module: nn.Module, saved: Any) -> Any:
     """Return a state with the names of a module's weights, where either was saved or made by `torch.compile`.
 
-    `torch.compile` puts a wrapper around a module, and `_orig_mod.` into the names of what is in it.
-
-    Args:
-        module: What the state is for.
-        saved: Tensors by name, or dicts and lists of them; not changed.
+    `torch.compile` puts a wrapper around a module, and `_orig_mod.` into the names of what is in it. saved: tensors by
+    name, or dicts and lists of them; not changed.
     """
     own = {name for group in (module.named_parameters, module.named_buffers) for name, _ in group()}
     own |= set(module.state_dict())
@@ -304,16 +289,7 @@ def is_of_package(module: type) -> bool:
 
 
 def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
-    """Refuse a checkpoint's arguments of a module where they are more than plain values.
-
-    Args:
-        saved: What the file holds, a dict.
-        module: The class that is made with them.
-        path: The file, for the error.
-
-    Raises:
-        CheckpointError: one line that names the entry.
-    """
+    """Refuse, by a CheckpointError, a file's arguments of a class that are more than plain values."""
     own = is_of_package(module)
     objects = OBJECTS if own else ()
     for key in _HYPER_PARAMETERS:

@@ -157,12 +157,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             self.inputs.skip()
 
     def save_inputs(self, folder: str | Path, with_state: bool) -> dict[str, Any] | None:
-        """Write this rank's learned rows beside a checkpoint; None: there are none.
-
-        Args:
-            folder: Folder on each machine.
-            with_state: Whether the optimizer's state is written too.
-        """
+        """Write this rank's learned rows beside a checkpoint, with the optimizer's state or not; None: no rows."""
         return None if InputsTraits(self.inputs).save is None else self.inputs.save(folder, with_state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

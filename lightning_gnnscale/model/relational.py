@@ -64,12 +64,7 @@ class TypedLinear(nn.Module):
         zeros(self.bias)
 
     def forward(self, x: Tensor, node_type: Tensor | None) -> Tensor:
-        """Return the (num_rows, out_channels) maps of (num_rows, in_channels) rows.
-
-        Args:
-            x: the rows.
-            node_type: (num_rows,) int64; None where there is one node type.
-        """
+        """Return the maps of (num_rows, in_channels) rows; node_type: (num_rows,) int64, None where there is one."""
         if len(self.weight) == 1:
             return torch.addmm(self.bias[0], x, self.weight[0])
         places, back = places_of_node_types(node_type, len(self.weight))
@@ -187,14 +182,7 @@ class RelationalBackbone(Backbone):
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:
-        """Map each node type's rows to hidden_channels, with activation and dropout.
-
-        Args:
-            x, node_type: as in `forward`.
-
-        Returns:
-            (num_nodes, hidden_channels).
-        """
+        """Return (num_nodes, hidden_channels): rows mapped by node type, with activation and dropout."""
         num_node_types, reference = self.schema.num_node_types, self.reference
         type_number = x.node_type if is_by_node_type(x) else node_type
         type_number = None if type_number is None else torch.as_tensor(type_number).to(reference.device)
@@ -232,12 +220,7 @@ class RelationalBackbone(Backbone):
     ) -> Tensor:
         """Return the mapped rows of a node type: of its own table, or those chosen of one that all node types share."""
         given = 0 if table is None else table.dim if is_sparse(table) else table.shape[1]
-        if given != self.type_channels[node_type]:
-            raise ValueError(
-                f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, "
-                f"{type(self).__name__} takes "
-                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector replaces them)"
-            )
+        check_columns(type(self).__name__, self.schema.node_types[node_type], given, self.type_channels[node_type])
         vector = self.type_vectors[node_type]
         if weight is None:
             return vector.expand(count, -1)
@@ -297,17 +280,12 @@ class RelationalBackbone(Backbone):
     def row_edges(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowEdges:
         raise ValueError(
             f"{type(self).__name__} reads node types and edge types, which full-graph training does not: train on "
-            f"parts with "
-            "PartitionDataModule"
+            "parts with PartitionDataModule"
         )
 
 
 def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> GraphSchema:
-    """Return the schema of `GraphSchema.as_json`, or the one given.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the schema of `GraphSchema.as_json`, or the one given; ValueError where there is none."""
     if schema is None:
         raise ValueError(
             f"{model} needs schema=, the node types and edge types of the graph: say schema=dm.schema; a graph without "
@@ -316,12 +294,17 @@ def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> G
     return schema if isinstance(schema, GraphSchema) else GraphSchema.of_json(schema)
 
 
-def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
-    """Return the columns of each node type's features, 0 for none.
+def check_columns(model: str, node_type: str, given: int, taken: int) -> None:
+    """Raise ValueError unless a node type's features have the columns that a model takes."""
+    if given != taken:
+        raise ValueError(
+            f"features of node type {node_type!r} have {given} columns, {model} takes {taken}: say so in in_channels "
+            "(0: none, a learned vector replaces them)"
+        )
 
-    Raises:
-        ValueError: a node type is missing or not in the schema; or columns below 0.
-    """
+
+def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
+    """Return the columns of each node type's features, 0 for none; ValueError: one is missing, unknown or below 0."""
     if not isinstance(in_channels, Mapping):
         in_channels = dict.fromkeys(schema.node_types, in_channels)
     if set(in_channels) != set(schema.node_types):

@@ -117,11 +117,6 @@ def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor |
     """Return the features and the edges of a full-graph batch as `backbone.forward_rows` takes them.
 
     They are prepared once for a model and kept in `batch.memo`, which all batches of a DataModule share.
-
-    Args:
-        backbone: gives `row_edges` and `reference`.
-        batch: a full-graph batch: `x_csr` or `x_dense`, `indptr`, `indices`, `edge_weight`, `degree`, `n_id`, `memo`.
-        local_only: leave the halo out.
     """
     name = ("rows", local_only, backbone.dtype)
     kept = batch.memo.get(name)
@@ -185,12 +180,7 @@ class RowLayer:
     can_pull = False
 
     def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
-        """Compute the local rows of the model's first layer; features of the halo are given, not exchanged.
-
-        Args:
-            x: (num_local + num_halo, in_channels), dense or sparse.
-            drop: dropout of the features.
-        """
+        """Compute the first layer's local rows from (num_local + num_halo, in_channels) features, not exchanged."""
         raise NotImplementedError
 
     def rows(self, h: Tensor, edges: RowEdges, drop: RowDropout) -> Tensor:
@@ -259,11 +249,7 @@ class Propagation(nn.Module, RowLayer):
 def sum_rows(
     exchange: RowExchange, h: Tensor, edges: RowEdges, drop: RowDropout, training: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sum over the edges of the local nodes while the rows of the halo are on their way.
-
-    Returns:
-        The (num_local, width) sums, and the local rows after dropout.
-    """
+    """Return (num_local, width) sums of the local nodes' edges, made while halo rows come, and rows after dropout."""
     if edges.local_only:
         own = drop(h, edges.own_ids)
         return edges.inner(own), own

@@ -198,15 +198,7 @@ class RowModel:
         return any(reader.exchange.local_only for reader in self.readers.values())
 
     def graph(self, batch: Any, local_only: bool = False) -> RowGraph:
-        """Return the rows of a full-graph batch; made once, and kept in `batch.memo`.
-
-        Args:
-            batch: A `FullGraphBatch`.
-            local_only: Whether the halo is left out.
-
-        Raises:
-            StrategyError: the graph has edge weights that the model does not take.
-        """
+        """Return the rows of a `FullGraphBatch`, without the halo if local_only; made once, kept in `batch.memo`."""
         name, reference = ("row model", local_only), next(self.backbone.parameters(), batch.x)
         kept = batch.memo.get(name)
         if kept is not None and kept[0] is self and kept[1].x.dtype == reference.dtype:
@@ -231,10 +223,7 @@ class RowModel:
     def edges(self, batch: Any, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor]:
         """Return what the model takes of `EDGE_ARGUMENTS` and the graph has, (num_edges, ...) in floats of a dtype.
 
-        Args:
-            batch: A `FullGraphBatch`.
-            dtype: Dtype of the model.
-            most: Number of edges that are enough; None: all.
+        most: Edges that are enough; None: all. StrategyError: the graph has edge weights that it does not take.
         """
         accepted = _edge_arguments(self.backbone)
         name = type(self.backbone).__name__

@@ -31,12 +31,7 @@ NORM_REMEDIES = {"LayerNorm": 'LayerNorm(mode="node")'}
 
 
 class _Differs(Exception):
-    """A layer whose rows on a block are not those on the whole graph.
-
-    Args:
-        name: Of the layer.
-        why: What was seen.
-    """
+    """A layer, by name, whose rows on a block are not those on the whole graph, and why: what was seen."""
 
     def __init__(self, name: str, why: str):
         super().__init__(name)

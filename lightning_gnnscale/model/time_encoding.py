@@ -72,11 +72,7 @@ def edge_features(
 
 
 def check_times(model: str, time_channels: int | None) -> None:
-    """Refuse to evaluate a model that reads times layer by layer: an edge's value depends on the seed.
-
-    Raises:
-        ValueError: time_channels is given.
-    """
+    """Raise ValueError for a model that reads times: layer by layer, an edge would have one value for all seeds."""
     if time_channels is not None:
         raise ValueError(
             f"{model} with time_channels={time_channels} has other values for each seed's time, which layer-wise "

@@ -61,15 +61,11 @@ class BatchShape:
     embedding_rows: int | None = None
 
     def __post_init__(self):
-        check_integer("feature_dim", self.feature_dim, 0)
-        check_integer("hidden_channels", self.hidden_channels, 1)
-        check_integer("prefetch_batches", self.prefetch_batches, 1)
-        check_integer("device_batches", self.device_batches, 1)
-        check_integer("embedding_dim", self.embedding_dim, 0)
-        if self.batch_size is not None:
-            check_integer("batch_size", self.batch_size, 1)
-        if self.embedding_rows is not None:
-            check_integer("embedding_rows", self.embedding_rows, 0)
+        least = {"feature_dim": 0, "hidden_channels": 1, "prefetch_batches": 1, "device_batches": 1, "embedding_dim": 0}
+        least |= {} if self.batch_size is None else {"batch_size": 1}
+        least |= {} if self.embedding_rows is None else {"embedding_rows": 0}
+        for name, low in least.items():
+            check_integer(name, getattr(self, name), low)
         row_bytes = self.feature_row_bytes
         if row_bytes is not None and not (isinstance(row_bytes, Real) and row_bytes >= 0):
             raise ValueError(f"feature_row_bytes must be at least 0, or None, got {short(row_bytes)}")

@@ -33,12 +33,7 @@ _SHOWN = 1000  # runs of points of a curve, about one a pixel
 
 
 def timeline(run: RunRecord, which: str) -> Figure | None:
-    """An epoch over time: what each rank's training thread did, and below it what was prepared meanwhile.
-
-    Args:
-        run: The run.
-        which: "first" or "last" recorded epoch.
-    """
+    """The "first" or "last" epoch over time: what each rank's training thread did, and what was prepared meanwhile."""
     told = run.of("timeline")
     if not told:
         return None
@@ -208,7 +203,7 @@ def memory(runs: Sequence[RunRecord]) -> Figure | None:
         of_run = {row["stage"]: row for row in run.stages}
         name = f"{run.label}: " if runs[1:] else ""
         measured = [of_run[stage]["peak_bytes"] / 2**30 if stage in of_run else None for stage in stages]
-        data.append(_bars_across(stages, measured, f"{name}measured", color) | {"offsetgroup": str(number)})
+        data.append(_bars_across(stages, measured, f"{name}measured", color, digits=9) | {"offsetgroup": str(number)})
         predicted = [of_run.get(stage, {}).get("predicted_bytes") for stage in stages]
         if any(predicted):
             data.append(

@@ -23,30 +23,27 @@ class CutShort(GNNScaleError):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a run's `config.yaml`.
-
-    Raises:
-        GNNScaleError: one line: the file cannot be read, is not YAML, holds tags or aliases, is too large or too deep.
-    """
+    """Return the settings of a run's `config.yaml`; GNNScaleError in one line: not YAML, tags, aliases, too large."""
     loaded = _load(path)
     if not isinstance(loaded, dict):
         raise GNNScaleError(f"{path}: settings of a run are names with values each, got a {type(loaded).__name__}")
     for name, fits, told in _SETTINGS:
-        value: Any = loaded
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value = value_at(loaded, name)
         is_reference = isinstance(value, str) and "${" in value and fits is not is_mapping
         if value is not None and not is_reference and not fits(value):
             raise _wrong(path, name, told, value)
     return loaded
 
 
-def read_words(path: Path) -> list[str]:
-    """Return the words of a run's command, from its `overrides.yaml`.
+def value_at(node: Any, key: str) -> Any:
+    """Return the entry of nested mappings at a dotted name, "" for the whole; None where there is none."""
+    for name in key.split(".") if key else ():
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
-    Raises:
-        GNNScaleError: as `read_settings`.
-    """
+
+def read_words(path: Path) -> list[str]:
+    """Return the words of a run's command, from its `overrides.yaml`; errors as of `read_settings`."""
     words = _load(path)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise GNNScaleError(f"{path}: must hold the words of a command, got {_short(words)}")
@@ -75,11 +72,7 @@ def _load(path: Path) -> Any:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return a run's `summary.json`, or `run.json` of an older one.
-
-    Raises:
-        GNNScaleError: one line that names the file and the entry.
-    """
+    """Return a run's `summary.json`, or `run.json` of an older one; GNNScaleError names the file and the entry."""
     summary = read_object(path)
     for name, (fits, told) in _SUMMARY.items():
         if summary.get(name) is not None and not fits(summary[name]):
@@ -106,11 +99,7 @@ def _quality(given: Any, path: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON file that holds values by name.
-
-    Raises:
-        GNNScaleError: one line: it cannot be read, or holds something else.
-    """
+    """Return a JSON file that holds values by name; GNNScaleError in one line: it cannot be read, or does not."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,11 +111,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_events(log: list[Any], path: Path) -> list[dict[str, Any]]:
-    """Return the events of a run's log, or refuse one that no run writes.
-
-    Raises:
-        GNNScaleError: one line that names the file and the entry.
-    """
+    """Return the events of a run's log; GNNScaleError in one line where it has what no run writes."""
     for number, event in enumerate(log):
         where = f"event {number + 1}"
         if not is_mapping(event) or not isinstance(event.get("event"), str):
@@ -143,11 +128,7 @@ def check_events(log: list[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics file, as text.
-
-    Raises:
-        GNNScaleError: one line that names the file, the row and the column.
-    """
+    """Return the rows of a metrics file, as text; GNNScaleError names the file, the row and the column."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

@@ -66,7 +66,7 @@ def learns_nothing(run: RunRecord) -> Suggestion | None:
     best = run.best() if run.monitor == "val_acc" else None
     found = [value for name, value in run.results.items() if name in ("test_acc", "val_acc_exact")]
     found += [best[1]] if best else []
-    if len(counts) < 2 or not sum(counts) or not found or run.get("model._target_", "").endswith("EdgeClassifier"):
+    if len(counts) < 2 or not sum(counts) or not found or run.class_at("model") == "EdgeClassifier":
         return None
     total = sum(counts) if len(counts) < _MOST_LABELS else sum(run.parts["nodes"])  # of more labels the rest is unknown
     share = max(counts) / total
@@ -158,7 +158,7 @@ def averages_often(run: RunRecord) -> Suggestion | None:
     share, size = run.shares.get("average", 0.0), run.get("datamodule.batch_size")
     if share < _FEW or not isinstance(size, int) or run.num_ranks < 2:
         return None
-    if "GradientAveraging" not in run.get("strategy.weights._target_", ""):
+    if run.class_at("strategy.weights") != "GradientAveraging":
         return None
     steps = run.per_epoch("batches") / run.num_ranks
     why = (

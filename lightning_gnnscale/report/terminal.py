@@ -90,12 +90,7 @@ def stage_lines() -> Iterator[None]:
 
 
 def stage_rows(log: list[dict], predicted: dict[str, int]) -> list[dict]:
-    """Return one row per stage: the sum of its seconds, its largest peak, and the prediction beside it.
-
-    Args:
-        log: Events of a run, see `events.py`.
-        predicted: Predicted bytes for each stage, for example `plan.host_peak_bytes`.
-    """
+    """Return one row per stage of a log: the sum of its seconds, its largest peak, and the predicted bytes."""
     rows: dict[str, dict] = {}
     for event in log:
         if event["event"] != "stage":
@@ -119,11 +114,7 @@ def write_summary(folder: str | os.PathLike, summary: dict, name: str = "summary
 
 
 def print_summary(summary: dict, console: Console | None = None) -> None:
-    """Print the stages, the parts' quality, the results, and their paths.
-
-    Args:
-        summary: {"stages": rows of `stage_rows`, "facts": {title: number or text}}.
-    """
+    """Print the stages, the parts' quality, the results, and their paths: {"stages": rows, "facts": {title: value}}."""
     console = console or Console()
     stages = Table(title=str(summary.get("title", "run")), title_justify="left")
     for heading, justify in (("stage", "left"), ("seconds", "right"), ("peak memory", "right"), ("predicted", "right")):
