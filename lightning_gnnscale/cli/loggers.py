@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import get_object, instantiate
 from lightning.pytorch.callbacks import Callback
@@ -76,18 +75,6 @@ class EpochLines(Callback):
         told = [f"{name} {float(value):.4f}" for name, value in shown.items()]
         told = ", ".join([*told, f"{time.monotonic() - self._begin:.1f} s"])
         print_line(f"epoch {trainer.current_epoch + 1}{f' of {last}' if last and last > 0 else ''}: {told}")
-
-
-class ConfigLogged(Callback):
-    """Give every logger the whole config, as plain values, when training starts."""
-
-    def __init__(self, config: dict[str, Any]):
-        self.config = config
-
-    def on_fit_start(self, trainer, pl_module) -> None:
-        """Log the config; Lightning's loggers write it on rank 0 alone."""
-        for logger in trainer.loggers:
-            logger.log_hyperparams(self.config)
 
 
 def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) -> None:

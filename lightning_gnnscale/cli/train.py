@@ -44,7 +44,7 @@ from .checks import (
 )
 from .compose import hidden, written
 from .errors import Interrupted, UsageError, own_settings, show_warning
-from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
+from .loggers import EpochLines, log_results, make_loggers
 from .models import check_model, learned_node_types, make_model, model_widths, stored_columns
 from .ranks import (
     SIGTERM_CODE,
@@ -300,8 +300,14 @@ def make_trainer(config: DictConfig, folder: Path):
     elif config.get("logger"):
         raise UsageError("trainer.logger and logger= both choose loggers: leave one of them out")
     if config.trainer.get("logger") is not False:
-        callbacks.append(ConfigLogged(written(config)))
+        callbacks.append(LambdaCallback(on_fit_start=partial(_log_config, written(config))))
     return instantiate(trainer_config, **objects)
+
+
+def _log_config(config: dict[str, Any], trainer, pl_module) -> None:
+    """Give every logger the whole config when training starts; Lightning's loggers write it on rank 0 alone."""
+    for logger in trainer.loggers:
+        logger.log_hyperparams(config)
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None, store=None):

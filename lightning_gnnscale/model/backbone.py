@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from ..errors import check_count, check_integer, short
 from .block import Block, edge_counts, make_block, target_counts
 from .dropout import RowDropout, drop, dropout
+from .layer_inputs import MOST_CHANNELS, SparseInput, as_input, check_edge_attr, edge_features, is_sparse, num_rows
 from .row_layers import RowEdges, StreamedLayer, edges_from
-from .sparse_linear import SparseInput, as_input, is_sparse, num_rows
-from .time_encoding import edge_features
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -34,7 +33,6 @@ def _remembering(init: Callable) -> Callable:
     return remembered
 
 
-MOST_CHANNELS = 1 << 31
 MOST_LAYERS = 10_000
 
 
@@ -367,27 +365,6 @@ class Backbone(nn.Module):
         return self.reference.dtype
 
 
-def check_edge_attr(
-    model: str, edge_dim: int | None, given: int | None, without: str = "leave them out with stored_edge_features=False"
-) -> None:
-    """Refuse edge features that a model does not read, and a model that reads missing ones or other widths.
-
-    Args:
-        edge_dim, given: columns that it reads, and that exist; None: none.
-        without: how to do without them.
-    """
-    if edge_dim == given:
-        return
-    if given is None:
-        raise ValueError(f"{model} reads edge features of {edge_dim} columns, but there are none: give edge_features=")
-    if edge_dim is None:
-        raise ValueError(
-            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with edge types RGAT "
-            f"or HGT), or {without}"
-        )
-    raise ValueError(f"{model} reads edge features of {edge_dim} columns, but they have {given}: say edge_dim={given}")
-
-
 def check_heads(heads: int, hidden_channels: int, attention_dropout: float | None = None) -> tuple[int, int]:
     """Return heads and hidden_channels, or raise ValueError: they do not divide, or a probability is not in [0, 1)."""
     check_count("model.heads", heads)
@@ -397,13 +374,6 @@ def check_heads(heads: int, hidden_channels: int, attention_dropout: float | Non
     if attention_dropout is not None and not 0 <= attention_dropout < 1:
         raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
     return int(heads), int(hidden_channels)
-
-
-def check_edge_inputs(edge_dim: int | None, time_channels: int | None) -> None:
-    """Raise ValueError unless columns of edges' features and times are None or at least 1."""
-    for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
-        if value is not None:
-            check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
 
 
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:

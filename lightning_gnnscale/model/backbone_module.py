@@ -12,15 +12,15 @@ from torchmetrics import MeanMetric, Metric
 from ..errors import StrategyError, check_count, short
 from ..graph import COLUMNS, batch_of
 from ..traits import BackboneTraits, arguments_of
-from .backbone import Backbone, check_edge_attr
+from .backbone import Backbone
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
+from .layer_inputs import check_edge_attr, check_times
 from .made_again import check_plain_arguments, make_backbone, target_of
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan, uncompiled
 from .row_trial import try_out
-from .time_encoding import check_times
 
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "num_sampled_edges", "edge_attr")

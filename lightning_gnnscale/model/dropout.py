@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from ..jit import kernel
 from ..rng import GOLDEN, fold
 from ..rng import mix64 as mix_one
-from .sparse_linear import SparseInput, is_sparse
+from .layer_inputs import SparseInput, is_sparse
 
 COMPILED = (torch.float32, torch.float64)
 # 32-bit mixing: the multipliers of MurmurHash3's finaliser (Appleby), vectorised where 64-bit ones are not.

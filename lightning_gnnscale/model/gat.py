@@ -11,13 +11,12 @@ from torch_geometric.nn import GATConv
 
 from ..keywords import passes_on
 from ..triton_kernels.edge_attention import edge_attention
-from .backbone import Backbone, check_edge_inputs, check_heads
+from .backbone import Backbone, check_heads
 from .block import Block, with_self_loops
 from .dropout import RowDropout, dropout
+from .layer_inputs import SparseInput, TimeEncoding, check_edge_inputs, linear
 from .row_exchange import SentRows
 from .row_layers import RowEdges, RowLayer
-from .sparse_linear import SparseInput, linear
-from .time_encoding import TimeEncoding
 
 
 class GATLayer(GATConv, RowLayer):

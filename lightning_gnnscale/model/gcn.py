@@ -7,8 +7,8 @@ from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates, maps_first
 from .block import Block, inverse_root, normalized
 from .dropout import RowDropout
+from .layer_inputs import SparseInput, as_input, dense_rows, is_sparse, linear
 from .row_layers import Propagation, RowEdges, StreamedLayer, SummingLayer, sum_rows
-from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 
 class GCNLayer(GCNConv, SummingLayer):

@@ -11,8 +11,8 @@ from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate, take_rows
 from .backbone import Backbone
 from .block import Block
+from .layer_inputs import SparseInput, dense_rows
 from .row_layers import RowLayer
-from .sparse_linear import SparseInput, dense_rows
 
 
 class GINELayer(GINEConv, RowLayer):

@@ -12,8 +12,8 @@ from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, maps_first
 from .block import Block
+from .layer_inputs import SparseInput, head_rows, linear
 from .row_layers import SummingLayer
-from .sparse_linear import SparseInput, head_rows, linear
 
 
 class SAGELayer(SAGEConv, SummingLayer):

@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from ..graph import GraphSchema
 from ..traits import BackboneTraits
+from .layer_inputs import as_input, dense_rows, is_by_node_type
 from .relational import check_columns, places_of_node_types, read_schema, type_channels
-from .sparse_linear import as_input, dense_rows, is_by_node_type
 
 
 class Hetero(nn.Module):

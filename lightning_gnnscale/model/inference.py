@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,10 @@ from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
 from .broadcast import Broadcast, bin_sizes
-from .edge_bins import MOST_BINS, BinSizes
-from .layer_plan import LayerSize, LayerWay, choose_way, row_bytes_of
+from .edge_bins import MOST_BINS, BinSizes, LayerSize, LayerWay, choose_way, row_bytes_of
+from .layer_inputs import check_times, is_sparse
 from .layer_source import LayerSource, NodeSet, RowBlock, join_blocks, split_block
 from .row_layers import StreamedLayer
-from .sparse_linear import is_sparse
-from .time_encoding import check_times
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
@@ -128,7 +127,9 @@ def layerwise_inference(
     try:
         needed = [None] * (backbone.num_layers + 1) if needed is None else needed
         options = (needed, TABLE_DTYPES[table_dtype], memory_bytes, broadcast)
-        return _Pass(backbone, source, block_edges, target, *options).run()
+        layers = _Pass(backbone, source, block_edges, target, *options)
+        with closing(layers):
+            return layers.run()
     finally:
         backbone.train(was_training).to(reference.device)
 
@@ -148,14 +149,11 @@ class _Pass:
         self.held: NodeSet | None = None  # nodes that have a row in it
         self.tables_made = 0
 
-    def run(self) -> LayerwiseOutput:
-        try:
-            return self._run()
-        finally:
-            if self.spool is not None:
-                self.spool.close()
+    def close(self) -> None:
+        if self.spool is not None:
+            self.spool.close()
 
-    def _run(self) -> LayerwiseOutput:
+    def run(self) -> LayerwiseOutput:
         backbone, source, rows = self.backbone, self.source, []
         sparse = is_sparse(source.gather(np.zeros(min(1, source.num_nodes), np.int64)))
         streamed = self._streamed(0, False, sparse) if backbone.num_layers else None  # features as they are

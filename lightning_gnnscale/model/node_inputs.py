@@ -14,9 +14,9 @@ from torch import Tensor
 from ..errors import StrategyError
 from ..traits import BackboneTraits, DataTraits, InputsTraits, ModuleTraits, StrategyTraits
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
+from .layer_inputs import is_by_node_type, is_sparse
 from .layer_source import LayerSource
 from .made_again import named_as
-from .sparse_linear import is_by_node_type, is_sparse
 
 CHUNK_ROWS = 1 << 16  # of learned rows that are written at once
 

@@ -11,12 +11,11 @@ from torch_geometric.nn.inits import glorot, zeros
 from ..errors import check_integer
 from ..graph import GraphSchema
 from ..keywords import passes_on
-from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_inputs
+from .backbone import ACTIVATIONS, Backbone
 from .block import Block, edge_counts, make_block
 from .dropout import drop, dropout
+from .layer_inputs import MOST_CHANNELS, TimeEncoding, as_input, check_edge_inputs, is_by_node_type, is_sparse, linear
 from .row_layers import RowEdges
-from .sparse_linear import as_input, is_by_node_type, is_sparse, linear
-from .time_encoding import TimeEncoding
 
 
 def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from ..triton_kernels.aggregate import Transposed, aggregate, transpose
 from .block import Block
 from .dropout import RowDropout, mix64
+from .layer_inputs import SparseInput, as_input, head_rows, is_sparse, linear
 from .row_exchange import NO_HALO, RowExchange, SentRows
-from .sparse_linear import SparseInput, as_input, head_rows, is_sparse, linear
 
 
 class EdgeSums:

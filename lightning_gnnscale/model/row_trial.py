@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import StrategyError
+from .layer_inputs import as_input, dense_rows, head_rows
 from .row_model import COUNTED, OWN, WEIGHTED, HaloEdges, ReadKey, RowGraph, RowModel, RowPass, RowPlan, convolutions
-from .sparse_linear import as_input, dense_rows, head_rows
 
 NUM_NODES, CUT = 24, 14  # of the small graph; its second block begins at CUT
 LOOKED_AT = 512  # rows of features, and of edge features, among which different ones are looked for

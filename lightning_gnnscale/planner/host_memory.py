@@ -324,7 +324,7 @@ def predict_training(
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
 
 
-SUMS_SHARE = 2 / 3 * 13 / 16  # of free memory, for the sums of a bucket: `model.layer_plan.plan_buckets`
+SUMS_SHARE = 2 / 3 * 13 / 16  # of free memory, for the sums of a bucket: `model.edge_bins.plan_buckets`
 SPOOLED_EDGE_BYTES = 6  # target and source of an edge that is grouped by source
 DISK_BYTES_PER_S = 1e9  # of a disk read in the order of its files
 

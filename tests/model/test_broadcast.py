@@ -21,12 +21,11 @@ from lightning_gnnscale.model import (
     GraphSAGE,
     RowBlock,
     broadcast,
-    layer_plan,
+    edge_bins,
     layerwise_inference,
 )
-from lightning_gnnscale.model.edge_bins import BinSizes, EdgeBins, edge_shares
+from lightning_gnnscale.model.edge_bins import BinSizes, EdgeBins, LayerSize, choose_way, edge_shares, plan_buckets
 from lightning_gnnscale.model.inference import _Pass
-from lightning_gnnscale.model.layer_plan import LayerSize, choose_way, plan_buckets
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from tests.says import said
 from tests.tiers import all_pairs
@@ -37,7 +36,7 @@ STREAMED = [GCN, GraphSAGE, SGC, NGNN]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(broadcast, "CHUNK_BYTES", 4 * 8 * 64)  # 64 sources of 8 columns
-    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 0)
+    monkeypatch.setattr(edge_bins, "FIXED_BYTES", 0)
     monkeypatch.setattr(broadcast, "READ_BYTES", 1)  # one step of rows at a time
 
 
@@ -217,7 +216,7 @@ def test_what_fits_memory_stays_and_fewer_bytes_win():
 
 
 def test_little_memory_leaves_space_for_chunks(monkeypatch):
-    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 48 << 20)
+    monkeypatch.setattr(edge_bins, "FIXED_BYTES", 48 << 20)
     buckets = [plan_buckets(1 << 20, 0, 100, 6, size << 20).num_buckets for size in (32, 80, 400)]
     assert buckets == [-(-100 // 8), -(-100 // 32), 1]
 

@@ -9,7 +9,7 @@ from model.graphs import to_sparse
 
 from lightning_gnnscale.model import dropout
 from lightning_gnnscale.model.dropout import RowDropout, combine, mix64
-from lightning_gnnscale.model.sparse_linear import dense_rows
+from lightning_gnnscale.model.layer_inputs import dense_rows
 from lightning_gnnscale.rng import combine_array, mix64_array
 from tests.tiers import all_pairs
 

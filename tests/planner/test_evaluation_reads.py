@@ -2,7 +2,7 @@
 
 from lightning_gnnscale.graph import id_dtype
 from lightning_gnnscale.model import GraphSAGE
-from lightning_gnnscale.model.layer_plan import plan_buckets, row_bytes_of
+from lightning_gnnscale.model.edge_bins import plan_buckets, row_bytes_of
 from lightning_gnnscale.planner import plan
 from lightning_gnnscale.planner.host_memory import SPOOLED_EDGE_BYTES, BatchShape, RunSize, predict_evaluation_reads
 
