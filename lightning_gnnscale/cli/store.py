@@ -84,18 +84,10 @@ def partition(config: DictConfig) -> dict:
 
 def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
     """Return the source of a data set's store."""
-    return StoreSource(
-        dataset,
-        config.paths.stores,
-        partitioner=instantiate(config.partitioner),
-        planner=instantiate(config.planner),
-        num_parts=config.num_parts,
-        seed=config.seed,
-        overwrite=config.overwrite,
-        pack_halo=config.pack_halo,
-        feature_storage=config.feature_storage,
-        progress=progress,
-    )
+    made = {name: instantiate(config[name]) for name in ("partitioner", "planner")}
+    keys = ("num_parts", "seed", "overwrite", "pack_halo", "feature_storage")
+    given = {key: config[key] for key in keys}
+    return StoreSource(dataset, config.paths.stores, **made, **given, progress=progress)
 
 
 def _batches(config: DictConfig) -> dict:

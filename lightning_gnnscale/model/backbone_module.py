@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError, check_count, short
 from ..graph import COLUMNS, batch_of
-from ..traits import BackboneTraits, arguments_of
+from ..traits import BackboneTraits, arguments_of, named_by
 from .backbone import Backbone
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
@@ -66,7 +66,7 @@ class BackboneModule(TakesInputs):
         self.inputs = inputs
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
-        self._accepted = _accepted_arguments(backbone)
+        self._accepted = named_by(uncompiled(backbone), BATCH_ARGUMENTS)  # a compiled one seems to take all
         self._named = frozenset(arguments_of(uncompiled(backbone)))
         # runs a model of PyG's layers over the rows of one process; models of this package do so themselves
         self.row_model = None if BackboneTraits(backbone).forward_rows else RowModel(backbone)
@@ -305,13 +305,19 @@ class BackboneModule(TakesInputs):
         dtype = next(self.backbone.parameters()).dtype
         return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
-    def _predict_layerwise(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
-        """Return this rank's nodes and what `decide` makes of their outputs, or write them a block at a time.
+    def _predict_nodes(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
+        """Return the seeds of a batch, or a pass's nodes of this rank, and what `decide` makes of their outputs.
+
+        Nodes of a pass are written a block at a time where `write_predictions` takes them.
 
         Args:
             decide: (num_rows, channels) outputs -> (num_rows, ...) predictions.
             channels: Width of the outputs.
         """
+        batch = batch_of(batch)
+        if not is_pass(batch):
+            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
+            return {"nodes": nodes, "prediction": decide(self(batch)[: batch.batch_size]).cpu()}
         result = self._infer(batch)
         nothing = {"nodes": result.rows[:0], "prediction": decide(torch.zeros(0, channels))}
         chunks = (
@@ -407,12 +413,3 @@ def _needed_arguments(backbone: nn.Module) -> Iterator[str]:
             parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY,
         ):  # fmt: skip
             yield parameter.name
-
-
-def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
-    """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
-    backbone = uncompiled(backbone)  # torch.compile's wrapper seems to take anything
-    parameters = inspect.signature(backbone.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return BATCH_ARGUMENTS
-    return tuple(name for name in BATCH_ARGUMENTS if name in parameters)

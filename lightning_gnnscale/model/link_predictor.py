@@ -217,11 +217,7 @@ class LinkPredictor(BackboneModule):
         Returns:
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, channels) float32 on the CPU.
         """
-        batch = batch_of(batch)
-        if not is_pass(batch):
-            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
-            return {"nodes": nodes, "prediction": self(batch)[: batch.batch_size].float().cpu()}
-        return self._predict_layerwise(batch, lambda outputs: outputs, self.channels)
+        return self._predict_nodes(batch, Tensor.float, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> None:
         links = batch.links

@@ -72,11 +72,7 @@ class NodeModule(BackboneModule):
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, ...) on the CPU, what `decide` makes
             of their outputs.
         """
-        batch = batch_of(batch)
-        if not is_pass(batch):
-            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
-            return {"nodes": nodes, "prediction": self.decide(self(batch)[: batch.batch_size]).cpu()}
-        return self._predict_layerwise(batch, self.decide, self.channels)
+        return self._predict_nodes(batch, self.decide, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         outputs = None

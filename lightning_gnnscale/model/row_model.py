@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import StrategyError
+from ..traits import named_by
 from .dropout import RowDropout, mix64
 from .row_exchange import SentRows
 from .row_layers import RowLayer
@@ -225,7 +226,7 @@ class RowModel:
 
         most: Edges that are enough; None: all. StrategyError: the graph has edge weights that it does not take.
         """
-        accepted = _edge_arguments(self.backbone)
+        accepted = named_by(self.backbone, EDGE_ARGUMENTS)
         name = type(self.backbone).__name__
         if batch.edge_weight is not None and "edge_weight" not in accepted:
             raise StrategyError(
@@ -270,13 +271,6 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
     from torch_geometric.nn import MessagePassing
 
     return {name: module for name, module in model.named_modules() if isinstance(module, MessagePassing)}
-
-
-def _edge_arguments(backbone: nn.Module) -> tuple[str, ...]:
-    parameters = inspect.signature(backbone.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return EDGE_ARGUMENTS
-    return tuple(name for name in EDGE_ARGUMENTS if name in parameters)
 
 
 def _halo_edges(batch: Any) -> HaloEdges:
