@@ -104,11 +104,6 @@ class Block:
     def num_targets(self) -> int:
         return len(self.indptr) - 1
 
-    @property
-    def type_of_targets(self) -> Tensor | None:
-        """(num_targets,) int64 node types of the targets, or None."""
-        return None if self.node_type is None else self.node_type[: self.num_targets]
-
     def head(self, num_targets: int) -> "Block":
         """Return the block of the first num_targets nodes; rows that are missing have no edges."""
         missing = num_targets - self.num_targets

@@ -57,7 +57,7 @@ class HGTLayer(nn.Module, RowLayer):
         """Return (num_targets, channels) from (num_sources, channels)."""
         own = x[: block.num_targets]
         node_type = None if block.node_type is None else block.node_type[: len(x)]
-        node_type_of_targets = block.type_of_targets
+        node_type_of_targets = None if node_type is None else node_type[: block.num_targets]
         key, value = (part.unflatten(1, (self.heads, -1)) for part in self.key_value(x, node_type).chunk(2, dim=1))
         query = self.query(own, node_type_of_targets).unflatten(1, (self.heads, -1))
         # Both matrices of an edge type are applied on the side of the target, where it has a row for all its edges:

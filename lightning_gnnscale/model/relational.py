@@ -63,7 +63,12 @@ class TypedLinear(nn.Module):
         zeros(self.bias)
 
     def forward(self, x: Tensor, node_type: Tensor | None) -> Tensor:
-        """Return the maps of (num_rows, in_channels) rows; node_type: (num_rows,) int64, None where there is one."""
+        """Return the (num_rows, out_channels) maps of (num_rows, in_channels) rows.
+
+        Args:
+            x: the rows.
+            node_type: (num_rows,) int64; None where there is one node type.
+        """
         if len(self.weight) == 1:
             return torch.addmm(self.bias[0], x, self.weight[0])
         places, back = places_of_node_types(node_type, len(self.weight))
@@ -181,7 +186,14 @@ class RelationalBackbone(Backbone):
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:
-        """Return (num_nodes, hidden_channels): rows mapped by node type, with activation and dropout."""
+        """Map each node type's rows to hidden_channels, with activation and dropout.
+
+        Args:
+            x, node_type: as in `forward`.
+
+        Returns:
+            (num_nodes, hidden_channels).
+        """
         num_node_types, reference = self.schema.num_node_types, self.reference
         type_number = x.node_type if is_by_node_type(x) else node_type
         type_number = None if type_number is None else torch.as_tensor(type_number).to(reference.device)

@@ -88,7 +88,8 @@ class RGATLayer(nn.Module, RowLayer):
             NEGATIVE_SLOPE,
             block.by_source_pair if values.requires_grad else None,
         )  # fmt: skip
-        own = self.root(x[: block.num_targets], block.type_of_targets)
+        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
+        own = self.root(x[: block.num_targets], node_type)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + own + self.bias
 
 

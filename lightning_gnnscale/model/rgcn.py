@@ -47,7 +47,8 @@ class RGCNLayer(nn.Module, RowLayer):
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
         """Return (num_targets, out_channels) from (num_sources, in_channels)."""
-        return self._neighbors(x, block) + self.root(x[: block.num_targets], block.type_of_targets)
+        node_type = None if block.node_type is None else block.node_type[: block.num_targets]
+        return self._neighbors(x, block) + self.root(x[: block.num_targets], node_type)
 
     def _neighbors(self, x: Tensor, block: Block) -> Tensor:
         """Return the sum over edge types, by whichever order of maps and sums costs least.
