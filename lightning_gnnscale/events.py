@@ -303,13 +303,12 @@ clock = ActivityClock()
 
 @contextmanager
 def held_lock(path: str | os.PathLike, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file; it ends with the process, however it ends.
+    """Hold the lock of a file, which stays behind; it ends with the process, however it ends.
 
     Where another process holds it for longer than a second, an event `wait` and one line on stderr say who it is, and
     say it again when the holder changes.
 
     Args:
-        path: the lock file, in a folder that exists. It stays behind.
         doing: what a holder does, for the line: "is preparing the store /data/store".
         timeout_s: seconds to wait; None: without end.
 

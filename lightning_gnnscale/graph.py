@@ -262,11 +262,7 @@ def id_dtype(num_nodes: int) -> np.dtype:
 
 
 def build_csc(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> CSC:
-    """Sort edges by destination, then by source; repeats are kept.
-
-    Args:
-        src, dst: (num_edges,) integers in [0, num_nodes).
-        num_nodes: number of rows.
+    """Sort edges, (num_edges,) integers in [0, num_nodes), by destination, then by source; repeats are kept.
 
     Returns:
         CSC with indices of `id_dtype(num_nodes)`.

@@ -344,14 +344,8 @@ def local_copy(
     """Return a copy of an object on this machine, fetched in order and in bounded memory; a cut fetch goes on.
 
     Readers take several passes over a file, so that a copy asks for each byte once. It lies below `fetched_folder`,
-    under a name of its content's state: an object that has changed is fetched again.
-
-    Args:
-        url: An object; a folder or a glob of objects is copied with those that end in `suffix`.
-        storage_options, timeout_s: See `ObjectStore`.
-
-    Returns:
-        The file, or the folder of the files.
+    under a name of its content's state: an object that has changed is fetched again. Of a folder or a glob, those
+    objects that end in `suffix` are copied, into a folder that is returned.
 
     Raises:
         ObjectStoreError: it is not there, or could not be fetched in time; the message says how to go on.

@@ -27,18 +27,14 @@ def exact_integers(
     whole_floats: bool = False,
     booleans: bool = False,
 ) -> np.ndarray:
-    """Return integers as int64, none changed.
+    """Return integers as int64, none changed: the array itself where it is that already.
 
     Args:
         name: Of what they are, for messages.
         values: (num,) or (any, num) array, tensor or list; rows are counted along the last axis.
         low, high: The smallest and the largest that are allowed.
         unit: What a row is called.
-        whole_floats: Whether floats without a fraction are taken as the integers that they are.
-        booleans: Whether booleans are taken as 0 and 1.
-
-    Returns:
-        int64 of the same shape; the array itself where it is that already.
+        whole_floats, booleans: Floats without a fraction, and booleans as 0 and 1, are taken too.
 
     Raises:
         ValueError: no integers, a fraction, NaN, or a value outside of [low, high]; names the first such row.
@@ -60,15 +56,11 @@ def exact_integers(
 
 
 def exact_times(name: str, values: Any, unit: str = "row") -> np.ndarray:
-    """Return times as integers: whole numbers as they are, dates of any unit as nanoseconds since 1970.
+    """Return times as integers that int64 holds: whole numbers as they are, dates as nanoseconds since 1970.
 
     Args:
-        name: Of what they are, for messages.
+        name, unit: Of what they are, and what a row is called, for messages.
         values: (num,) integers, in any unit, or datetime64; an array, a tensor or a list.
-        unit: What a row is called.
-
-    Returns:
-        Integers that int64 holds, of the shape and, but for dates, the dtype that was given.
 
     Raises:
         ValueError: floats, which would have to be rounded, durations, a date that is missing, or a time that int64

@@ -108,7 +108,6 @@ def save_rows(
     """Write ranges of rows; a file has its name only when all of it is on the disk.
 
     Args:
-        folder: created if it is missing.
         arrays: name to (num_rows, width).
         share: (ids, rows) of each range.
 
@@ -153,7 +152,6 @@ def load_rows(
     """Read ranges of rows, whatever ranges they were written in.
 
     Args:
-        folder: Folder of the files.
         saved: Entries of all ranks, each with num_nodes (or num_rows), dim, dtype and files.
         arrays: Maps a name to a (num_rows, width) array, filled in place. "rows" must have been saved; other arrays
             stay unchanged if they were not.

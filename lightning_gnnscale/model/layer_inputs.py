@@ -136,15 +136,12 @@ def edge_features(
     seed_time: Tensor | None,
     seed_of: Tensor | None,
 ) -> Tensor | None:
-    """Return the features of edges with the encoding of their times appended.
+    """Return the (num_edges, edge_dim) features of edges, or None, with the encoding of their times appended.
 
     Args:
         time: the encoding; None: features are returned as they are.
-        edge_attr: (num_edges, edge_dim), or None.
-        target: (num_edges,) int64 target of each edge.
-        edge_time: (num_edges,) int64.
-        seed_time: (num_seeds,) int64.
-        seed_of: (num_nodes,) int64 seed that each node was sampled for.
+        target, edge_time: (num_edges,) int64 target and time of each edge.
+        seed_time, seed_of: (num_seeds,) int64 times, and (num_nodes,) int64 seed that each node was sampled for.
 
     Raises:
         ValueError: the encoding is used, but a batch has no times, or nodes have no single seed.

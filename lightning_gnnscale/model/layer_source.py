@@ -210,14 +210,12 @@ def closure(
     Args:
         source: the graph; each rank looks at its own rows, and the bitmaps are joined after each layer.
         wanted: the nodes, this rank's or all ranks' alike.
-        num_layers: layers of the model, >= 1.
         most: share of the nodes in (0, 1] above which all rows are taken.
 
     Returns:
         num_layers + 1 sets, that of layer l's inputs at l and that of the outputs last; None: all nodes.
 
-    Cost: 1.5 bits a node for each set; the edges of the rows that are needed are read once a layer, up to where all
-    rows are.
+    Cost: 1.5 bits a node for each set; the edges of the needed rows are read once a layer, up to where all rows are.
     """
     source.union(wanted.bits)
     found: list[NodeSet | None] = [None] * (num_layers + 1)

@@ -211,13 +211,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 class InputSource:
     """A `LayerSource` whose features are rows of `inputs`, behind the stored ones where there are any.
 
-    Rows on several hosts are written by their owners into a table of all ranks, one row for each; nothing
-    waits for a request.
-
-    Args:
-        source: the graph.
-        inputs: the rows.
-        type_channels: columns that the model reads of each node type's nodes, see `rows_for_node_types`.
+    Rows on several hosts are written by their owners into a table of all ranks, one row for each; nothing waits for a
+    request. type_channels: columns that the model reads of each node type's nodes, see `rows_for_node_types`.
     """
 
     def __init__(self, source: LayerSource, inputs: NodeInputs, type_channels: Sequence[int] | None = None):

@@ -76,12 +76,8 @@ class SentRows:
     only once the gradient of the local rows is computed.
 
     Args:
-        rows: (num_local, width), with gradient.
-        exchange: Exchange of the layer.
+        rows: (num_local, width), with gradient; the attribute `rows` is read in their place.
         training: False: rows are exchanged exactly, bypassing every cache.
-
-    Attributes:
-        rows: (num_local, width), to be read instead of the given rows.
     """
 
     def __init__(self, rows: Tensor, exchange: RowExchange, training: bool):

@@ -41,9 +41,8 @@ class _Differs(Exception):
 def try_out(row_model: RowModel, batch: Any) -> RowPlan:
     """Return how a model is run over blocks, so that it computes what it computes on the whole graph.
 
-    Args:
-        row_model: The model; a copy of it is run, without gradient, as it trains and as it is evaluated.
-        batch: A `FullGraphBatch`, which gives features of nodes and edges for the small graph.
+    A copy of it is run, without gradient, as it trains and as it is evaluated, on a small graph with features of nodes
+    and edges of the batch, a `FullGraphBatch`.
 
     Raises:
         StrategyError: a layer cannot be computed by blocks, or the model fails; one line with the layer and the remedy.

@@ -115,19 +115,16 @@ def predict_host_peak(
     start_method: str = "popen",
     partition_bytes: int | None = None,
 ) -> dict[str, int]:
-    """Predict the peak memory of partitioning, storing, training and evaluating on one host.
+    """Predict the peak bytes on one host of "partition", "partition_store", "train" and "evaluate".
 
     Args:
         run: the graph, its parts, and the training processes on this host.
-        training_bytes: what one process takes, see `predict_training`.
-        evaluation_bytes: what one process takes, see `predict_evaluation`; 0 leaves evaluation out.
+        training_bytes, evaluation_bytes: what one process takes, see `predict_training` and `predict_evaluation`; 0
+            leaves evaluation out.
         chunk_edges: edges a chunk.
         interpreter_bytes: what the starting process holds before any work.
         start_method: see `processes_bytes`.
         partition_bytes: what the partitioner holds, see `partitioner.registry.partition_bytes`; None: not known.
-
-    Returns:
-        {"partition": bytes, "partition_store": bytes, "train": bytes, "evaluate": bytes}.
     """
     num_nodes, num_edges, num_processes = run.num_nodes, run.num_edges, run.num_processes
     chunks = CHUNKS_HELD * min(chunk_edges, num_edges) * 8
@@ -150,12 +147,9 @@ def predict_host_peak(
 def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: str) -> int:
     """Return what training processes of one host hold together before their first batches, bytes.
 
-    Args:
-        num_processes: those that train.
-        interpreter_bytes: what the starting process holds before any work.
-        start_method: "popen": each has its own interpreter, and the starting process is one of them. "fork": they
-            share the interpreter of the starting one, which waits. "spawn", "forkserver": each has its own, and the
-            starting one waits.
+    "popen": each has its own interpreter, and the starting process is one of them. "fork": they share the interpreter
+    of the starting one, which waits. "spawn", "forkserver": each has its own, and the starting one waits.
+    interpreter_bytes: what the starting process holds before any work.
     """
     if start_method == "fork":
         return interpreter_bytes + COMPILED_BYTES + num_processes * (FORKED_BYTES + LOOPS_BYTES)
@@ -163,16 +157,11 @@ def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: st
 
 
 def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None = None) -> int:
-    """Predict what one process holds beyond its interpreter while it evaluates exactly, layer by layer, bytes.
+    """Predict the bytes that one process holds beyond its interpreter while it evaluates exactly, layer by layer.
 
     It is the widest layer's block: gathered rows, those of the targets, and the numbers of a block's sources; the
-    tables between layers are files.
-
-    Args:
-        run: the graph.
-        batches: its widths and the number of its fan-outs, one a layer.
-        free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are used. None:
-            it does.
+    tables between layers are files. Where free_bytes, memory for this process, does not hold the inputs of all nodes,
+    two thirds of it are used; None: it does.
     """
     num_nodes, num_edges, hidden_channels = run.num_nodes, run.num_edges, batches.hidden_channels
     degree = max(1.0, num_edges / max(num_nodes, 1))
@@ -218,13 +207,7 @@ def batch_hops(
     """Return the nodes of a batch up to each hop, seeds first, and its edges.
 
     A node samples at most its neighbours; degrees are assumed to be exponentially distributed, and samples to be
-    spread evenly over the nodes.
-
-    Args:
-        num_nodes: nodes that a batch can reach.
-        average_degree: edges a node.
-        batch_size: seeds.
-        fanouts: neighbours a hop; -1 takes all.
+    spread evenly over num_nodes, those that a batch can reach. A fan-out of -1 takes all neighbours.
     """
     nodes, new, edges = [min(batch_size, num_nodes)], min(batch_size, num_nodes), 0.0
     for fanout in fanouts:
@@ -336,13 +319,8 @@ def predict_evaluation_reads(
 
     A layer's inputs are read once for each bucket of rows whose sums fit memory, edges once a layer, and once more
     where they are grouped by source. Layers are linear maps of sums, as wide as the hidden layers. Where neighbours
-    lie near each other, less is read.
-
-    Args:
-        run: the graph, and how many processes there are.
-        batches: widths, and fan-outs, one a layer.
-        csc_bytes, feature_bytes: Bytes of the graph and the features on the disk.
-        free_bytes: memory of one process; None: not limited.
+    lie near each other, less is read. csc_bytes, feature_bytes: on the disk. free_bytes: memory of one process; None:
+    not limited.
     """
     num_nodes, hidden = run.num_nodes, batches.hidden_channels
     width = batches.feature_dim + batches.embedding_dim

@@ -86,15 +86,13 @@ def search_parts(
     measure: Callable[[int], PartRows | None],
     guessed: dict[int, int],
 ) -> Plan | None:
-    """Return the plan of a number of parts that fits as measured; None where this partitioner finds none.
+    """Return the plan of a number of parts in [first, most] that fits as measured; None where there is none.
 
     The next number that is measured is the fewest parts that would fit by the halos known so far. Where none
     would, and fewer than two are known, it is four times as many.
 
     Args:
         plan_at: number of parts, and what the largest one holds, to a plan.
-        num_nodes: nodes of the graph.
-        first, most: range of the number of parts.
         known: measurements by the number of parts; extended in place.
         measure: partitions, and returns the largest part's size; None: not counted.
         guessed: number of parts to rows of the largest part, estimated; used while nothing is known.

@@ -52,14 +52,9 @@ class Page:
 
 
 def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike | None = None) -> Path:
-    """Write the report of some runs.
+    """Write the report of the last run of each of some folders, at least one; return its path.
 
-    Args:
-        folders: Folders of the runs, at least one; the last run of each is shown.
-        path: Path of the file; None: `report.html` in the folder of the only run, else in the working folder.
-
-    Returns:
-        The path of the file.
+    path: None: `report.html` in the folder of the only run, else in the working folder.
 
     Raises:
         GNNScaleError: a folder is not a run's, or the file cannot be written.
