@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,11 +113,17 @@ def _counted(stores: list[_Store]) -> str:
     return f"{len(stores)} store" + "s" * (len(stores) != 1)
 
 
+def _table(title: str, headings: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for heading in headings:
+        justify = "left" if heading in ("store", "method") else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading == "store")
+    return table
+
+
 def _show(folder: Path, stores: list[_Store]) -> None:
-    table = Table(title=f"stores in {folder}", title_justify="left", box=SIMPLE)
-    for heading in ("store", "method", "parts", "nodes", "edges", "features", "size", "shared", "last used"):
-        is_text = heading in ("store", "method")
-        table.add_column(heading, justify="left" if is_text else "right", overflow="fold", no_wrap=heading == "store")
+    headings = ("store", "method", "parts", "nodes", "edges", "features", "size", "shared", "last used")
+    table = _table(f"stores in {folder}", headings)
     for one in stores:
         manifest, days = one.manifest or {}, int((time.time() - one.used_s) // _DAY_S)
         counts = [f"{manifest[key]:,}" if manifest else "" for key in ("num_parts", "num_nodes", "num_arcs")]
@@ -156,10 +162,7 @@ def _show_sizes(folder: Path, stores: list[_Store]) -> None:
     for of in sizes.values():
         totals.update(of)
     kinds = [kind for kind, _ in totals.most_common()]
-    table = Table(title=f"sizes in {folder}", title_justify="left", box=SIMPLE)
-    for heading in ("store", *kinds, "all", "of it shared"):
-        is_store = heading == "store"
-        table.add_column(heading, justify="left" if is_store else "right", overflow="fold", no_wrap=is_store)
+    table = _table(f"sizes in {folder}", ("store", *kinds, "all", "of it shared"))
     for one in stores:
         if one.manifest:
             of = sizes[one.root.name]

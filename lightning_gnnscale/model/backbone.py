@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ..errors import check_count, check_integer, short
 from .block import Block, edge_counts, make_block, target_counts
 from .dropout import RowDropout, drop, dropout
+from .edge_bins import StreamedLayer
 from .layer_inputs import MOST_CHANNELS, SparseInput, as_input, check_edge_attr, edge_features, is_sparse, num_rows
-from .row_layers import RowEdges, StreamedLayer, edges_from
+from .row_layers import RowEdges, edges_from
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}

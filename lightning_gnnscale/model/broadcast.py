@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 
 from ..triton_kernels.aggregate import add_placed_edges
-from .edge_bins import BinnedEdges, BinSizes, BucketPlan, EdgeBins, edge_shares, mark_sources, number_sources
+from .edge_bins import (
+    BinnedEdges,
+    BinSizes,
+    BucketPlan,
+    EdgeBins,
+    StreamedLayer,
+    edge_shares,
+    mark_sources,
+    number_sources,
+)
 from .layer_inputs import is_sparse
 from .layer_source import RowBlock, Spool, join_blocks, split_block
-from .row_layers import StreamedLayer
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
 READ_BYTES = 1 << 20  # of values that are read and mapped at once

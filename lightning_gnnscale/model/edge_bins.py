@@ -8,7 +8,6 @@ import numpy as np
 
 from ..jit import kernel
 from .layer_source import RowBlock, Spool
-from .row_layers import StreamedLayer
 
 MOST_BINS = 1 << 18  # their starts are held for each sorted block
 
@@ -221,6 +220,35 @@ def edge_shares(indptr, types, weight, num_types, out):
 
 FIXED_BYTES = 64 << 20  # of chunks of sources, and blocks of edges that are read and sorted, whatever memory is
 GAP_BYTES = 64 << 10  # of the file between rows that are read together, as of `datamodule.layer_source`
+
+
+class StreamedLayer(NamedTuple):
+    """How a layer is made from sources that stream past, chunk by chunk, while sums of its rows lie in memory.
+
+    Attributes:
+        channels: columns of a sum.
+        width: columns of what is read of a source.
+        form: "map": sources are mapped as they are read, by `Backbone.map_sources`; "projected": what is read has been
+            mapped, by `Backbone.project`; "rows": the sums are mapped, once they are complete.
+        adds_own: whether the outputs depend on the rows themselves, beside their sums.
+        by_type: whether each edge type has a map of its own; the sum is then one of means, a mean an edge type.
+    """
+
+    channels: int
+    width: int
+    form: str
+    adds_own: bool
+    by_type: bool = False
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether the rows themselves are kept beside their sums; else what they add is added to the sums."""
+        return self.form == "rows" and self.adds_own
+
+    @property
+    def row_channels(self) -> int:
+        """Values that a row takes while sources stream past."""
+        return self.channels + self.width * self.keeps_own
 
 
 class LayerSize(NamedTuple):

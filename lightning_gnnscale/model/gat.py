@@ -15,8 +15,7 @@ from .backbone import Backbone, check_heads
 from .block import Block, with_self_loops
 from .dropout import RowDropout, dropout
 from .layer_inputs import SparseInput, TimeEncoding, check_edge_inputs, linear
-from .row_exchange import SentRows
-from .row_layers import RowEdges, RowLayer
+from .row_layers import RowEdges, RowLayer, SentRows
 
 
 class GATLayer(GATConv, RowLayer):

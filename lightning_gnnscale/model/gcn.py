@@ -7,8 +7,9 @@ from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates, maps_first
 from .block import Block, inverse_root, normalized
 from .dropout import RowDropout
+from .edge_bins import StreamedLayer
 from .layer_inputs import SparseInput, as_input, dense_rows, is_sparse, linear
-from .row_layers import Propagation, RowEdges, StreamedLayer, SummingLayer, sum_rows
+from .row_layers import Propagation, RowEdges, SummingLayer, sum_rows
 
 
 class GCNLayer(GCNConv, SummingLayer):

@@ -19,10 +19,9 @@ from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
 from .broadcast import Broadcast, bin_sizes
-from .edge_bins import MOST_BINS, BinSizes, LayerSize, LayerWay, choose_way, row_bytes_of
+from .edge_bins import MOST_BINS, BinSizes, LayerSize, LayerWay, StreamedLayer, choose_way, row_bytes_of
 from .layer_inputs import check_times, is_sparse
 from .layer_source import LayerSource, NodeSet, RowBlock, join_blocks, split_block
-from .row_layers import StreamedLayer
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once

@@ -13,9 +13,10 @@ from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone
 from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs, row_sums
+from .edge_bins import StreamedLayer
 from .layer_inputs import as_input
 from .relational import RelationalBackbone, TypedLinear, map_groups
-from .row_layers import RowLayer, StreamedLayer
+from .row_layers import RowLayer
 
 
 class RGCNLayer(nn.Module, RowLayer):

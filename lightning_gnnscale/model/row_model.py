@@ -24,8 +24,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import StrategyError
 from ..traits import named_by
 from .dropout import RowDropout, mix64
-from .row_exchange import SentRows
-from .row_layers import RowLayer
+from .row_layers import RowLayer, SentRows
 
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
 # How a convolution is called: on its own rows; or on own and halo rows, where the degrees of the halo are made up by
