@@ -29,9 +29,9 @@ class GNNScaleError(Exception):
         return message_line(re.sub(r"\s*[\r\n]\s*", " ", super().__str__()))
 
 
-def message_line(text: str) -> str:
+def message_line(text: str, kept: str = "") -> str:
     """Return a message without control characters, which become \\x1b, and without the middle of a long one."""
-    shown = text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    shown = "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
     if len(shown) <= _LONGEST_TEXT:
         return shown
     head, tail = shown[: _LONGEST_TEXT * 3 // 4], shown[-_LONGEST_TEXT // 4 :]  # the remedy is at the end
@@ -201,9 +201,8 @@ def one_line_of(error: BaseException) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Return text of a file as a terminal may show it: control characters as \\x1b, and no more than 2,000 letters."""
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}... ({len(text):,} letters)"
+    """Return text of a file as a terminal may show it: control characters as \\x1b, lines kept, a long one cut."""
+    return message_line(text, kept="\n")
 
 
 def why_no_array(error: BaseException) -> str:

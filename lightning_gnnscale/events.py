@@ -5,7 +5,6 @@ process stay in memory alone, so library use leaves nothing on disk. A wait for 
 what a process does while it trains an epoch (`clock`).
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from .device_time import StreamSpans, on_gpu
+from .kernel_sets import version_of
 from .memory import memory_limit_bytes
 from .memory_peak import MemoryPeak
 from .system import usable_cores
@@ -111,12 +111,6 @@ def begin_run(**fields) -> dict:
 @cache
 def machine() -> dict[str, str | int]:
     """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = ""
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
@@ -124,7 +118,7 @@ def machine() -> dict[str, str | int]:
         "gpu": _gpu(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **versions,
+        **{package: version_of(package) for package in PACKAGES},
     }
 
 

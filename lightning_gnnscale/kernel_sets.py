@@ -87,13 +87,14 @@ def compiled_list() -> Path:
     for path in sorted(path for root in roots for path in root.rglob("*.py")):
         digest.update(path.read_bytes())
     digest.update(LIST.read_bytes())
-    versions = [_version(name) for name in ("numba", "llvmlite", "numpy")]
+    versions = [version_of(name) for name in ("numba", "llvmlite", "numpy")]
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
     digest.update(repr((versions, settings, sys.version, _processor())).encode())
     return cache_folder() / f"compiled-{digest.hexdigest()[:24]}.txt"
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Return the version of an installed package, or ""."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from .. import compile_ahead, kernel_sets
+from ..kernel_sets import version_of
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
 from ..report.terminal import print_facts, print_text
 from ..system import advise, usable_cores
@@ -49,14 +49,14 @@ def run(config: DictConfig) -> None:
 
 def versions(advice: list[str]) -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    found = {"python": platform.pythonversion_of(), "system": f"{platform.system()} {platform.release()}"}
     for name in _PACKAGES:
-        found[name] = _version(name)
-        if found[name] == "not installed" and name != "triton":
+        found[name] = version_of(name) or "not installed"
+        if not version_of(name) and name != "triton":
             advice.append(f"{name} is not installed: pip install lightning-gnnscale")
-    found["optional"] = ", ".join(f"{name} {_version(name)}" for name in _OPTIONAL if _version(name) != "not installed")
-    if _version("lightning") in ("2.6.2", "2.6.3"):
-        advice.append(f"lightning {_version('lightning')} is a compromised release: install another one")
+    found["optional"] = ", ".join(f"{name} {version_of(name)}" for name in _OPTIONAL if version_of(name))
+    if version_of("lightning") in ("2.6.2", "2.6.3"):
+        advice.append(f"lightning {version_of('lightning')} is a compromised release: install another one")
     if sys.platform != "linux":
         advice.append(f"{sys.platform} is not Linux: only partitioning and training on the CPU were tried there")
     return found
@@ -249,13 +249,6 @@ def _copy_speed() -> str:
         rows.to("cuda:0", non_blocking=True)
     torch.cuda.synchronize()
     return f"{format_bytes(4 * rows.nbytes / (time.perf_counter() - began))}/s, pinned memory to cuda:0"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _output(*words: str) -> str | None:

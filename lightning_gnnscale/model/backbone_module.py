@@ -16,7 +16,7 @@ from .backbone import Backbone
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_inputs import check_edge_attr, check_times
-from .made_again import check_plain_arguments, make_backbone, target_of
+from .made_again import check_plain_arguments, make_backbone, target_of, wrong_value
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan, uncompiled
@@ -380,7 +380,7 @@ def _described(backbone: nn.Module) -> dict[str, Any] | None:
     }
     values = [plain(_without_types(value)) for value in arguments.values()]
     described = {"_target_": target_of(type(backbone)), **dict(zip(arguments, values, strict=True))}
-    return described if all(map(_is_plain, values)) else None
+    return None if any(map(wrong_value, arguments, values)) else described
 
 
 def _without_types(value: Any) -> Any:
@@ -392,14 +392,6 @@ def _without_types(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_without_types(entry) for entry in value]
     return value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def is_pass(batch: Any) -> bool:
