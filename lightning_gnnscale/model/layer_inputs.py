@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import check_integer
-from ..foreign import is_csr
+from ..foreign import is_csr as is_sparse
 from ..triton_kernels.aggregate import aggregate
 
 MOST_CHANNELS = 1 << 31
@@ -27,11 +27,6 @@ class SparseInput(NamedTuple):
     indices: Tensor
     data: Tensor
     dim: int
-
-
-def is_sparse(x: Any) -> bool:
-    """Whether x is a set of sparse rows: anything with `indptr`, `indices`, `data` and `dim`."""
-    return is_csr(x)
 
 
 def is_by_node_type(x: Any) -> bool:
