@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 from .errors import GNNScaleError, ObjectStoreError, check_seconds, disk_errors, one_line_of
 from .events import held_lock, record
-from .traits import ErrorTraits
 
 REQUEST_BYTES = 8 << 20  # of one read
 TIMEOUT_S = 60.0
@@ -311,23 +310,28 @@ def _open_system(url: str, options: dict) -> Any:
         raise ObjectStoreError(f"{_plain_url(url)}: cannot be opened: {one_line_of(error)}") from None
 
 
+def _numbers_of(error: BaseException) -> tuple[int | None, int | None]:
+    """Return the system's number of an error of any library, and an HTTP server's; None where it has none."""
+    return tuple(getattr(error, name, None) for name in ("errno", "status"))
+
+
 def _is_final(error: BaseException) -> bool:
     """Whether trying again cannot help: who asks is refused, or the store is full."""
     if isinstance(error, GNNScaleError | PermissionError | NotImplementedError | ValueError | TypeError):
         return True
-    return ErrorTraits(error).errno in _FULL or "Credentials" in type(error).__name__
+    return _numbers_of(error)[0] in _FULL or "Credentials" in type(error).__name__
 
 
 def _is_outside(error: BaseException) -> bool:
     """Whether a server refused a range because the object ends before it."""
-    told = ErrorTraits(error)
-    return told.errno == errno.EINVAL or told.status == 416
+    number, status = _numbers_of(error)
+    return number == errno.EINVAL or status == 416
 
 
 def _remedy(error: BaseException) -> str:
     if isinstance(error, _Short):
         return "it was cut off or replaced: write or publish it again"
-    if ErrorTraits(error).errno in _FULL:
+    if _numbers_of(error)[0] in _FULL:
         return "make space there, and run the same command again: it continues from what was written"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"
 

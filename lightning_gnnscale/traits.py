@@ -94,16 +94,6 @@ class ModuleTraits(Traits):
     requires: Mapping[str, str] = MappingProxyType({})
 
 
-class ErrorTraits(Traits):
-    """Of an error of another library.
-
-    Attributes:
-        errno: The system's number. status: An HTTP server's.
-    """
-
-    errno = status = None
-
-
 class InputsTraits(Traits):
     """Of rows by node, beside what `NodeInputs` asks of all.
 
