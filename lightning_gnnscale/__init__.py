@@ -5,110 +5,63 @@ Everything else is loaded on first use.
 """
 
 from importlib import import_module
+from types import ModuleType
+from typing import Any
 
-from .registration import register_with_lightning
+from wrapt import register_post_import_hook
 
-# Where each public name lives. Submodules (`gs.model`, `gs.events`) are reached as attributes too.
+# The public names of each package. Submodules (`gs.model`, `gs.events`) are reached as attributes too.
 # `__init__.pyi` says the same to type checkers; `tests/test_types.py` compares the two.
-_HOME = {
-    "open_edge_stream": "edge_stream",
-    "EdgeStream": "edge_stream",
-    "SyntheticGraph": "edge_stream",
-    "lfr_graph": "edge_stream",
-    "write_edges": "edge_stream",
-    "partition": "partitioner",
-    "Partitioning": "partitioner",
-    "PartitionQuality": "partitioner",
-    "evaluate_partitioning": "partitioner",
-    "available_partitioners": "partitioner",
-    "register_partitioner": "partitioner",
-    "write_partition_store": "partition_store",
-    "PartitionStore": "partition_store",
-    "update_store": "partition_store",
-    "PyGStore": "partition_store.pyg_store",
-    "access_probability": "placement",
-    "place": "placement",
-    "Placement": "placement",
-    "PlacementSettings": "placement",
-    "FeatureBuffer": "placement",
-    "FeatureCache": "placement",
-    "TypedBuffers": "placement",
-    "plan": "planner",
-    "Plan": "planner",
-    "GraphDataset": "dataset",
-    "GraphChange": "dataset",
-    "LinkSet": "dataset",
-    "hetero_graph": "dataset",
-    "GraphSchema": "graph",
-    "hold_out_edges": "dataset",
-    "NeighborSampler": "sampler",
-    "ClusterSampler": "sampler",
-    "SaintSampler": "sampler",
-    "LayerwiseSampler": "sampler",
-    "LinkSampler": "sampler",
-    "LocalityBias": "sampler",
-    "MiniBatch": "sampler",
-    "NeighborLoader": "loader",
-    "LinkNeighborLoader": "loader",
-    "Threads": "loader",
-    "Processes": "loader",
-    "OwnerReads": "remote",
-    "RayWorkers": "remote",
-    "TaskGraphs": "loader",
-    "DistributedEmbedding": "embedding",
-    "SparseAdam": "embedding",
-    "SparseSGD": "embedding",
-    "WorkerEmbedding": "remote",
-    "EvaluationOptions": "datamodule",
-    "PartitionDataModule": "datamodule",
-    "FullGraphDataModule": "datamodule",
-    "PredictionWriter": "datamodule",
-    "LocalityController": "datamodule",
-    "NodeClassifier": "model",
-    "NodeRegressor": "model",
-    "EdgeClassifier": "model",
-    "LinkPredictor": "model",
-    "GNNScaleStrategy": "strategy",
-    "ModelAveraging": "strategy",
-    "GradientAveraging": "strategy",
-    "BoundedGradientStaleness": "strategy",
-    "NoExchange": "strategy",
-    "BroadcastExchange": "strategy",
-    "HaloExchange": "strategy",
-    "SkipBroadcast": "strategy",
-    "EpochFixed": "strategy",
-    "EpochAdaptive": "strategy",
-    "VariationGap": "strategy",
-    "Quantized": "strategy",
-    "GNNScaleError": "errors",
-    "EdgeStreamError": "errors",
-    "PartitionStoreError": "errors",
-    "PlacementError": "errors",
-    "PlanError": "errors",
-    "StrategyError": "errors",
-    "CheckpointError": "errors",
+_NAMES = {
+    "edge_stream": "open_edge_stream EdgeStream SyntheticGraph lfr_graph write_edges",
+    "partitioner": (
+        "partition Partitioning PartitionQuality evaluate_partitioning available_partitioners register_partitioner"
+    ),
+    "partition_store": "write_partition_store PartitionStore update_store",
+    "partition_store.pyg_store": "PyGStore",
+    "placement": "access_probability place Placement PlacementSettings FeatureBuffer FeatureCache TypedBuffers",
+    "planner": "plan Plan",
+    "dataset": "GraphDataset GraphChange LinkSet hetero_graph hold_out_edges",
+    "graph": "GraphSchema",
+    "sampler": "NeighborSampler ClusterSampler SaintSampler LayerwiseSampler LinkSampler LocalityBias MiniBatch",
+    "loader": "NeighborLoader LinkNeighborLoader Threads Processes TaskGraphs",
+    "remote": "OwnerReads RayWorkers WorkerEmbedding",
+    "embedding": "DistributedEmbedding SparseAdam SparseSGD",
+    "datamodule": "EvaluationOptions PartitionDataModule FullGraphDataModule PredictionWriter LocalityController",
+    "model": "NodeClassifier NodeRegressor EdgeClassifier LinkPredictor",
+    "strategy": (
+        "GNNScaleStrategy ModelAveraging GradientAveraging BoundedGradientStaleness NoExchange "
+        "BroadcastExchange HaloExchange SkipBroadcast EpochFixed EpochAdaptive VariationGap Quantized"
+    ),
+    "errors": (
+        "GNNScaleError EdgeStreamError PartitionStoreError PlacementError PlanError StrategyError CheckpointError"
+    ),
 }
-_SUBMODULES = (
-    "dataset",
-    "embedding",
-    "events",
-    "loader",
-    "model",
-    "partition_store",
-    "partitioner",
-    "placement",
-    "planner",
-    "sampler",
-    "strategy",
-)
+_HOME = {name: package for package, names in _NAMES.items() for name in names.split()}
+_SUBMODULES = ("dataset", "embedding", "events", "loader", "model", "partition_store", "partitioner", "placement")
+_SUBMODULES += ("planner", "sampler", "strategy")
+_RENAMED = {"TypedGraph": "hetero_graph, which returns a GraphDataset", "KindBuffers": "TypedBuffers"}
+START_METHODS = {"gnnscale": "popen", "gnnscale_fork": "fork", "gnnscale_spawn": "spawn"}
 
 __version__ = "0.2.0"
 __all__ = sorted(_HOME)
 
-register_with_lightning()
+
+def _register(strategies: ModuleType) -> None:
+    """Make `Trainer(strategy="gnnscale")` known, unless the name is taken."""
+    for name, start_method in START_METHODS.items():
+        if name not in strategies.StrategyRegistry:
+            told = f"Partitioned training, gradients averaged at every step, `start_method` '{start_method}'"
+            strategies.StrategyRegistry.register(name, _strategy, description=told, start_method=start_method)
 
 
-_RENAMED = {"TypedGraph": "hetero_graph, which returns a GraphDataset", "KindBuffers": "TypedBuffers"}
+def _strategy(**options: Any):
+    return import_module(".strategy", __name__).GNNScaleStrategy(**options)
+
+
+# Now where Lightning is imported, or as soon as it is: commands that partition and processes that only prepare batches
+# never import it, and start in half the time.
+register_post_import_hook(_register, "lightning.pytorch.strategies")
 
 
 def __getattr__(name: str):

@@ -37,11 +37,7 @@ def group_device() -> torch.device:
 
 
 def gather_from_ranks(own: Any) -> list[Any]:
-    """Return a small object of each rank, on every rank; of this process alone without a process group.
-
-    Raises:
-        StrategyError: another process was lost.
-    """
+    """Return a small object of each rank, on every rank; of this process alone without a process group."""
     objects = [own] * world_size()
     if len(objects) > 1:
         with clear_error("agreeing with the other processes"):
@@ -54,14 +50,7 @@ def failing_together(kind: type[GNNScaleError] = GNNScaleError) -> Iterator[None
     """Raise on every rank what one of them raises in the block; it ends when all ranks are at its end.
 
     A rank that failed alone would leave the others waiting for it. Every rank enters the block, in which none waits
-    for another before it may fail.
-
-    Args:
-        kind: errors that are raised on all.
-
-    Raises:
-        GNNScaleError: the block's own error or, on ranks without one, that of the first rank that has one.
-        StrategyError: another process was lost.
+    for another before it may fail. Ranks without an error of `kind` raise that of the first rank that has one.
     """
     own = None
     try:
@@ -87,14 +76,8 @@ def first_in_folder(folder: Path, remedy: str) -> list[int]:
     """Return, for each rank, the first rank that sees the same folder; every rank calls it.
 
     Each rank leaves a file there and looks for those of the ranks before it, by names that nobody has asked for
-    before: file systems of a network may remember for a while that a file was not there.
-
-    Args:
-        folder: created where it is missing, unless there is one rank alone.
-        remedy: what to do where it cannot be written to.
-
-    Raises:
-        GNNScaleError: a rank cannot write to its folder.
+    before: file systems of a network may remember for a while that a file was not there. The folder is created where it
+    is missing, unless there is one rank alone; remedy: what to do where it cannot be written to.
     """
     if world_size() == 1:
         return [0]
@@ -114,8 +97,7 @@ def send_file(source: int, takers: Sequence[int], path: Path, remedy: str) -> No
     """Copy a file of one rank to others; it has its name there only when it is whole. Every rank calls it.
 
     Args:
-        source: the rank that has the file.
-        takers: the ranks that get it, at least one, the source not among them.
+        source, takers: the rank that has the file, and at least one other that gets it.
         path: the file, on the source and on each taker as that one names it.
         remedy: what to do where it cannot be written.
 

@@ -58,11 +58,7 @@ def types_of(text: str) -> tuple:
 
 
 def types_text(arguments: tuple) -> str:
-    """Return text that `types_of` makes the same types from.
-
-    Raises:
-        ValueError: a type that has no text here.
-    """
+    """Return text that `types_of` makes the same types from; ValueError: a type that has no text here."""
     return "(" + "".join(f"{_type_text(one)}, " for one in arguments).rstrip() + ")"
 
 
@@ -176,15 +172,7 @@ def _write(told: bytes) -> None:
 
 
 def prune(most_bytes: int = _MOST_BYTES, unused_days: float = _UNUSED_DAYS) -> int:
-    """Remove what was not used for long from the cache folder, and then the oldest until it is small enough.
-
-    Args:
-        most_bytes: what is left is at most as large.
-        unused_days: what is older goes.
-
-    Returns:
-        How many files were removed.
-    """
+    """Remove what was not used for so many days, then the oldest until the cache is small; return how many files."""
     files = []
     for path in cache_folder().rglob("*"):
         with suppress(OSError):

@@ -24,9 +24,7 @@ def on_gpu(device: Any) -> bool:
 class DeviceTimer:
     """Adds up the seconds of blocks of work: of the device's stream on a GPU, else of the host.
 
-    Args:
-        device: The device; None: the host.
-        mark: Returns an event that is recorded now.
+    `mark` returns an event that is recorded now.
     """
 
     def __init__(self, device: Any = None, mark: Callable[[], Any] = cuda_event):
@@ -63,12 +61,9 @@ class DeviceTimer:
 
 
 class StreamSpans:
-    """The spans of a stream between marks, told in order once they have passed.
+    """The spans of a stream between marks, told in order once they have passed: `add(name, begin, end)`.
 
-    Args:
-        begin: Time of the first mark, seconds of `time.perf_counter`.
-        add: Called with (name, begin, end) of each span.
-        mark: Returns an event that is recorded now.
+    The first begins at `begin`, seconds of `time.perf_counter`; `mark` returns an event that is recorded now.
     """
 
     def __init__(self, begin: float, add: Callable[[str, float, float], None], mark: Callable[[], Any] = cuda_event):

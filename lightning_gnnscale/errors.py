@@ -30,9 +30,9 @@ class GNNScaleError(Exception):
         return message_line(re.sub(r"\s*[\r\n]\s*", " ", super().__str__()))
 
 
-def message_line(text: str) -> str:
+def message_line(text: str, kept: str = "") -> str:
     """Return a message without control characters, which become \\x1b, and without the middle of a long one."""
-    shown = text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    shown = "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
     if len(shown) <= _LONGEST_TEXT:
         return shown
     head, tail = shown[: _LONGEST_TEXT * 3 // 4], shown[-_LONGEST_TEXT // 4 :]  # the remedy is at the end
@@ -68,12 +68,7 @@ class CheckpointError(GNNScaleError):
 
 
 class RankProcess(NamedTuple):
-    """A process of the run.
-
-    Attributes:
-        host: name of its machine.
-        pid, created: what distinguishes it from all others there.
-    """
+    """A process of the run: the name of its machine, and its pid and start, which distinguish it there."""
 
     host: str
     pid: int
@@ -87,10 +82,7 @@ ends_stopped = True  # a launcher of ours does so itself, and reports whose end 
 
 @contextmanager
 def clear_error(what: str) -> Iterator[None]:
-    """Turn the failure of a collective into one line.
-
-    Args:
-        what: what is being done, for the error.
+    """Turn the failure of a collective into one line, which says what was being done.
 
     Raises:
         StrategyError: another process died, or did not answer within the process group's timeout. Processes of this
@@ -112,11 +104,7 @@ def clear_error(what: str) -> Iterator[None]:
 
 
 def wait_for_others() -> None:
-    """Wait for the other processes of the run, where there are any.
-
-    Raises:
-        StrategyError: another process was lost.
-    """
+    """Wait for the other processes of the run, where there are any; StrategyError: one was lost."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -162,6 +150,11 @@ def short(value: Any) -> str:
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer, of Python or numpy; True and False are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer of Python that int64 holds, of at least 0; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def check_integer(name: str, value: Any, low: int = 0, high: int | None = None) -> None:
@@ -216,9 +209,8 @@ def one_line_of(error: BaseException) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Return text of a file as a terminal may show it: control characters as \\x1b, and no more than 2,000 letters."""
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}... ({len(text):,} letters)"
+    """Return text of a file as a terminal may show it: control characters as \\x1b, lines kept, a long one cut."""
+    return message_line(text, kept="\n")
 
 
 def why_no_array(error: BaseException) -> str:
@@ -235,16 +227,11 @@ def why_no_array(error: BaseException) -> str:
 def disk_errors(
     path: str | os.PathLike, doing: str, remedy: str = "", kind: type[GNNScaleError] = GNNScaleError
 ) -> Iterator[None]:
-    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`.
+    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`, of a kind.
 
     Args:
         path: the file or folder that the block is about, for errors that name no file.
-        doing: what cannot be done to it: "written".
-        remedy: what to do about it: "free space, or give another scratch=".
-        kind: the error that is raised.
-
-    Raises:
-        GNNScaleError: the block raised an OSError.
+        doing, remedy: what cannot be done to it, "written", and what to do: "free space, or give another scratch=".
     """
     try:
         yield

@@ -5,7 +5,6 @@ process stay in memory alone, so library use leaves nothing on disk. A wait for 
 what a process does while it trains an epoch (`clock`).
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from .device_time import StreamSpans, on_gpu
+from .kernel_sets import version_of
 from .memory import memory_limit_bytes
 from .memory_peak import MemoryPeak
 from .system import usable_cores
@@ -53,22 +53,15 @@ def open_log(path: str | os.PathLike | None) -> None:
 
 
 def hide(variable: str, reference: str) -> None:
-    """Keep the value of an environment variable out of the events' file, here and in processes that are started.
-
-    Args:
-        variable: Its name.
-        reference: The text that replaces it, "${oc.env:NAME}".
-    """
+    """Keep a variable's value out of the events' file, here and in started processes: a reference replaces it."""
     os.environ[HIDDEN] = json.dumps(json.loads(os.environ.get(HIDDEN, "{}")) | {variable: reference})
 
 
 def replaced(value: Any, references: Mapping[str, str]) -> Any:
     """Return text, or plain values, with references in place of values, also where a path spells them otherwise.
 
-    Args:
-        value: Text, a mapping, a list or tuple; all else is returned as it is, and the names of events and stages are,
-            which readers look for.
-        references: Value to the reference that replaces it. Values of fewer than 4 letters stay.
+    Mappings, lists and tuples are gone into; the names of events and stages, which readers look for, stay, and so do
+    values of fewer than 4 letters. references: value to the reference that replaces it.
     """
     if isinstance(value, str):
         spelled = {
@@ -89,12 +82,7 @@ def replaced(value: Any, references: Mapping[str, str]) -> Any:
 
 
 def record(name: str, **fields) -> dict:
-    """Append one event.
-
-    Args:
-        name: what happened, for example "stage" or "average".
-        fields: plain JSON values; units stand in the names (`seconds`, `peak_bytes`).
-    """
+    """Append one event, such as "average", of plain JSON values; units stand in the names (`seconds`, `peak_bytes`)."""
     event = {"event": name, "time": time.time(), "pid": os.getpid(), **fields}
     _recent.append(event)
     path = os.environ.get(ENV_FILE)
@@ -123,12 +111,6 @@ def begin_run(**fields) -> dict:
 @cache
 def machine() -> dict[str, str | int]:
     """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = ""
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
@@ -136,7 +118,7 @@ def machine() -> dict[str, str | int]:
         "gpu": _gpu(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **versions,
+        **{package: version_of(package) for package in PACKAGES},
     }
 
 
@@ -208,11 +190,7 @@ _WHOLE = ("validation", "average", "save")  # what is done within them counts as
 
 
 class Activities:
-    """Seconds of activities, in all and by time: in equal bins, which become twice as wide where they are too many.
-
-    Args:
-        begin: where the first bin begins, seconds of `time.perf_counter`.
-    """
+    """Seconds of activities, in all and by time: in equal bins, which become twice as wide where they are too many."""
 
     def __init__(self, begin: float):
         self.begin, self.bin_s, self.seconds = begin, _FIRST_BIN_S, Counter()
@@ -257,11 +235,7 @@ class ActivityClock:
         self._spans: StreamSpans | None = None
 
     def begin(self, device: Any = None) -> None:
-        """Begin an epoch in the thread that trains it.
-
-        Args:
-            device: Where it trains; None: on the CPU.
-        """
+        """Begin an epoch in the thread that trains it, on a device, or with None on the CPU."""
         self._now, self._since = "other", time.perf_counter()
         self.training, self.beside = Activities(self._since), Activities(self._since)
         self._spans = StreamSpans(self._since, self.training.add) if on_gpu(device) else None
@@ -323,13 +297,12 @@ clock = ActivityClock()
 
 @contextmanager
 def held_lock(path: str | os.PathLike, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file; it ends with the process, however it ends.
+    """Hold the lock of a file, which stays behind; it ends with the process, however it ends.
 
     Where another process holds it for longer than a second, an event `wait` and one line on stderr say who it is, and
     say it again when the holder changes.
 
     Args:
-        path: the lock file, in a folder that exists. It stays behind.
         doing: what a holder does, for the line: "is preparing the store /data/store".
         timeout_s: seconds to wait; None: without end.
 

@@ -253,8 +253,7 @@ class GraphSchema:
     def with_reverses(self, separate: bool) -> "GraphSchema":
         """Return the schema with the reverse "rev_name" of each edge type, reverses after the others.
 
-        Args:
-            separate: Whether reverses within one node type are an edge type of their own, too.
+        separate: reverses within one node type are an edge type of their own, too.
         """
         names, reverse = list(self.edge_types), [0] * self.num_edge_types
         for number, (source, name, target) in enumerate(self.edge_types):
@@ -326,15 +325,7 @@ def check_num_edge_types(num_edge_types: int, what: str = "edge_types") -> None:
 
 
 def numbered_schema(num_edge_types: int, what: str) -> GraphSchema:
-    """Return the schema of one node type whose edge types have no names but their numbers.
-
-    Args:
-        num_edge_types: As the largest number says.
-        what: Has the numbers, for messages.
-
-    Raises:
-        ValueError: too many, before any name is made.
-    """
+    """Return the schema of one node type whose edge types have no names but numbers; `what` has them, for errors."""
     check_num_edge_types(num_edge_types, what)
     return GraphSchema(("node",), tuple(("node", str(number), "node") for number in range(num_edge_types)))
 
@@ -345,11 +336,7 @@ def id_dtype(num_nodes: int) -> np.dtype:
 
 
 def build_csc(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> CSC:
-    """Sort edges by destination, then by source; repeats are kept.
-
-    Args:
-        src, dst: (num_edges,) integers in [0, num_nodes).
-        num_nodes: number of rows.
+    """Sort edges, (num_edges,) integers in [0, num_nodes), by destination, then by source; repeats are kept.
 
     Returns:
         CSC with indices of `id_dtype(num_nodes)`.

@@ -53,11 +53,6 @@ def recorded() -> tuple[Kernel, ...]:
     return tuple(Kernel(name, types, seconds, tuple(sets)) for name, types, seconds, sets in rows)
 
 
-def set_names() -> list[str]:
-    """Return the names of all sets."""
-    return sorted({name for kernel in recorded() for name in kernel.sets})
-
-
 def of_sets(names: Iterable[str]) -> list[Kernel]:
     """Return the kernels of some sets; a name that has none adds nothing."""
     wanted = set(names)
@@ -84,8 +79,7 @@ def missing(kernels: Iterable[Kernel]) -> list[Kernel]:
 def compiled_list() -> Path:
     """Return the file that says which kernels of the list are compiled: its name says of which sources, and for what.
 
-    Returns:
-        A path in the cache folder; each line is a kernel's name, its types and its entry, with tabs between.
+    Each line is a kernel's name, its types and its entry in the cache folder, with tabs between.
     """
     digest = hashlib.sha256()
     package = Path(__file__).parent
@@ -93,13 +87,14 @@ def compiled_list() -> Path:
     for path in sorted(path for root in roots for path in root.rglob("*.py")):
         digest.update(path.read_bytes())
     digest.update(LIST.read_bytes())
-    versions = [_version(name) for name in ("numba", "llvmlite", "numpy")]
+    versions = [version_of(name) for name in ("numba", "llvmlite", "numpy")]
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
     digest.update(repr((versions, settings, sys.version, _processor())).encode())
     return cache_folder() / f"compiled-{digest.hexdigest()[:24]}.txt"
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Return the version of an installed package, or ""."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -171,11 +166,8 @@ class Ahead:
 def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     """Compile what is missing of some sets in processes of their own, and go on at once.
 
-    A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`.
-
-    Args:
-        names: Sets of kernels, see `kernels.json`.
-        tell: print one line on stderr where kernels are compiled.
+    A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`. With `tell` a
+    line on stderr says so.
 
     Returns:
         What reports how far they are; None where nothing is missing, where others compile for this process already, on

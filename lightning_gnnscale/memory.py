@@ -33,11 +33,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(size: int | float | str | None, name: str = "size") -> int | None:
-    """Read a size: a number of bytes, or text like '24GiB', '500 MB', '8g' (a bare letter is binary).
-
-    Raises:
-        ValueError: not a size, or negative; the message names `name`.
-    """
+    """Read a size: bytes, or text like '24GiB', '500 MB', '8g' (a bare letter is binary); ValueError names `name`."""
     if size is None:
         return None
     if isinstance(size, bool) or not isinstance(size, str | Real):
@@ -49,11 +45,7 @@ def parse_bytes(size: int | float | str | None, name: str = "size") -> int | Non
 
 
 def read_sizes(settings: Any, *names: str) -> None:
-    """Let attributes of a dataclass, frozen or not, that are sizes as text be numbers of bytes; others stay.
-
-    Raises:
-        ValueError: a text is no size.
-    """
+    """Let attributes of a dataclass, frozen or not, that are sizes as text be numbers of bytes; others stay."""
     for name in names:
         if isinstance(getattr(settings, name), str):
             object.__setattr__(settings, name, parse_bytes(getattr(settings, name), name))

@@ -21,11 +21,9 @@ _FIRST_S = 0.06  # of work that no time has earned yet
 
 
 class _Budget:
-    """Work of one kind, of all watchers of this process, within a share of the run's CPU time.
+    """Work of one kind, of all watchers of this process, within a share of the seconds of `run_s`, which they raise.
 
-    Args:
-        share: Share of the seconds in `run_s`, which the watchers raise.
-        unit_s: seconds that a unit of the work takes, as long as none was measured.
+    unit_s: seconds that a unit of the work takes, as long as none was measured.
     """
 
     def __init__(self, share: float, unit_s: float):

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 from .errors import GNNScaleError, ObjectStoreError, check_seconds, disk_errors, one_line_of
 from .events import held_lock, record
-from .traits import ErrorTraits
 
 REQUEST_BYTES = 8 << 20  # of one read
 TIMEOUT_S = 60.0
@@ -56,11 +55,7 @@ def graph_name(edges: str | os.PathLike) -> str:
 
 
 def check_storage_options(options: Mapping | None, name: str = "storage_options") -> dict:
-    """Return the options as a dict.
-
-    Raises:
-        ValueError: an option is, or holds, a credential; the value is not shown.
-    """
+    """Return the options as a dict; ValueError: one is, or holds, a credential; its value is not shown."""
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"{name} must hold names with values each, like {{endpoint_url: ...}}")
     for key, value in (options or {}).items():
@@ -106,8 +101,7 @@ class ObjectStore:
     def read(self, name: str, begin: int, end: int) -> bytes:
         """Return the bytes [begin, end) of an object, all of them.
 
-        Raises:
-            ObjectStoreError: it is not there, is shorter, which is not tried again, or did not come in time.
+        ObjectStoreError: it is not there, is shorter, which is not tried again, or did not come in time.
         """
         path = self._path(name)
 
@@ -190,9 +184,7 @@ class ObjectStore:
     def upload(self, name: str, num_bytes: int, chunks: Callable[[], Iterator[bytes]]) -> None:
         """Write a large object in bounded memory; it appears when it is whole, but for local folders.
 
-        Args:
-            num_bytes: its size.
-            chunks: begins again to give its bytes; called again where an upload failed.
+        `chunks` begins again to give its bytes; it is called again where an upload failed.
         """
         path, part_bytes = self._path(name), max(_LEAST_PART_BYTES, -(-num_bytes // _MOST_PARTS))
 
@@ -318,23 +310,28 @@ def _open_system(url: str, options: dict) -> Any:
         raise ObjectStoreError(f"{_plain_url(url)}: cannot be opened: {one_line_of(error)}") from None
 
 
+def _numbers_of(error: BaseException) -> tuple[int | None, int | None]:
+    """Return the system's number of an error of any library, and an HTTP server's; None where it has none."""
+    return tuple(getattr(error, name, None) for name in ("errno", "status"))
+
+
 def _is_final(error: BaseException) -> bool:
     """Whether trying again cannot help: who asks is refused, or the store is full."""
     if isinstance(error, GNNScaleError | PermissionError | NotImplementedError | ValueError | TypeError):
         return True
-    return ErrorTraits(error).errno in _FULL or "Credentials" in type(error).__name__
+    return _numbers_of(error)[0] in _FULL or "Credentials" in type(error).__name__
 
 
 def _is_outside(error: BaseException) -> bool:
     """Whether a server refused a range because the object ends before it."""
-    told = ErrorTraits(error)
-    return told.errno == errno.EINVAL or told.status == 416
+    number, status = _numbers_of(error)
+    return number == errno.EINVAL or status == 416
 
 
 def _remedy(error: BaseException) -> str:
     if isinstance(error, _Short):
         return "it was cut off or replaced: write or publish it again"
-    if ErrorTraits(error).errno in _FULL:
+    if _numbers_of(error)[0] in _FULL:
         return "make space there, and run the same command again: it continues from what was written"
     return f"see the rights of who asks, and {FROM_ENVIRONMENT}"
 
@@ -351,14 +348,8 @@ def local_copy(
     """Return a copy of an object on this machine, fetched in order and in bounded memory; a cut fetch goes on.
 
     Readers take several passes over a file, so that a copy asks for each byte once. It lies below `fetched_folder`,
-    under a name of its content's state: an object that has changed is fetched again.
-
-    Args:
-        url: An object; a folder or a glob of objects is copied with those that end in `suffix`.
-        storage_options, timeout_s: See `ObjectStore`.
-
-    Returns:
-        The file, or the folder of the files.
+    under a name of its content's state: an object that has changed is fetched again. Of a folder or a glob, those
+    objects that end in `suffix` are copied, into a folder that is returned.
 
     Raises:
         ObjectStoreError: it is not there, or could not be fetched in time; the message says how to go on.

@@ -27,10 +27,6 @@ class Scratch:
 
     That is rank 0 and, on machines that do not see its folder, the first of those that share one. It holds a lock
     beside the folder as long as the run lives. A folder whose lock is free was left by a killed run.
-
-    Args:
-        parent: Folder that holds the folders of all runs.
-        name: Name of this run.
     """
 
     def __init__(self, parent: str | os.PathLike, name: str):
@@ -39,11 +35,7 @@ class Scratch:
         self._firsts: list[int] = []
 
     def firsts(self) -> list[int]:
-        """Return, for each rank, the first rank that sees the same folder; every rank calls it.
-
-        Raises:
-            GNNScaleError: a rank cannot write to its folder.
-        """
+        """Return, for each rank, the first rank that sees the same folder; every rank calls it."""
         self._firsts = self._firsts or first_in_folder(self.parent, _ALLOWED)
         return self._firsts
 
@@ -52,11 +44,7 @@ class Scratch:
         return self.folder / f"{table}.npy"
 
     def make_table(self, table: str, num_rows: int, width: int, dtype: type = np.float32) -> None:
-        """Make a table whose bytes the disk has set aside, in place of an older one of that name.
-
-        Raises:
-            GNNScaleError: the disk is full, or cannot be written to.
-        """
+        """Make a table whose bytes the disk has set aside, in place of an older one of that name."""
         path, num_bytes = self.path(table), np.dtype(dtype).itemsize * num_rows * width
         try:
             self.open()
@@ -95,10 +83,8 @@ class Scratch:
 def open_scratch(root: Path, scratch: str | os.PathLike | None, trainer) -> Scratch:
     """Return the run's scratch folder, the same on every rank; nothing is written yet.
 
-    Args:
-        root: Folder of the store.
-        scratch: Folder to use in place of the store's parent folder; None: the parent folder.
-        trainer: The Trainer whose strategy agrees on rank 0's name; None: this process is alone.
+    It lies in `scratch`, or beside the store's folder `root`. The trainer's strategy agrees on rank 0's name; None:
+    this process is alone.
     """
     name = f"run-{secrets.token_hex(8)}"
     if trainer is not None:
@@ -107,11 +93,7 @@ def open_scratch(root: Path, scratch: str | os.PathLike | None, trainer) -> Scra
 
 
 def temporary_scratch() -> Scratch | None:
-    """Return a folder for the temporary files of this run, in the system's; None where that is somebody else's.
-
-    Raises:
-        OSError: the system's temporary folder cannot be written to.
-    """
+    """Return a folder for this run's temporary files, in the system's; None where that is somebody else's."""
     parent = Path(tempfile.gettempdir()) / f"gnnscale-{os.getuid()}"
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.stat().st_uid != os.getuid():

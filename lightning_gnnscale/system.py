@@ -22,13 +22,7 @@ def usable_cores() -> int:
 
 
 def advise(fd: int, start: int, num_bytes: int, how: str) -> None:
-    """Tell the system how bytes of a file will be read; a no-op where it takes no advice.
-
-    Args:
-        fd: Descriptor of the file.
-        start, num_bytes: Which bytes; 0 bytes: up to the end.
-        how: "random", "willneed" or "dontneed".
-    """
+    """Tell the system how bytes of a file, 0: up to the end, will be read: "random", "willneed" or "dontneed"."""
     if CAN_ADVISE:
         os.posix_fadvise(fd, start, num_bytes, getattr(os, f"POSIX_FADV_{how.upper()}"))
 

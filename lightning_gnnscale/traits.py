@@ -28,6 +28,14 @@ def arguments_of(called: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(BackboneTraits(called).forward or called).parameters
 
 
+def named_by(backbone: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which of some arguments a module's `forward` names: all, if it takes any keyword."""
+    parameters = inspect.signature(backbone.forward).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return names
+    return tuple(name for name in names if name in parameters)
+
+
 class BackboneTraits(Traits):
     """Of a backbone: a `Backbone`, a model of PyG, or any module called as (x, edge_index).
 
@@ -84,16 +92,6 @@ class ModuleTraits(Traits):
     backbone_settings: Any = ANY
     write_predictions: Any = ANY
     requires: Mapping[str, str] = MappingProxyType({})
-
-
-class ErrorTraits(Traits):
-    """Of an error of another library.
-
-    Attributes:
-        errno: The system's number. status: An HTTP server's.
-    """
-
-    errno = status = None
 
 
 class InputsTraits(Traits):

@@ -27,18 +27,14 @@ def exact_integers(
     whole_floats: bool = False,
     booleans: bool = False,
 ) -> np.ndarray:
-    """Return integers as int64, none changed.
+    """Return integers as int64, none changed: the array itself where it is that already.
 
     Args:
         name: Of what they are, for messages.
         values: (num,) or (any, num) array, tensor or list; rows are counted along the last axis.
         low, high: The smallest and the largest that are allowed.
         unit: What a row is called.
-        whole_floats: Whether floats without a fraction are taken as the integers that they are.
-        booleans: Whether booleans are taken as 0 and 1.
-
-    Returns:
-        int64 of the same shape; the array itself where it is that already.
+        whole_floats, booleans: Floats without a fraction, and booleans as 0 and 1, are taken too.
 
     Raises:
         ValueError: no integers, a fraction, NaN, or a value outside of [low, high]; names the first such row.
@@ -60,15 +56,11 @@ def exact_integers(
 
 
 def exact_times(name: str, values: Any, unit: str = "row") -> np.ndarray:
-    """Return times as integers: whole numbers as they are, dates of any unit as nanoseconds since 1970.
+    """Return times as integers that int64 holds: whole numbers as they are, dates as nanoseconds since 1970.
 
     Args:
-        name: Of what they are, for messages.
+        name, unit: Of what they are, and what a row is called, for messages.
         values: (num,) integers, in any unit, or datetime64; an array, a tensor or a list.
-        unit: What a row is called.
-
-    Returns:
-        Integers that int64 holds, of the shape and, but for dates, the dtype that was given.
 
     Raises:
         ValueError: floats, which would have to be rounded, durations, a date that is missing, or a time that int64
@@ -89,14 +81,7 @@ def exact_times(name: str, values: Any, unit: str = "row") -> np.ndarray:
 
 
 def same_clock(given: dict[str, Any]) -> None:
-    """Refuse dates beside numbers: nothing says when a number is.
-
-    Args:
-        given: Times before they are made integers, by the name of what has them; None: it has none.
-
-    Raises:
-        ValueError: some are dates, and others are not.
-    """
+    """Refuse dates beside numbers, times by the name of what has them: nothing says when a number is."""
     dates = {name: as_array(name, values).dtype.kind == "M" for name, values in given.items() if values is not None}
     if len(set(dates.values())) > 1:
         one, other = (next(name for name in dates if dates[name] is wanted) for wanted in (True, False))
@@ -106,11 +91,7 @@ def same_clock(given: dict[str, Any]) -> None:
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
-    """Return values as an array, tensors without a copy; objects become integers or dates where they are.
-
-    Raises:
-        ValueError: numpy cannot hold them, as lists of several lengths.
-    """
+    """Return values as an array, tensors without a copy; objects become integers or dates where they are."""
     refuse_masked(name, values)
     try:
         array = np.asanyarray(of_tensor(values))
@@ -130,8 +111,7 @@ def refuse_masked(name: str, values: Any) -> None:
 def of_tensor(values: Any) -> Any:
     """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are.
 
-    Raises:
-        ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
+    ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
     """
     if not is_tensor(values):
         return values
@@ -147,15 +127,7 @@ def of_tensor(values: Any) -> Any:
 
 
 def refuse_outside(name: str, array: np.ndarray, low: int, high: int, unit: str = "row") -> None:
-    """Refuse values outside of [low, high].
-
-    Args:
-        name, unit: As of `exact_integers`.
-        array: Integers, or floats without fractions.
-
-    Raises:
-        ValueError: names the first such row and its value.
-    """
+    """Refuse integers, or floats without fractions, outside of [low, high]: names the first such row and its value."""
     if array.dtype.kind in "iu":
         held = np.iinfo(array.dtype)
         if low <= held.min and held.max <= high:

@@ -15,8 +15,7 @@ from hydra.core.default_element import ConfigDefault
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gnnscale.cli.compose import GROUPS, compose_config, own_configs
-from lightning_gnnscale.cli.settings import FILE
-from lightning_gnnscale.cli.signatures import PACKAGE, options_of, taker_of
+from lightning_gnnscale.cli.settings import FILE, PACKAGE, options_of, taker_of
 from lightning_gnnscale.partitioner import available_partitioners
 from lightning_gnnscale.partitioner.registry import get_partitioner
 from lightning_gnnscale.strategy.exchange.bounds import BOUNDS

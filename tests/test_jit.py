@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from lightning_gnnscale import jit
+from lightning_gnnscale import jit, rng
 from lightning_gnnscale.jit import sources_digest
-from lightning_gnnscale.model import dropout, row_dropout
+from lightning_gnnscale.model import dropout
 from lightning_gnnscale.partition_store import planned_reads
 
 CALLER = """
@@ -70,10 +70,10 @@ def test_an_edit_in_another_file_is_seen(run, tmp_path):
 
 
 def test_files_of_this_package_that_are_compiled_into_others(monkeypatch):
-    before = sources_digest(row_dropout._drop_rows.py_func)
-    monkeypatch.setattr("lightning_gnnscale.jit._file_digest", lambda path: "other" * path.endswith("model/dropout.py"))
-    assert dropout.__file__.endswith("model/dropout.py")
-    assert sources_digest(row_dropout._drop_rows.py_func) != before
+    before = sources_digest(dropout._drop_rows.py_func)
+    monkeypatch.setattr("lightning_gnnscale.jit._file_digest", lambda path: "other" * path.endswith("rng.py"))
+    assert rng.__file__.endswith("rng.py")
+    assert sources_digest(dropout._drop_rows.py_func) != before
     intrinsic = sources_digest(planned_reads._count.py_func)
     monkeypatch.setattr("lightning_gnnscale.jit._file_digest", lambda path: "other" * path.endswith("intrinsics.py"))
     assert sources_digest(planned_reads._count.py_func) != intrinsic

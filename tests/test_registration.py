@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.registration import START_METHODS
+from lightning_gnnscale import START_METHODS
 
 BEFORE_LIGHTNING = """
 import sys
@@ -38,7 +38,7 @@ def test_a_name_that_is_taken_is_left():
     before = registry["gnnscale"]  # its get() makes a strategy, so monkeypatch would put one back
     registry["gnnscale"] = {"strategy": pl.strategies.DDPStrategy, "init_params": {}}
     try:
-        gs.registration.register_with_lightning()
+        gs._register(pl.strategies)
         assert registry["gnnscale"]["strategy"] is pl.strategies.DDPStrategy
     finally:
         registry["gnnscale"] = before

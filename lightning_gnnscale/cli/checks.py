@@ -1,6 +1,7 @@
 """Settings are checked before work starts: by themselves, against each other, and with the data set at hand."""
 
 import inspect
+from collections.abc import Mapping
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
@@ -17,25 +18,14 @@ _BATCH_GROUPS = ("sampler", "source", "rows", "pack_halo", "evaluation")
 
 
 def check_settings(config: DictConfig) -> None:
-    """Refuse what `check_ranges` does, and settings that do not go together; imports what they name.
-
-    Args:
-        config: composed from `train.yaml`.
-
-    Raises:
-        UsageError: names the key, the value and what is allowed.
-    """
+    """Refuse what `check_ranges` does, and settings that do not go together; imports what they name."""
     check_ranges(config)
     _check_monitors(config)
     _check_layers(config)
 
 
 def planned_devices(config: DictConfig) -> int:
-    """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
-
-    Raises:
-        UsageError: it is not a number, for example "auto", which only a Trainer resolves.
-    """
+    """Return the devices of the plan; UsageError: no number, for example "auto", which only a Trainer resolves."""
     given = config.num_devices
     if isinstance(given, ListConfig) and len(given):
         return len(given)
@@ -49,11 +39,7 @@ def planned_devices(config: DictConfig) -> int:
 
 
 def check_num_parts(num_parts: int, num_processes: int) -> None:
-    """Refuse more processes than parts where each process needs a part of its own.
-
-    Raises:
-        UsageError: names both.
-    """
+    """Refuse more processes than parts where each process needs a part of its own."""
     if num_processes > num_parts:
         raise UsageError(
             f"trainer.devices={num_processes} is more than the {num_parts} parts; say "
@@ -61,20 +47,18 @@ def check_num_parts(num_parts: int, num_processes: int) -> None:
         )
 
 
+def taken_by(target: str) -> Mapping[str, inspect.Parameter]:
+    """Return what the class or function of a dotted name takes."""
+    return inspect.signature(get_object(target)).parameters
+
+
 def takes_sampler(config: DictConfig) -> bool:
     """Whether the DataModule makes batches, and so takes a sampler, a source of batches, and a place of their rows."""
-    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
+    return "sampler" in taken_by(config.datamodule._target_)
 
 
 def check_unused(config: DictConfig) -> None:
-    """Refuse groups that were set but have no effect.
-
-    Args:
-        config: composed from `train.yaml`.
-
-    Raises:
-        UsageError: names the group and the reason.
-    """
+    """Refuse groups that were set but have no effect."""
     unused = {}
     if config.store is not None:
         unused = dict.fromkeys(_OF_MAKING, f"store={config.store} exists")
@@ -97,15 +81,7 @@ def check_unused(config: DictConfig) -> None:
 
 
 def check_hops(config: DictConfig, num_layers: int | None) -> None:
-    """Refuse a sampler whose hops differ from the model's layers; samplers without hops, and whole parts, are accepted.
-
-    Args:
-        config: Config composed from `train.yaml`.
-        num_layers: Number of layers of the backbone; None if it has no such setting.
-
-    Raises:
-        UsageError: the message names both numbers.
-    """
+    """Refuse a sampler whose hops differ from the model's layers; samplers without hops and whole parts pass."""
     if num_layers is None or config.datamodule.get("mode") != "mini_batch":
         return
     samples = config.sampler.get("neighborhoods", True)
@@ -169,11 +145,7 @@ def _check_monitors(config: DictConfig) -> None:
 
 
 def trains_on_links(config: DictConfig) -> bool:
-    """Return whether the run trains on links, which takes a model and a sampler that both do.
-
-    Raises:
-        UsageError: only one of them does.
-    """
+    """Return whether the run trains on links; UsageError where only one of model and sampler does."""
     model, sampler = (
         ModuleTraits(get_object(node._target_)).trains_on_links for node in (config.model, config.sampler)
     )
@@ -196,20 +168,11 @@ def trains_on_links(config: DictConfig) -> bool:
 
 def classifies_edges(config: DictConfig) -> bool:
     """Whether the model classifies edges."""
-    return "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
+    return "edge_channels" in taken_by(config.model._target_)
 
 
 def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
-    """Refuse a data set that lacks what the run needs.
-
-    Args:
-        config: composed from `train.yaml`.
-        dataset: a `GraphDataset`.
-        command: "train", "test", or "predict", which needs features alone, and edges where those are predicted.
-
-    Raises:
-        UsageError: names the key and the remedy.
-    """
+    """Refuse a data set that lacks what "train", "test" or "predict" needs; the last needs features alone, or edges."""
     if dataset.features is None and not config.model.get("inputs"):
         raise UsageError(
             f"dataset.features: {dataset.name} has none; training needs features of every node, or "

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 from .compose import compose_config, key_of, prepare_overrides
 from .errors import UsageError, none_such
 from .recipes import take_recipe
-from .run_paths import CONFIG, run_of
-from .saved_config import checked_config, take_trust
+from .run_paths import CONFIG, checked_config, run_of, take_trust
 from .settings import described, elsewhere
 
 COMMANDS = {
@@ -89,11 +88,7 @@ class Command(NamedTuple):
 
 
 def locate(name: str, words: list[str]) -> Command:
-    """Return the configs that a command's words begin with.
-
-    Raises:
-        UsageError: a word that is not a setting where the command takes nothing else, or a recipe that does not exist.
-    """
+    """Return the configs that a command's words begin with; UsageError: an unknown recipe or word."""
     _check_flags(words)
     trusted, words = take_trust(words)
     if name == "bench":

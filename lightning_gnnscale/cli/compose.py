@@ -1,18 +1,23 @@
-"""Compose a config from choices and words."""
+"""Configs composed from choices and words; values of environment variables are used, but never written or printed."""
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.resolvers import oc
 
+from .. import events
 from ..object_store import graph_name
+from .errors import UsageError
 from .settings import PACKAGE, described, own_partitioners
 
 GROUPS = f"{PACKAGE}.conf"
@@ -64,13 +69,7 @@ def _register_described() -> None:
 
 
 def compose_config(config_name: str, overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """Return a config, composed separately from any running Hydra application.
-
-    Args:
-        config_name: a primary config, for example "train".
-        overrides: as on the command line.
-        config_dir: folder of the primary config; None: this package's own.
-    """
+    """Return a config of this package, or of a folder, composed separately from any running Hydra application."""
     register_choices()
     path = [] if config_dir is None else [f"hydra.searchpath=[pkg://{GROUPS}]"]
     with own_configs(config_dir):
@@ -130,3 +129,55 @@ def fill_inputs(config: DictConfig) -> None:
         with open_dict(inputs):
             inputs._target_ = f"{PACKAGE}.embedding.DistributedEmbedding"
             inputs.setdefault("seed", config.get("seed", 0))
+
+
+_NAMES = ("name", "dataset.name")  # of folders
+_read: dict[str, str] = {}  # value to the reference that has read it
+_as_written = False
+
+
+def _env(key: str, *default: Any) -> Any:
+    """Resolve ${oc.env:NAME} and ${oc.env:NAME,default}; while a config is written, to the reference itself."""
+    text = ",".join([str(key), *("null" if one is None else str(one) for one in default)])
+    reference = f"${{oc.env:{text}}}"
+    if _as_written:
+        return reference
+    value = oc.env(key, *default)
+    if isinstance(value, str) and os.environ.get(key) == value:
+        _read[value] = reference
+        events.hide(key, reference)
+    return value
+
+
+OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+
+
+def written(config: DictConfig) -> dict[str, Any]:
+    """Return a config as resolved plain values; references to environment variables stay references."""
+    with _references():
+        return OmegaConf.to_container(config, resolve=True)
+
+
+def hidden(value: Any) -> Any:
+    """Return text, or plain values of a summary, with references instead of environment variables' values."""
+    return events.replaced(value, _read)
+
+
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse references to environment variables in settings, by dotted name, that name folders."""
+    for name in _NAMES:
+        if "oc.env" in str(settings.get(name, "")):
+            raise UsageError(
+                f"{name} names folders and appears in reports, and values of environment variables are kept out of "
+                f"them: say {name}= itself; a shell fills in $NAME"
+            )
+
+
+@contextmanager
+def _references() -> Iterator[None]:
+    global _as_written
+    _as_written = True
+    try:
+        yield
+    finally:
+        _as_written = False

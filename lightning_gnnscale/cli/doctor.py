@@ -7,16 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
 from .. import compile_ahead, kernel_sets
+from ..kernel_sets import version_of
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
+from ..report.terminal import print_facts, print_text
 from ..system import advise, usable_cores
 from .errors import UsageError
 from .ranks import default_precision, told_precision
@@ -29,38 +29,34 @@ _SMALL_SHM = 1 << 30
 
 
 def run(config: DictConfig) -> None:
-    """Print versions, GPUs and links, memory limits, disk speed, kernels and ports, and what to look at.
-
-    Raises:
-        UsageError: disk_bytes below 0, or a port out of range.
-    """
+    """Print versions, GPUs and links, memory limits, disk speed, kernels and ports, and what to look at."""
     if config.disk_bytes < 0:
         raise UsageError(f"disk_bytes must be at least 0, got {config.disk_bytes}")
     bad = next((port for port in config.ports if isinstance(port, bool) or not 1 <= int(port) <= 65_535), None)
     if bad is not None:
         raise UsageError(f"ports must be in [1, 65535], got {bad}")
     advice: list[str] = []
-    _section("versions", versions(advice))
-    _section("processors", _processors(advice))
-    _section("memory", memory(advice))
-    _section("GPUs", gpus(advice))
-    _section("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
-    _section("kernels", kernels())
-    _section("network", _network(list(config.ports), advice))
+    print_facts("versions", versions(advice))
+    print_facts("processors", _processors(advice))
+    print_facts("memory", memory(advice))
+    print_facts("GPUs", gpus(advice))
+    print_facts("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
+    print_facts("kernels", kernels())
+    print_facts("network", _network(list(config.ports), advice))
     for line in advice or ["nothing hinders a run"]:
-        Console().print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
+        print_text(f"- {line}")
 
 
 def versions(advice: list[str]) -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    found = {"python": platform.pythonversion_of(), "system": f"{platform.system()} {platform.release()}"}
     for name in _PACKAGES:
-        found[name] = _version(name)
-        if found[name] == "not installed" and name != "triton":
+        found[name] = version_of(name) or "not installed"
+        if not version_of(name) and name != "triton":
             advice.append(f"{name} is not installed: pip install lightning-gnnscale")
-    found["optional"] = ", ".join(f"{name} {_version(name)}" for name in _OPTIONAL if _version(name) != "not installed")
-    if _version("lightning") in ("2.6.2", "2.6.3"):
-        advice.append(f"lightning {_version('lightning')} is a compromised release: install another one")
+    found["optional"] = ", ".join(f"{name} {version_of(name)}" for name in _OPTIONAL if version_of(name))
+    if version_of("lightning") in ("2.6.2", "2.6.3"):
+        advice.append(f"lightning {version_of('lightning')} is a compromised release: install another one")
     if sys.platform != "linux":
         advice.append(f"{sys.platform} is not Linux: only partitioning and training on the CPU were tried there")
     return found
@@ -255,13 +251,6 @@ def _copy_speed() -> str:
     return f"{format_bytes(4 * rows.nbytes / (time.perf_counter() - began))}/s, pinned memory to cuda:0"
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _output(*words: str) -> str | None:
     """Return what a program prints; None where it is missing or fails."""
     if shutil.which(words[0]) is None:
@@ -271,11 +260,3 @@ def _output(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _section(title: str, facts: dict[str, str]) -> None:
-    console = Console()
-    console.print(f"[bold]{title}[/bold]", highlight=False)
-    for name, value in facts.items():
-        if value:
-            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)

@@ -14,15 +14,7 @@ from ..errors import message_line, one_line_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; the message says how to resume.
-
-    Args:
-        message: Says how to resume.
-        terminated: Whether the signal was SIGTERM.
-
-    Attributes:
-        code: Exit code of the command.
-    """
+    """The user stopped a run, or SIGTERM did; the message says how to resume, `code` is the command's exit code."""
 
     def __init__(self, message: str, terminated: bool = False):
         super().__init__(message)
@@ -136,10 +128,7 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
 def _at_key(key: str, message: str, target: str | None = None) -> str:
     """Put a node's key before a message of its class; of "model.backbone", before "model.dropout must be ..." too.
 
-    Args:
-        key: key of the node.
-        message: message, which may begin with an argument of the target.
-        target: dotted name of the node's class or function, if known.
+    The message may begin with an argument of target, the dotted name of the node's class or function, if known.
     """
     said = re.match(r"(?:(\w+)\.)?\w+(?:\[\d+\])? must ", message)
     if message.startswith(key):

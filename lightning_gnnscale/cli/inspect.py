@@ -16,7 +16,8 @@ from ..partition_store import PartitionStore
 from ..partition_store.manifest import MANIFEST
 from ..partition_store.versions import said_counts
 from ..report.run_files import read_settings, read_summary
-from .environment import hidden
+from ..report.terminal import print_facts
+from .compose import hidden
 from .errors import UsageError
 from .run_paths import CHECKPOINTS, CONFIG
 from .store import open_store, standing_store, store_source
@@ -27,11 +28,7 @@ _MOST_NAMED = 20  # edge types
 
 
 def run(config: DictConfig) -> None:
-    """Print what a path holds, or the data set of the settings and the store that they would train on.
-
-    Raises:
-        UsageError: the path holds nothing that this package knows.
-    """
+    """Print what a path holds, or the data set of the settings and the store that they would train on."""
     if "dataset" in config:
         _show_dataset(config)
         return
@@ -59,12 +56,8 @@ def run(config: DictConfig) -> None:
 
 
 def _show_facts(title: str, facts: dict) -> None:
-    console = Console()
-    console.print(plain_text(title), style="bold", highlight=False, markup=False)
-    for name, value in facts.items():
-        if value is not None:
-            line = f"  {name:<22} {plain_text(hidden(str(value)))}"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    told = {name: plain_text(hidden(str(value))) for name, value in facts.items() if value is not None}
+    print_facts(plain_text(title), told)
 
 
 def _version(version: dict) -> str:

@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import get_object, instantiate
 from lightning.pytorch.callbacks import Callback
@@ -20,15 +19,9 @@ METRICS = "metrics"
 
 
 def make_loggers(chosen: DictConfig, folder: Path) -> list[Logger]:
-    """Return a run's loggers: the CSV file of its folder, and those that are chosen.
+    """Return a run's loggers: the CSV file of its folder, and those that are chosen, None for one that is left out.
 
-    Args:
-        chosen: Settings with a `_target_` by name, None for one that is left out. `save_dir` is the run's folder where
-            it is null.
-        folder: Folder of the run.
-
-    Raises:
-        UsageError: a package that a logger needs is not installed.
+    `save_dir` is the run's folder where it is null. UsageError: a package that a logger needs is not installed.
     """
     loggers: list[Logger] = [CSVLogger(folder, name=METRICS, version="")]
     for name, node in chosen.items():
@@ -84,30 +77,8 @@ class EpochLines(Callback):
         print_line(f"epoch {trainer.current_epoch + 1}{f' of {last}' if last and last > 0 else ''}: {told}")
 
 
-class ConfigLogged(Callback):
-    """Give every logger the whole config when training starts.
-
-    Args:
-        config: Plain values.
-    """
-
-    def __init__(self, config: dict[str, Any]):
-        self.config = config
-
-    def on_fit_start(self, trainer, pl_module) -> None:
-        """Log the config; Lightning's loggers write it on rank 0 alone."""
-        for logger in trainer.loggers:
-            logger.log_hyperparams(self.config)
-
-
 def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) -> None:
-    """Log the results of the evaluation after training, at the last step; the first rank calls it.
-
-    Args:
-        loggers: Those of the run.
-        metrics: Results by name, for example `test_acc`.
-        folder: Folder of the run.
-    """
+    """Log the results of the evaluation after training, by name, at the last step; the first rank calls it."""
     metrics = {name: value for name, value in metrics.items() if not name.startswith("best_")}  # logged as they came
     if not metrics:
         return

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from .commands import COMMANDS, FLAGS_WITH_VALUE, Command, benches, locate
+from .compose import hidden
 from .errors import Interrupted, UsageError, none_such, one_line, wants_traceback
 from .run_paths import find_benchmarks
 
@@ -52,7 +53,7 @@ _RUN = {
     "partition": ("store", "partition"),
     "plan": ("train", "plan"),
     "report": ("report", "run"),
-    "bench": ("bench", "run"),
+    "bench": ("run_paths", "run_bench"),
     "update": ("update", "run"),
     "verify": ("store", "verify"),
     "inspect": ("inspect", "run"),
@@ -154,9 +155,9 @@ def _pick(words: list[str]) -> Command | None:
         return None
     name, *rest = words
     if name == "completion":
-        from .completion import run
+        from .help import complete
 
-        run(rest)
+        complete(rest)
         return None
     if name not in COMMANDS:
         raise UsageError(none_such(f"no command {name!r}", name, COMMANDS))
@@ -275,7 +276,7 @@ def _run(command: Command) -> None:
     finally:
         sys.argv = before
     if sweep:
-        from .sweep import end_sweep
+        from .report import end_sweep
 
         end_sweep(sweep[0])
     if failures:
@@ -358,16 +359,11 @@ def _stage_lines(command: str, config) -> AbstractContextManager:
 
 def _told(error: Exception) -> str:
     """Return an error as one line, without values of environment variables."""
-    text = one_line(error)
-    if f"{__package__}.environment" in sys.modules:  # else no setting has read one
-        from .environment import hidden
-
-        return hidden(text)
-    return text
+    return hidden(one_line(error))
 
 
 def _note_failure(error: Exception, folder: str) -> None:
     """Leave a line in the folder of a sweep's job that failed."""
-    from .sweep import FAILED
+    from .report import FAILED
 
     (Path(folder) / FAILED).write_text(_told(error) + "\n")

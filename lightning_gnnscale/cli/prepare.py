@@ -29,11 +29,7 @@ def run(config: DictConfig) -> None:
 
 
 def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -> None:
-    """Run `stay` while workers are ready.
-
-    Raises:
-        GNNScaleError: the workers do not start.
-    """
+    """Run `stay` while workers are ready; GNNScaleError: they do not start."""
     ray = cluster.import_ray()
     own = uuid.uuid4().hex[:8]  # several of these commands may serve a cluster
     names = [f"{cluster.PREPARED}{own}-{number}" for number in range(settings.num_workers)]

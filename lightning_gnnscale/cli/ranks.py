@@ -59,11 +59,7 @@ def told_precision(precision: str, matmul_precision: str) -> str:
 
 
 def products_of(config: DictConfig) -> str:
-    """Return the precision of float32 products on GPUs; runs saved before there was a choice have all of float32.
-
-    Raises:
-        UsageError: it is not one of torch's.
-    """
+    """Return the precision of float32 products on GPUs; runs saved before there was a choice have all of float32."""
     value = config.get("matmul_precision", "highest")
     if value not in ("highest", *_PRODUCTS):
         raise UsageError(f"matmul_precision must be one of highest, high, medium, got {short(value)}")
@@ -77,11 +73,7 @@ def set_matmul_precision(value: str, trainer, pl_module=None, stage: str | None 
 
 
 def accelerator(trainer_config: DictConfig) -> str:
-    """Return the Trainer's accelerator; for "auto" with fewer GPUs than processes the CPU, with a message.
-
-    Raises:
-        UsageError: a GPU is asked for, and there is none.
-    """
+    """Return the Trainer's accelerator; for "auto" with fewer GPUs than processes the CPU, with a message."""
     gpus = torch.cuda.device_count()
     wanted, processes = trainer_config.accelerator, trainer_config.devices
     if (wanted == "cuda" or (wanted == "gpu" and not torch.backends.mps.is_available())) and gpus == 0:
@@ -117,8 +109,7 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
     """Return how the strategy starts processes: fork takes half the time of the others, but not with CUDA.
 
     Raises:
-        UsageError: `given` is not among those that work from the command line, or there are other machines, and
-            this one's number is not set.
+        UsageError: `given` does not work from the command line, or other machines are to be started from here.
     """
     if started_from_outside():
         return "popen"

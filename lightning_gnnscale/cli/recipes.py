@@ -12,12 +12,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
-from ..report.run_files import yaml_problem
-from .compose import GROUPS
-from .environment import check_names
+from ..report.run_files import value_at, yaml_problem
+from .compose import GROUPS, check_names
 from .errors import UsageError, none_such
-from .settings import OPTIONS, PACKAGE, described, taker_at, walk
-from .signatures import Taker
+from .settings import OPTIONS, PACKAGE, Taker, described, taker_at, walk
 
 _BENCH = "bench/"
 
@@ -34,17 +32,13 @@ def available_recipes() -> list[str]:
 
 
 def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, list[str]]:
-    """Take `recipe=` out of the words of a command line.
-
-    Args:
-        config_name: the command's primary config, for example "train" or "bench/partition".
-        words: the words of the command line.
+    """Take `recipe=` out of the words of a command line whose primary config is `config_name`.
 
     Returns:
         (folder to add to the search path or None, primary config, the other words).
 
     Raises:
-        UsageError: there is no such recipe (the message lists those that exist), or it belongs to another command.
+        UsageError: there is no such recipe, or it belongs to another command.
     """
     names = [word.partition("=")[2] for word in words if word.startswith("recipe=")]
     others = [word for word in words if not word.startswith("recipe=")]
@@ -79,11 +73,7 @@ def _file_of(name: str) -> Path:
 
 
 def bench_of(path: Path) -> str | None:
-    """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one.
-
-    Raises:
-        UsageError: the file is not YAML, or not a recipe.
-    """
+    """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one."""
     try:
         recipe = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # the parser has no error class of its own
@@ -106,11 +96,6 @@ def for_other_choices(
     Settings of a replaced data set take the values in the new one's file. Of another group's settings, those
     that the new choice does not have are left out.
 
-    Args:
-        config_dir: folder of the recipe; None: there is none.
-        config_name: name of its primary config.
-        words: the words of the command line; they take precedence.
-
     Returns:
         (folder of the recipe, or of a copy without what is left out; words to add; keys that are left out).
     """
@@ -127,7 +112,7 @@ def for_other_choices(
             continue
         changed.append(group)
         path = tuple(group.split("/"))
-        said = _at(recipe, path)
+        said = value_at(recipe, ".".join(path))
         if isinstance(said, dict) and group == "dataset":
             added += _of_its_file(said, node, given)
         elif isinstance(said, dict):
@@ -158,12 +143,6 @@ def _is_base(folder: Path, entry: Any) -> bool:
 def _group_of(key: str) -> str:
     """Return the group of an entry of defaults such as "override /dataset"."""
     return re.sub(r"^override +", "", key).lstrip("/")
-
-
-def _at(node: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
 
 
 def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
@@ -206,7 +185,7 @@ def _copy_without(folder: Path, name: str, keys: list[tuple[str, ...]], nested: 
         one = names.pop()
         content = _read(folder, one)
         for *above, last in keys:
-            holder = _at(content, tuple(above))
+            holder = value_at(content, ".".join(above))
             if isinstance(holder, dict):
                 holder.pop(last, None)
         entries = content.get("defaults") or []
@@ -221,11 +200,7 @@ def _read(config_dir: str | Path, config_name: str) -> Any:
 
 
 def check_no_credentials(config_name: str, config_dir: str | None, words: list[str]) -> None:
-    """Refuse credentials among the words of a command or in its recipe, before Hydra writes them into a run folder.
-
-    Raises:
-        ValueError: one line that names the key, and not its value.
-    """
+    """Refuse credentials among the words of a command or in its recipe, before Hydra writes them down."""
     check_names(dict(word.lstrip("+").partition("=")[::2] for word in words))
     for word in words:
         for url in re.findall(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,'\"\]}]*", word):

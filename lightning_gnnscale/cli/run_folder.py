@@ -34,16 +34,10 @@ REPLACED = ("summary.json", "report.html", "metrics/metrics.csv", "metrics/hpara
 
 
 def keep_earlier_run(folder: Path) -> Path | None:
-    """Move files of an earlier run, which this run would replace, to `earlier/1`, `earlier/2`, ... in the run folder.
+    """Move files of an earlier run, which this run would replace, to `earlier/1`, `earlier/2`, ...; None: no files.
 
     Checkpoints stay where they are: Lightning gives those of the next run other names (its last one is last-v1.ckpt).
     Events of all runs are in one log.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        The folder that the files were moved to; None if there were none.
     """
     found = [folder / name for name in REPLACED if (folder / name).is_file()]
     if not found:
@@ -62,12 +56,8 @@ def keep_earlier_run(folder: Path) -> Path | None:
 def temporary_folder() -> Iterator[None]:
     """Have this process, and those that it starts, keep temporary files in one folder that is removed at the end.
 
-    The next run removes files of killed runs. PyG leaves a module for each layer, torch and Lightning a file or
-    a folder for each start, Ray the logs of a session; none of them is used afterwards. Compiled kernels stay. Sockets
-    of multiprocessing are used as long as the process lives, also by the next jobs of a sweep: they go at its end.
-
-    Raises:
-        OSError: the system's temporary folder cannot be written to.
+    The next run removes files of killed runs. Compiled kernels stay. Sockets of multiprocessing are used as long as
+    the process lives, also by the next jobs of a sweep: they go at its end.
     """
     before, variables = tempfile.tempdir, dict(os.environ)
     system = tempfile.gettempdir()
@@ -100,12 +90,7 @@ def leave_report(folder: Path) -> None:
 
 
 class EarlierBest(Callback):
-    """Keep in every checkpoint which one was the best before the run; Lightning forgets it in another folder.
-
-    Args:
-        path: Path of the best checkpoint so far.
-        score: Its value of the quantity that the run's `ModelCheckpoint` monitors.
-    """
+    """Keep in every checkpoint which one was the best before the run, and its score; Lightning forgets it elsewhere."""
 
     def __init__(self, path: str, score: float):
         self.path, self.score = path, score
@@ -117,12 +102,7 @@ class EarlierBest(Callback):
 def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> EarlierBest | None:
     """Return the best checkpoint that the resumed one knows; None where it knows none, or nothing is resumed.
 
-    Args:
-        resume: path of a checkpoint, or None.
-        checkpoint: the run's `ModelCheckpoint`; what was monitored otherwise does not compare.
-
-    Raises:
-        UsageError: resume is missing, damaged, not a checkpoint of Lightning, or holds more than plain values.
+    What the run's `ModelCheckpoint` monitored otherwise does not compare. UsageError: the file is no checkpoint.
     """
     if resume is None:
         return None
@@ -139,10 +119,6 @@ def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> Earl
 
 def best_checkpoint(checkpoint: ModelCheckpoint | None, earlier: EarlierBest | None) -> tuple[str | None, str]:
     """Return the checkpoint to evaluate, and a note where it is not, or may not be, the run's own best.
-
-    Args:
-        checkpoint: the run's `ModelCheckpoint`, after training; None where there is none.
-        earlier: the best one before the run, see `earlier_best`.
 
     Returns:
         (path, or None for the weights as they are; line, or "").
@@ -184,11 +160,7 @@ def _callback_states(path: str) -> dict[str, Any]:
 def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
     """Return the results of training, read from its metrics file, because started processes do not share their state.
 
-    Args:
-        folder: Folder of the run.
-        checkpoint: The run's `ModelCheckpoint`, or None.
-        resume: Checkpoint that the run resumed from, or None. With a checkpoint, the result says that earlier epochs do
-            not count.
+    With `resume`, a checkpoint, the result says that earlier epochs do not count.
     """
     path = folder / "metrics" / "metrics.csv"
     if not path.is_file():
@@ -212,17 +184,7 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
 
 
 def bring_events(log: Path, begin: int) -> None:
-    """Append to the first rank's log the events of other machines' logs.
-
-    Every rank calls it, at the end of a run.
-
-    Args:
-        log: The log of this rank.
-        begin: Its bytes before the run.
-
-    Raises:
-        GNNScaleError: on every rank, where one cannot write.
-    """
+    """Append the events of other machines' logs, from byte `begin`, to the first rank's log; every rank calls it."""
     for number, first in enumerate(first_in_folder(log.parent, _OTHER_FOLDER)):
         if first != number or number == 0:
             continue
@@ -439,16 +401,8 @@ def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command: str = "train") -> dict:
     """Return the results of a run: what is shown at its end (title, stages, facts), and all figures.
 
-    `metrics` holds the model's metrics by name: `best_val_acc`, `test_acc`, ... Sizes end in `_bytes`.
-
-    Earlier runs in the same folder are not counted: the log marks where the last one begins.
-
-    Args:
-        name: Name of the run.
-        folder: Folder of the run.
-        datamodule, plan: DataModule and plan that the run used.
-        facts: Results of training and testing, {title: number or text}.
-        command: "train", "test" or "predict".
+    `metrics` holds the model's metrics by name: `best_val_acc`, `test_acc`, ... Sizes end in `_bytes`. Earlier runs in
+    the same folder are not counted. facts: results of training and testing, {title: number or text}.
     """
     quality = datamodule.partitioning_facts.get("quality") or {}
     predicted = dict(plan.host_peak_bytes)

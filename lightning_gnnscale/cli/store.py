@@ -1,8 +1,6 @@
 """`gnnscale partition` and `gnnscale verify`: plan, name and write the store of a run, and check it byte by byte."""
 
 import dataclasses
-import json
-import os
 import sys
 import time
 import warnings
@@ -28,7 +26,7 @@ from ..partition_store.partitioner_identity import method_name
 from ..partition_store.store_source import refusal
 from ..planner import Plan
 from ..planner.search import PartRows
-from ..report.terminal import ProgressBars, print_summary, stage_rows
+from ..report.terminal import ProgressBars, print_summary, stage_rows, write_summary
 from ..sampler.neighbor import hop_fanouts
 from .checks import check_settings, planned_devices
 from .errors import UsageError, show_warning
@@ -79,27 +77,17 @@ def partition(config: DictConfig) -> dict:
     }
     print_summary(summary)
     _print_quality(quality)
-    temporary = folder / "run.json.tmp"
-    temporary.write_text(json.dumps({"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, indent=2))
-    os.replace(temporary, folder / "run.json")
+    write_summary(folder, {"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, "run.json")
     leave_report(folder)
     return summary
 
 
 def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
     """Return the source of a data set's store."""
-    return StoreSource(
-        dataset,
-        config.paths.stores,
-        partitioner=instantiate(config.partitioner),
-        planner=instantiate(config.planner),
-        num_parts=config.num_parts,
-        seed=config.seed,
-        overwrite=config.overwrite,
-        pack_halo=config.pack_halo,
-        feature_storage=config.feature_storage,
-        progress=progress,
-    )
+    made = {name: instantiate(config[name]) for name in ("partitioner", "planner")}
+    keys = ("num_parts", "seed", "overwrite", "pack_halo", "feature_storage")
+    given = {key: config[key] for key in keys}
+    return StoreSource(dataset, config.paths.stores, **made, **given, progress=progress)
 
 
 def _batches(config: DictConfig) -> dict:
@@ -134,11 +122,7 @@ def verify(config: DictConfig) -> None:
 
 
 def found_store(config: DictConfig, dataset=None) -> PartitionStore:
-    """Return the store that exists of the data set and the partitioner of a config.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the store that exists of the data set and the partitioner of a config; UsageError: there is none."""
     dataset = instantiate(config.dataset) if dataset is None else dataset
     store = standing_store(config, store_source(config, dataset))
     if store is None:
@@ -189,11 +173,7 @@ class StoredData:
 
 
 def plan_standing(store: PartitionStore, make_plan: Callable[..., Plan]) -> Plan:
-    """Return the plan of training on a store as it is.
-
-    Raises:
-        PlanError: its parts do not fit.
-    """
+    """Return the plan of training on a store as it is; PlanError: its parts do not fit."""
     rows = store.part_rows
     made = make_plan(part_rows=int(rows.max()))
     peaks = {stage: peak for stage, peak in made.host_peak_bytes.items() if not stage.startswith("partition")}
@@ -207,7 +187,6 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     """Plan the parts, name the store's folder after what the store is made from, and make the store.
 
     Args:
-        config: Config with `output` (a folder, or None) and `paths.stores`.
         source: Source of the store; its number of parts and its root are set here.
         make_plan: Returns the plan of the source in its current state; takes `num_parts` and `part_rows`.
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ..events import held_lock
 from ..memory import format_bytes
 from ..partition_store.manifest import MANIFEST, read_manifest
 from ..partition_store.versions import chain_of, drift_of, said_counts
+from ..report.terminal import print_text
 from .errors import UsageError, none_such
 
 _DAY_S = 86_400
@@ -65,11 +66,7 @@ class _Store(NamedTuple):
 
 
 def run(config: DictConfig) -> None:
-    """Run `action`.
-
-    Raises:
-        UsageError: a name that no store has.
-    """
+    """Run `action`."""
     folder = Path(config.paths.stores)
     days = config.unused_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or days < 0):
@@ -131,7 +128,7 @@ def _show_versions(stores: list[_Store]) -> None:
             continue
         share, cut = drift_of(one.manifest), version["cut"]
         grown = "" if share < _GROWN else f" ({cut['first']:.1%} when it was partitioned)"
-        _print(
+        print_text(
             f"{one.root.name}: version {version['number']} of {version['parent']['name']}, "
             f"{_age(now - one.written_s)} old: {said_counts(version['counts'])}; "
             f"{cut['after']:.1%} of the edges between parts{grown}"
@@ -161,11 +158,17 @@ def _counted(stores: list[_Store]) -> str:
     return f"{len(stores)} store" + "s" * (len(stores) != 1)
 
 
+def _table(title: str, headings: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for heading in headings:
+        justify = "left" if heading in ("store", "method") else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading == "store")
+    return table
+
+
 def _show(folder: Path, stores: list[_Store]) -> None:
-    table = Table(title=f"stores in {folder}", title_justify="left", box=SIMPLE)
-    for heading in ("store", "method", "parts", "nodes", "edges", "features", "size", "shared", "last used"):
-        is_text = heading in ("store", "method")
-        table.add_column(heading, justify="left" if is_text else "right", overflow="fold", no_wrap=heading == "store")
+    headings = ("store", "method", "parts", "nodes", "edges", "features", "size", "shared", "last used")
+    table = _table(f"stores in {folder}", headings)
     for one in stores:
         manifest, days = one.manifest or {}, int((time.time() - one.used_s) // _DAY_S)
         counts = [f"{manifest[key]:,}" if manifest else "" for key in ("num_parts", "num_nodes", "num_arcs")]
@@ -179,11 +182,11 @@ def _show(folder: Path, stores: list[_Store]) -> None:
     _show_versions(stores)
     for one in stores:
         if one.why:
-            _print(one.why)
+            print_text(one.why)
     rest = [(path, _size(path)) for path in _leftovers(folder)]
-    _print(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
+    print_text(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
     if rest:
-        _print(
+        print_text(
             f"{len(rest)} leftovers of unfinished runs, {format_bytes(sum(size for _, size in rest))}: the same "
             "command goes on with them, gnnscale stores clean removes them"
         )
@@ -205,10 +208,7 @@ def _show_sizes(folder: Path, stores: list[_Store]) -> None:
     for of in sizes.values():
         totals.update(of)
     kinds = [kind for kind, _ in totals.most_common()]
-    table = Table(title=f"sizes in {folder}", title_justify="left", box=SIMPLE)
-    for heading in ("store", *kinds, "all", "of it shared"):
-        is_store = heading == "store"
-        table.add_column(heading, justify="left" if is_store else "right", overflow="fold", no_wrap=is_store)
+    table = _table(f"sizes in {folder}", ("store", *kinds, "all", "of it shared"))
     for one in stores:
         if one.manifest:
             of = sizes[one.root.name]
@@ -217,7 +217,7 @@ def _show_sizes(folder: Path, stores: list[_Store]) -> None:
             table.add_row(one.root.name, *values, format_bytes(one.own_bytes + one.shared_bytes), shared)
     if stores:
         _print_wide(table)
-    _print(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
+    print_text(f"{_counted(stores)} in {folder}, {format_bytes(_disk_bytes(stores))} on the disk")
 
 
 def _leftovers(folder: Path) -> list[Path]:
@@ -235,7 +235,7 @@ def _clean(folder: Path, stores: list[_Store], dry_run: bool) -> None:
     for one in stores:
         beside = [one.root.with_name(one.root.name + end) for end in _BESIDE]
         freed += _remove([one.root, *beside], one.root, says, dry_run)
-    _print(
+    print_text(
         f"{format_bytes(freed)} {'would be free' if dry_run else 'freed'} in {folder}" if freed else "nothing to clean"
     )
 
@@ -247,14 +247,14 @@ def _remove(paths: list[Path], root: Path, says: str, dry_run: bool) -> int:
     try:
         with held_lock(lock, f"is cleaning {root}", 0), held_lock(f"{root}.prepare.lock", f"is cleaning {root}", 0):
             free = sum(_size(path) for path in paths)
-            _print(f"{says}: {paths[0]} ({format_bytes(free)})")
+            print_text(f"{says}: {paths[0]} ({format_bytes(free)})")
             for path in () if dry_run else paths:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
     except Timeout:
-        _print(f"kept: {paths[0]}, a process is at work on it")
+        print_text(f"kept: {paths[0]}, a process is at work on it")
         return 0
     finally:
         if not there and not root.exists():
@@ -273,7 +273,3 @@ def _print_wide(table: Table) -> None:
     """Print a table, at least as wide as a store's name needs where the output is not a terminal."""
     console = Console()
     Console(width=None if console.is_terminal else max(console.width, 140)).print(table)
-
-
-def _print(text: str) -> None:
-    Console().print(text, soft_wrap=True, highlight=False, markup=False)

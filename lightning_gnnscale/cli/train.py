@@ -1,6 +1,5 @@
 """`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, its sizes beforehand."""
 
-import inspect
 import logging
 import time
 import warnings
@@ -11,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ProgressBar
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE
@@ -24,41 +22,31 @@ from rich.table import Table
 from .. import events
 from ..across_ranks import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
-from ..datamodule.stored_graph import accelerator_of, check_edge_weights, policy_of
-from ..dataset.value_checks import least_value
-from ..graph import GraphSchema
+from ..datamodule.stored_graph import accelerator_of, policy_of
 from ..loader import RankPlace
 from ..memory import format_bytes, process_bytes
-from ..model import Backbone
 from ..partition_store.composition import store_composition
 from ..planner.host_memory import INTERPRETER_BYTES, WORKER_BYTES
 from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from ..traits import (
-    ANY,
-    BackboneTraits,
     CheckpointTraits,
     DataTraits,
-    InputsTraits,
-    ModuleTraits,
     StrategyTraits,
-    arguments_of,
 )
 from .checks import (
     check_dataset,
-    check_hops,
     check_num_parts,
     check_settings,
     check_unused,
     planned_devices,
     takes_sampler,
-    trains_on_links,
 )
+from .compose import hidden, written
 from .elastic import save_within_epochs, take_what_is_there
-from .environment import hidden, written
-from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
-from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
-from .model_inputs import in_channels_of, learned_node_types, make_inputs, model_widths, stored_columns
+from .errors import Interrupted, UsageError, own_settings, show_warning
+from .loggers import EpochLines, log_results, make_loggers
+from .models import check_model, learned_node_types, make_model, model_widths, stored_columns
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -96,15 +84,7 @@ def run(config: DictConfig) -> dict:
 
 
 def train(config: DictConfig, folder: Path) -> dict:
-    """Partition, store, train and evaluate according to the config.
-
-    Args:
-        config: Config composed from `train.yaml`.
-        folder: Folder of the run: config, events, metrics, checkpoints, summary.
-
-    Returns:
-        The summary that is also written to `summary.json`.
-    """
+    """Partition, store, train and evaluate according to the config; return the summary, also in `summary.json`."""
     if config.get("elastic"):
         take_what_is_there(config, folder)
     if config.resume is not None:
@@ -125,10 +105,9 @@ def train(config: DictConfig, folder: Path) -> dict:
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
         loggers, trainer.loggers = trainer.loggers, []  # further passes must not replace the metrics of training
-        found = of_first_rank(
+        best, note, sampled = of_first_rank(
             lambda: (*best_checkpoint(trainer.checkpoint_callback, earlier), sampled_validation(folder))
         )
-        best, note, sampled = found
         facts |= {"evaluated": note} if note and (config.test or config.predict) else {}
         if sampled:
             facts |= run.validate(best, sampled)
@@ -173,15 +152,7 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
 
 @dataclass
 class CommandRun:
-    """A run of train, test or predict: its Trainer and, once it is prepared, what the Trainer takes.
-
-    Attributes:
-        folder: Folder of the run.
-        command: "train", "test" or "predict".
-        log_begin: Bytes of the events' log before the run.
-        trainer: The Trainer.
-        datamodule, model, plan: None until `prepare`.
-    """
+    """A run of "train", "test" or "predict"; datamodule, model and plan are None until `prepare`."""
 
     folder: Path
     command: str
@@ -194,12 +165,7 @@ class CommandRun:
     def prepare(self, config: DictConfig, saved: dict | None = None) -> None:
         """Open the data set or the store, make the store where none exists, and make the model.
 
-        Args:
-            config: Config composed from `train.yaml`.
-            saved: Widths of a checkpoint's model; None: those of the data set.
-
-        Raises:
-            UsageError, PlanError: settings contradict each other, or something does not fit.
+        saved: Widths of a checkpoint's model; None: those of the data set.
         """
         trainer, store = self.trainer, None
         with ProgressBars() as progress, events.stage("load"):
@@ -236,14 +202,14 @@ class CommandRun:
         """Validate on all nodes where training used a sample of them; return the metrics."""
         with events.stage("validate", note="exact, all nodes, the best checkpoint"):
             results = self.trainer.validate(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
-        exact = {f"{key}_exact": float(value) for result in results for key, value in result.items()}
+        exact = {f"{key}_exact": value for key, value in _metrics_of(results).items()}
         return {"validation in training": sampled, **exact}
 
     def test(self, checkpoint: str | None) -> dict:
         """Test a checkpoint, or with None the current model; return the metrics."""
         with events.stage("evaluate", note="exact, full graph"):
             results = self.trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
-        return {key: float(value) for result in results for key, value in result.items()}
+        return _metrics_of(results)
 
     def predict(self, checkpoint: str | None) -> dict:
         """Write the predictions of a checkpoint, or with None of the current model; return the path."""
@@ -256,6 +222,10 @@ class CommandRun:
         """Return the summary of the run, see `run_summary`; every rank calls it."""
         bring_events(self.folder / "events.jsonl", self.log_begin)
         return hidden(run_summary(name, self.folder, self.datamodule, self.plan, facts, self.command))
+
+
+def _metrics_of(results: list) -> dict[str, float]:
+    return {key: float(value) for result in results for key, value in result.items()}
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
@@ -302,13 +272,8 @@ def _quiet() -> None:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # what it ends after a failure
     lightning = logging.getLogger("lightning")
     lightning.propagate = not lightning.handlers  # else the root logger repeats its messages
-    for name in (
-        "profilers",
-        "callbacks.early_stopping",
-        "validation",
-        "predictions",
-        "rows",
-    ):  # they log only what the user turned on
+    # They log only what the user turned on.
+    for name in ("profilers", "callbacks.early_stopping", "validation", "predictions", "rows"):
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
@@ -341,15 +306,20 @@ def make_trainer(config: DictConfig, folder: Path):
     elif config.get("logger"):
         raise UsageError("trainer.logger and logger= both choose loggers: leave one of them out")
     if config.trainer.get("logger") is not False:
-        callbacks.append(ConfigLogged(written(config)))
+        callbacks.append(LambdaCallback(on_fit_start=partial(_log_config, written(config))))
     return instantiate(trainer_config, **objects)
+
+
+def _log_config(config: dict[str, Any], trainer, pl_module) -> None:
+    """Give every logger the whole config when training starts; Lightning's loggers write it on rank 0 alone."""
+    for logger in trainer.loggers:
+        logger.log_hyperparams(config)
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
     """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder.
 
     Args:
-        config: Config composed from `train.yaml`.
         dataset: What a store is made from.
         progress: Called while it is made.
         store: An open store to train on instead, or None.
@@ -376,179 +346,6 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
     return datamodule
 
 
-def make_model(config: DictConfig, datamodule, saved: dict | None = None):
-    """Return the LightningModule, with input and output widths from the store or a checkpoint."""
-    from lightning import seed_everything
-
-    seed_everything(config.seed, verbose=False)
-    data = DataTraits(datamodule)
-    dims, schema = data.feature_dims, data.schema
-    stored = datamodule.num_features if dims is None else dims
-    node_types = learned_node_types(config, schema, stored)
-    inputs = make_inputs(config, datamodule, node_types)
-    in_channels = in_channels_of(stored, InputsTraits(inputs).dim, node_types, schema)
-    outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, in_channels)
-    if trains_on_links(config):
-        options = _relations(config, datamodule.store.schema)
-        options |= _edge_classes(config, datamodule.dataset or StoredData("", datamodule.store), saved)
-        options |= _edge_channels(config, datamodule.num_edge_features)
-        return _build(config, in_channels, outputs, options, inputs)
-    saved, labels = saved or {}, datamodule.store.labels
-    outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
-    several = labels is not None and labels.ndim == 2 and not datamodule.store.regression
-    options = _label_options(config, saved.get("multilabel", several))
-    return _build(config, in_channels, outputs, options, inputs)
-
-
-def _label_options(config: DictConfig, multilabel: bool) -> dict:
-    """Return the module's arguments on the labels, if it takes any."""
-    module = get_object(config.model._target_)
-    return {"multilabel": multilabel} if "multilabel" in inspect.signature(module).parameters else {}
-
-
-def check_model(config: DictConfig, dataset) -> None:
-    """Make a model of the data set's widths and the chosen optimizer, and discard both: settings are checked so.
-
-    Args:
-        config: composed from `train.yaml`.
-        dataset: a `GraphDataset`.
-
-    Raises:
-        ValueError, InstantiationException: settings do not make a model; `one_line` names the key.
-    """
-    inputs, schema, stored = (
-        config.model.get("inputs"),
-        dataset.schema,
-        stored_columns(config, dataset),
-    )
-    node_types = learned_node_types(config, schema, stored)
-    in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, node_types, schema)
-    if inputs and in_channels == 0:
-        return  # only the store knows the inputs' width
-    outputs = _schema(config, schema, in_channels)
-    if config.datamodule.get("stored_edge_features", True):
-        outputs |= _edge_dim(config, dataset.edge_dim)
-    if trains_on_links(config):
-        options = _relations(config, dataset.schema) | _edge_classes(config, dataset)
-        is_read = config.datamodule.get("stored_edge_features", True)
-        options |= _edge_channels(config, dataset.edge_dim if is_read else None)
-        module = _build(config, in_channels, outputs, options)
-    else:
-        outputs |= {"out_channels": dataset.num_classes}
-        module = _build(config, in_channels, outputs, _label_options(config, dataset.multilabel))
-    if dataset.edge_weight is not None and not BackboneTraits(module.backbone).takes_negative_weights:
-        check_edge_weights(module.backbone, least_value(dataset.edge_weight))
-    make_optimizer = ModuleTraits(module).make_optimizer
-    if make_optimizer is not None:
-        try:
-            make_optimizer(module.parameters())
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"model.optimizer: {one_line(error)}") from None
-
-
-def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
-    """Return the module's argument for the number of edge types of links, if there are any."""
-    if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
-        return {}
-    return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
-
-
-def _edge_classes(config: DictConfig, dataset, saved: dict | None = None) -> dict:
-    """Return the argument of an edge module for the classes of edges."""
-    if "edge_channels" not in inspect.signature(get_object(config.model._target_)).parameters:
-        return {}
-    return {"num_classes": (saved or {}).get("num_classes") or dataset.num_edge_classes}
-
-
-def _edge_channels(config: DictConfig, edge_dim: int | None) -> dict:
-    """Return the argument of an edge module for the number of feature columns."""
-    takes = "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
-    return {"edge_channels": edge_dim or 0} if takes else {}
-
-
-def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | dict[str, int]) -> dict:
-    """Return the backbone's argument for node types and edge types, where the graph has several.
-
-    Args:
-        config: composed from `train.yaml`.
-        schema: Node types and edge types of the graph, or None.
-        in_channels: Columns that the model reads, by node type where each has its own.
-
-    Raises:
-        UsageError: no layer of the model reads them, or it reads nothing else and there are none.
-    """
-    backbone = get_object(config.model.backbone._target_)
-    takes = "schema" in inspect.signature(backbone).parameters
-    if schema is None:
-        if takes:
-            raise UsageError(
-                f"model: {backbone.__name__} reads edge types, and the graph has none: say model=graphsage, gcn or gat"
-            )
-        return {}
-    if takes:
-        return {"schema": schema.as_json()}
-    named = arguments_of(backbone)
-    if (schema.num_edge_types > 1 and "edge_type" not in named) or (
-        isinstance(in_channels, dict) and "node_type" not in named
-    ):
-        raise UsageError(
-            f"model: {backbone.__name__} reads no edge types, and the graph has {schema.num_edge_types} between "
-            f"{schema.num_node_types} node types: say model=rgcn, model=rgat or model=hgt"
-        )
-    return {}
-
-
-def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
-    """Return the backbone's argument for the number of edge feature columns, where there are any.
-
-    Raises:
-        UsageError: no layer of the model reads them, or it is a model of this package on the full graph, where those
-            read none; or the settings give that argument, which the run fills in.
-    """
-    backbone, given = get_object(config.model.backbone._target_), config.model.backbone.get("edge_dim")
-    fills_in = "edge_dim" in inspect.signature(backbone).parameters
-    if fills_in and given is not None:
-        raise UsageError(
-            f"model.backbone.edge_dim={given} has no effect, the run fills it in: say dataset=, whose edge features "
-            "tell"
-        )
-    if edge_dim is None:
-        return {}
-    is_own = inspect.isclass(backbone) and issubclass(backbone, Backbone)
-    leave_out = "leave dataset.edge_features out"
-    if is_own and not takes_sampler(config):
-        raise UsageError(
-            f"dataset.edge_features: full-graph training does not read them: say datamodule=partition, or {leave_out}"
-        )
-    if fills_in:
-        return {"edge_dim": edge_dim}
-    if not is_own and "edge_attr" in arguments_of(backbone):
-        return {}
-    relational = "schema" in inspect.signature(backbone).parameters
-    readers = "model=rgat or model=hgt" if relational else "model=gat or model=gine"
-    raise UsageError(
-        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say {readers}, or "
-        f"{leave_out} (of a store: datamodule.stored_edge_features=false)"
-    )
-
-
-def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):
-    """Return the module of the config; `outputs` are further arguments of its backbone, `options` its own."""
-    backbone = instantiate(config.model.backbone, in_channels=in_channels, **outputs)
-    check_hops(config, BackboneTraits(backbone).num_layers)
-    if inputs is not None:
-        options = options | {"inputs": inputs}
-    own = config.copy().model
-    OmegaConf.set_struct(own, False)
-    for name in ("backbone", "inputs"):
-        own.pop(name, None)
-    module = instantiate(own, backbone=backbone, **options)
-    if ModuleTraits(module).backbone_settings is not ANY and not isinstance(backbone, Backbone):
-        settings = written(config.model)["backbone"]
-        module.backbone_settings = {**settings, "in_channels": in_channels, **outputs}
-    return module
-
-
 def _progress_argument(node: DictConfig, progress) -> dict:
     return {"progress": progress} if node._target_.endswith((".generate", ".load_ogb")) else {}
 
@@ -565,8 +362,8 @@ def plan(config: DictConfig) -> None:
         options = {"accelerator": accelerator, "start_method": own_start_method(num_devices, accelerator)}
         data = datamodule.dataset or StoredData(config.store, store)
         options |= model_widths(config, data)
-        if config.strategy.get("weights"):
-            weights = instantiate(config.strategy.weights)
+        weights = instantiate(config.strategy.weights) if config.strategy.get("weights") else None
+        if weights is not None:
             options["mixed_parts"] = datamodule.mixed_parts(weights)
             options["samples_whole"] = datamodule.samples_whole(weights)
         make_plan = partial(datamodule.make_plan, num_devices, **options)
@@ -580,18 +377,17 @@ def plan(config: DictConfig) -> None:
     Console().print(table)
     if "dataset" in config:
         store = store or standing_store(config, datamodule.store_source)
-        _plan_reads(config, made, datamodule, store)
-        _plan_machines(config, data, datamodule, store)
+        if config.store is None and store is not None and takes_sampler(config):
+            datamodule = make_datamodule(config, None, store=store)
+        _plan_reads(config, made, datamodule, store, weights)
+        _plan_machines(config, data, datamodule, store, weights)
 
 
-def _plan_reads(config: DictConfig, made, datamodule, store) -> None:
+def _plan_reads(config: DictConfig, made, datamodule, store, weights) -> None:
     """Print what an epoch reads from a store whose features memory does not hold, and what another GiB would save."""
     memory = made.device_memory_bytes
     if store is None or memory is None or not takes_sampler(config) or not datamodule.stored_features:
         return
-    if config.store is None:
-        datamodule = make_datamodule(config, None, store=store)
-    weights = instantiate(config.strategy.weights) if config.strategy.get("weights") else None
     free = max(memory - (0 if made.device_memory_found else INTERPRETER_BYTES + WORKER_BYTES), 0)
     found = datamodule.predicted_reads(RankPlace(0, made.num_devices), weights, [free, free + (1 << 30)])
     if not found or found[0].how == "mapped":
@@ -604,7 +400,7 @@ def _plan_reads(config: DictConfig, made, datamodule, store) -> None:
     )
 
 
-def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
+def _plan_machines(config: DictConfig, data, datamodule, store, weights) -> None:
     """Print what each machine of a run on several holds, receives and sends."""
     from ..datamodule.machine_plan import Machines  # of use on several machines alone
 
@@ -623,9 +419,6 @@ def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
     if store is None:
         print("machines are counted on a store that exists: make it with `gnnscale partition`, or say store=")
         return
-    if config.store is None:
-        datamodule = make_datamodule(config, None, store=store)
-    weights = instantiate(config.strategy.weights) if config.strategy.get("weights") else None
     with own_settings("machines", config.machines):
         rows = machines.plan(datamodule, weights)
     columns = ("", "role", "parts", "holds", "targets", "rows of\nothers", "receives", "sends", "link")
@@ -633,7 +426,8 @@ def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
     for number, row in enumerate(rows):
         away = "" if row.away_share is None else f"{row.away_share:.1%}"
         sizes = [format_bytes(size) for size in (row.received_bytes, row.sent_bytes)]
-        parts, targets = _short(row.parts), f"{row.num_targets:,}" if row.num_targets else ""
+        parts = ", ".join(map(str, row.parts)) if len(row.parts) <= 4 else f"{len(row.parts)} parts"
+        targets = f"{row.num_targets:,}" if row.num_targets else ""
         table.add_row(
             str(number), row.role, parts, format_bytes(row.held_bytes), targets, away, *sizes, f"{row.link_s:.2f} s"
         )
@@ -643,11 +437,6 @@ def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
         f"busiest link takes {max(row.link_s for row in rows):.2f} s. Counted by {machines.batches} batches of each "
         "machine that trains, without gradients, averaged models, evaluation and what a row cache saves."
     )
-
-
-def _short(parts: tuple[int, ...]) -> str:
-    """Return part ids, or how many they are."""
-    return ", ".join(map(str, parts)) if len(parts) <= 4 else f"{len(parts)} parts"
 
 
 def planned_accelerator(config: DictConfig) -> str:

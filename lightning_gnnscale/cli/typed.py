@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .compose import key_of
 from .errors import UsageError, in_place
-from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
-from .signatures import Taker, taker_of
+from .settings import FILLED_IN, OPTIONS, Taker, described, is_settable, known_taker, not_a_setting, taker_at, taker_of
 
 _KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "dict": dict, "null": type(None)}
 _SAID = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
@@ -45,6 +44,11 @@ _RANGES = {
     "model.lr": ("a number above 0", lambda value: _is_number(value) and value > 0),
     "model.weight_decay": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
 }
+# Benchmarks: they go over every combination of these lists, and of other numbers these may be 0.
+_BENCH_AXES = ("graphs", "models", "methods", "partitioners", "policies", "samplers", "sources", "workloads", "parts")
+_BENCH_AXES += ("seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas")
+_MAY_BE_ZERO = ("sample_ms", "minutes", "seed", "patience", "replicate_share", "requests_ahead", "warm_runs")
+_MAY_BE_ZERO += ("import_repeats",)
 # Of each of the callbacks.
 _RANGES_OF_CALLBACK = {
     "": ("null or settings with a _target_", lambda value: isinstance(value, dict)),
@@ -55,16 +59,13 @@ _RANGES_OF_CALLBACK = {
 def check_config(
     config: DictConfig, primary: str, recipe: tuple[str, str] | None = None, imported: bool = True
 ) -> None:
-    """Refuse unknown keys and values of the wrong type.
+    """Refuse unknown keys and values of the wrong type, by a UsageError with the key, the value and what is allowed.
 
     Args:
         config: What was composed.
         primary: The command's own config, whose keys are those that untargeted nodes may have.
         recipe: Folder and name of the recipe or of the run's config that was composed; None: the command's own.
         imported: Import what the description does not know; False: accept it.
-
-    Raises:
-        UsageError: one line that names the key, the value and what is allowed.
     """
     given, base = OmegaConf.to_container(config, resolve=False), _base(primary, recipe)
     missing = [key for key in base if key not in given]
@@ -101,9 +102,6 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
         base: The same with the choices' own values; None: unknown, any key is allowed where no target refuses it.
         takes: Returns what a target takes, or None.
         path: Key of the node.
-
-    Raises:
-        UsageError: see `check_config`.
     """
     target = node.get("_target_")
     try:
@@ -167,11 +165,13 @@ def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
 
 
 def check_ranges(config: DictConfig) -> None:
-    """Refuse values that are out of range or without effect; nothing is imported, and missing keys pass.
-
-    Raises:
-        UsageError: names the key, the value and what is allowed.
-    """
+    """Refuse values that are out of range or without effect; nothing is imported, and missing keys pass."""
+    for name, value in (config.get("bench") or {}).items():
+        lowest = 0 if name in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and not isinstance(value, bool) and value < lowest:
+            raise UsageError(f"bench.{name} must be at least {lowest}, got {value}")
+        if name in _BENCH_AXES and not isinstance(value, int) and not value:
+            raise UsageError(f"bench.{name} must name at least one, got {value}")
     if "dataset" not in config:  # the sizes that are planned for are given
         return
     for key, instead in FILLED_IN.items():

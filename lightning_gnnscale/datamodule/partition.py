@@ -33,8 +33,7 @@ from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore, StoreMaking, StoreSource
 from ..placement import FeatureBuffer, Placement, PlacementSettings, TypedBuffers
-from ..planner.host_memory import predict_evaluation
-from ..planner.sizes import BatchShape, RunSize
+from ..planner.host_memory import BatchShape, RunSize, predict_evaluation
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.clusters_by import clusters_by
 from ..sampler.minibatch import MiniBatch

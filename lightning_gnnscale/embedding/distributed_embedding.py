@@ -1,7 +1,6 @@
-"""`DistributedEmbedding`: learnable rows by node, pulled and pushed, and saved by each rank under checksums."""
+"""`DistributedEmbedding`: learnable rows by node that hosts own, pulled and pushed, and saved by each rank."""
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,151 +8,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, PartitionStoreError, check_integer, short
+from ..errors import PartitionStoreError, PlacementError, check_count, check_integer, short, wait_for_others
+from ..events import record
+from ..loader import BufferPool
 from ..partition_store import PartitionStore
-from ..partition_store.array_file import ArrayFile, checksum, map_rows
-from ..partition_store.manifest import sync_folder
 from ..partition_store.typed_features import NodeTypesWithRows, said_node_types
+from ..placement.shared_rows import gather_objects
 from ..rng import fold
+from ..sampler.minibatch import RowsByNodeType
+from ..triton_kernels.gather_rows import gather_rows
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
-from .owned_rows import OwnedRows, _as_array
-from .row_exchange import Ownership, Requests, push_rows
-from .shared_table import SharedColumn, SharedTable, default_scale, fill_initial
-
-CHUNK_ROWS = 1 << 16
-
-
-def save_rows(
-    folder: Path, arrays: dict[str, np.ndarray], share: Iterable[tuple[slice, slice]]
-) -> list[dict[str, Any]]:
-    """Write ranges of rows; a file has its name only when all of it is on the disk.
-
-    Args:
-        folder: created if it is missing.
-        arrays: name to (num_rows, width).
-        share: (ids, rows) of each range.
-
-    Returns:
-        One entry a file: name, array, start and stop (ids), crc.
-
-    Raises:
-        CheckpointError: the disk is full, or cannot be written to.
-    """
-    entries, unfinished = [], None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for ids, rows in share:
-            for array, values in arrays.items():
-                stem = f"{array}-{ids.start:012d}-{ids.stop:012d}"
-                unfinished = folder / f"{stem}.{os.getpid()}.part"
-                file = ArrayFile(unfinished, values.dtype, values.shape[1:])
-                for start in range(rows.start, rows.stop, CHUNK_ROWS):
-                    file.append(values[start : min(start + CHUNK_ROWS, rows.stop)])
-                file.close()
-                name = f"{stem}-{file.crc:08x}.npy"
-                os.replace(unfinished, folder / name)
-                entries.append({"name": name, "array": array, "start": ids.start, "stop": ids.stop, "crc": file.crc})
-        sync_folder(folder)
-    except OSError as error:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before is kept; free "
-            "space, or name another folder for checkpoints, and go on from the last one"
-        ) from error
-    return entries
+from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows, push_rows
+from .shared_table import (
+    CHUNK_ROWS,
+    SharedColumn,
+    SharedTable,
+    check_shape,
+    default_scale,
+    fill_initial,
+    load_moved,
+    load_rows,
+    save_rows,
+    table_bytes,
+)
 
 
-def load_rows(
-    folder: Path,
-    saved: list[dict[str, Any]],
-    arrays: dict[str, np.ndarray],
-    share: list[tuple[slice, slice]],
-    shape: tuple[int, int, str],
-) -> None:
-    """Read ranges of rows, whatever ranges they were written in.
-
-    Args:
-        folder: Folder of the files.
-        saved: Entries of all ranks, each with num_nodes (or num_rows), dim, dtype and files.
-        arrays: Maps a name to a (num_rows, width) array, filled in place. "rows" must have been saved; other arrays
-            stay unchanged if they were not.
-        share: (ids, rows) of each range to read.
-        shape: The number, dim and dtype that the rows must have.
-
-    Raises:
-        PartitionStoreError: a file is missing or damaged, ids are missing, or the rows are of another shape.
-    """
-    check_shape(folder, saved, shape)
-    files = [entry for one in saved for entry in one["files"]]
-    for array, values in arrays.items():
-        entries = [entry for entry in files if entry["array"] == array]
-        if not entries and array != "rows":
-            continue
-        for ids, rows in share:
-            _load_range(folder, entries, values, ids, rows)
-
-
-def check_shape(folder: Path, saved: list[dict[str, Any]], shape: tuple[int | None, int, str]) -> None:
-    """Raise PartitionStoreError unless saved rows have a number (None: any), a dim and a dtype."""
-    for one in saved:
-        count = None if shape[0] is None else one.get("num_rows", one["num_nodes"])
-        given = (count, one["dim"], one["dtype"])
-        if given != shape:
-            raise PartitionStoreError(
-                f"{folder}: holds {given[0]} rows of {given[1]} {given[2]}, the embedding has {shape[0]} of {shape[1]} "
-                f"{shape[2]}: make it as it was when it was saved"
-            )
-
-
-def _load_range(folder: Path, entries: list[dict[str, Any]], values: np.ndarray, ids: slice, rows: slice) -> None:
-    found = 0
-    for entry in entries:
-        start, stop = max(ids.start, entry["start"]), min(ids.stop, entry["stop"])
-        if start < stop:
-            stored = _open(folder / entry["name"], entry, values)
-            shift = rows.start - ids.start
-            values[start + shift : stop + shift] = stored[start - entry["start"] : stop - entry["start"]]
-            found += stop - start
-    if found != ids.stop - ids.start:
-        raise PartitionStoreError(
-            f"{folder}: {ids.stop - ids.start - found} of the rows {ids.start} to {ids.stop} were never saved"
-        )
-
-
-def _load_moved(
-    folder: Path, entries: list[dict[str, Any]], values: np.ndarray, rows: slice, places: np.ndarray
-) -> None:
-    """Read a range of rows from where their nodes were; those of place -1 stay as they are.
-
-    Args:
-        folder, entries: As of `_load_range`.
-        values: (num_rows, width) array, filled in place.
-        rows: Of it.
-        places: (num,) saved id of each.
-    """
-    block, found = np.array(values[rows]), places < 0
-    for entry in entries:
-        here = np.flatnonzero((places >= entry["start"]) & (places < entry["stop"]))
-        if len(here):
-            block[here] = _open(folder / entry["name"], entry, values)[places[here] - entry["start"]]
-            found[here] = True
-    if not found.all():
-        raise PartitionStoreError(f"{folder}: row {places[np.argmin(found)]} was never saved")
-    values[rows] = block
-
-
-def _open(path: Path, entry: dict[str, Any], values: np.ndarray) -> np.ndarray:
-    if not path.is_file():
-        raise PartitionStoreError(
-            f"{path}: missing, and the checkpoint needs it; restore it, or take another checkpoint"
-        )
-    if checksum(path) != entry["crc"]:
-        raise PartitionStoreError(f"{path}: damaged (its checksum differs); restore it, or take another checkpoint")
-    return map_rows(path, values.dtype, (entry["stop"] - entry["start"], values.shape[1]))
-
-
-class DistributedEmbedding(OwnedRows):
+class DistributedEmbedding:
     """Learnable node embeddings, a row of dim numbers a node, sharded by part, with a sparse optimizer of their own.
 
     In a heterogeneous graph, `for_store(store, dim, node_types=["author"])` has rows only for nodes of these node
@@ -171,18 +51,19 @@ class DistributedEmbedding(OwnedRows):
 
     Args:
         num_nodes, dim: Number of nodes and length of a row, >= 1.
-        part_offsets: (num_parts + 1,) part offsets of the store; see `OwnedRows`.
+        part_offsets: (num_parts + 1,) part offsets of the store. A part is a range of ids and belongs to the host of
+            the rank that trains it. None: each host owns an equal range.
         optimizer: `SparseAdam`, `SparseSGD`, "adam" or "sgd"; its state lies beside the rows.
         seed: Seed of the initial values.
         scale: Initial values are uniform in [-scale, scale). None: sqrt(3 / dim), which gives rows of length about 1.
         node_keys: (num_nodes,) integers that determine the initial values, for example `store.original_nid`, so that
             they do not depend on the partitioning; None: the ids.
         dtype: "float32" or "float64".
-        hosts: See `OwnedRows`.
+        hosts: Host of each rank; None: found from the machines that the ranks run on.
         node_types: The node types that have rows, which `for_store` finds by their names; None: every node has one.
 
     Attributes:
-        num_rows: Number of rows, of all hosts together.
+        num_rows: Number of rows, of all hosts together; `row_ids` says which is whose.
         nbytes: Memory of this host's rows and of their optimizer's state, bytes.
         received_bytes: Bytes of rows and gradients that have come from other hosts so far.
         store: The store whose nodes have the rows; None where it was made without one.
@@ -222,10 +103,29 @@ class DistributedEmbedding(OwnedRows):
         if node_keys is not None and len(node_keys) != num_nodes:
             raise ValueError(f"node_keys must have {num_nodes} entries, got {len(node_keys)}")
         self.optimizer = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
-        super().__init__(num_nodes, dim, dtype, part_offsets, hosts, node_types)
         check_integer("seed", seed)
+        for name, value in {"num_nodes": num_nodes, "dim": dim}.items():
+            check_count(name, value)
+        self.num_nodes, self.dim, self.dtype = int(num_nodes), int(dim), np.dtype(dtype)
         self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
-        self.loaded, self.store = False, None
+        self.part_offsets = None if part_offsets is None else checked_offsets(part_offsets)
+        if part_offsets is not None and self.part_offsets[-1] != num_nodes:
+            raise ValueError(f"part_offsets must end at num_nodes {num_nodes}, got {self.part_offsets[-1]}")
+        is_known = isinstance(node_types, NodeTypesWithRows) and node_types.num_nodes == num_nodes
+        if node_types is not None and not is_known:
+            raise ValueError(
+                f"node_types must be those of a store of {num_nodes} nodes: use "
+                f"{type(self).__name__}.for_store(store, dim, node_types=[...])"
+            )
+        self.node_types, self.num_rows = node_types, self.num_nodes if node_types is None else node_types.num_rows
+        if hosts is not None and (isinstance(hosts, str) or not isinstance(hosts, Iterable)):
+            raise ValueError(f"hosts must be a list of integers, the host of each rank, got {short(hosts)}")
+        self.hosts_given = None if hosts is None else list(hosts)
+        self._hosts, self._rank_of_part = Hosts.alone(), None
+        self._ownership = self._owners(self._hosts)
+        self._table: SharedTable | None = None
+        self._pool = BufferPool(1 << 30)
+        self.received_bytes, self.loaded, self.store = 0, False, None
         self._traced: list[tuple[np.ndarray, Tensor]] = []
 
     @classmethod
@@ -253,6 +153,147 @@ class DistributedEmbedding(OwnedRows):
     def num_pushes(self) -> int:
         """Pushes to this host's rows so far, each rank's counted."""
         return int(self._table.counter[0]) if self.is_open else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rows are in memory."""
+        return self._table is not None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether one host owns all rows, so that no call waits for another rank."""
+        return self._hosts.num_hosts == 1
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows of this host take altogether; known before they are made."""
+        return table_bytes(self._ownership.num_rows(self._hosts.host), self._columns())
+
+    def open(self) -> "DistributedEmbedding":
+        """Make all rows for this process alone, unless they exist; forked processes then share them."""
+        if self._table is None:
+            self._table = self._create()
+            self._fill(self._share())
+        return self
+
+    def join(self, rank_of_part: Sequence[int] | None = None) -> "DistributedEmbedding":
+        """Share the rows with the other ranks of the run; every rank must call it. Rows that exist are kept.
+
+        Args:
+            rank_of_part: (num_parts,) rank that trains each part, the same on every rank. None: as before, at first
+                cyclically. Rows that hosts have shared already stay where they are.
+
+        Raises:
+            PlacementError: too little memory.
+        """
+        hosts, owned_before = Hosts.join(self.hosts_given, self._hosts), self._ownership
+        settled = self._table is not None and not self.is_local
+        if rank_of_part is not None and self.part_offsets is not None and not settled:
+            self._rank_of_part = tuple(rank_of_part)
+        if len(hosts.host_of_rank) == 1:
+            return self.open()
+        if self._table is not None and not self.is_local and hosts.host_of_rank != self._hosts.host_of_rank:
+            raise PlacementError(f"{self.what}: the hosts of the run have changed: save the rows and load them again")
+        kept = self._table is not None and (hosts.num_hosts == 1 or not self.is_local)
+        before, self._hosts, self._ownership = self._table, hosts, self._owners(hosts)
+        leads = hosts.place[0] == 0
+        if leads and not kept:
+            self._table = self._create()
+        kept, handle = gather_objects((kept, self._table.handle) if leads else None)[hosts.ranks(hosts.host)[0]]
+        if not leads and (before is None or before.token != handle[0]):
+            self._table = SharedTable.attach(handle)
+        if not kept:
+            self._fill(self._share(), None if before is None else (before, owned_before))
+        gather_objects(None)  # all have mapped and filled
+        if before is not None and before is not self._table:
+            before.close()
+        return self
+
+    def close(self) -> None:
+        """Let go of the rows; processes that share them keep them."""
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def pull(self, nodes: np.ndarray | Tensor) -> Tensor:
+        """Return the rows of some nodes; with several hosts a collective.
+
+        Args:
+            nodes: (num,) integers in [0, num_nodes), repeats allowed.
+
+        Returns:
+            (num, dim) tensor on the CPU, of memory that is used again when it is gone.
+
+        Raises:
+            ValueError: a node is out of range, or its node type has no rows.
+            StrategyError: another rank was lost.
+        """
+        ids = self.row_ids(nodes)
+        return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
+
+    def without_features(self, nodes: np.ndarray) -> RowsByNodeType:
+        """Return the features of (num,) int64 nodes: no node type has features, and some have rows."""
+        return RowsByNodeType(
+            torch.from_numpy(self.node_types.nodes.type_of(nodes)), [None] * len(self.node_types.node_types)
+        )
+
+    def row_ids(self, nodes: np.ndarray | Tensor) -> np.ndarray:
+        """Return the (num,) int64 rows of some nodes, in [0, num_rows); raises ValueError as `pull` does."""
+        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        return ids if self.node_types is None else self.node_types.row_ids(ids)
+
+    def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (row ids, rows) of this rank's share of its host's rows; over all ranks each row comes once."""
+        values = self._arrays()["rows"]
+        for ids, rows in self._share():
+            yield ids, values[rows]
+
+    def _read(self, ids: np.ndarray, out: np.ndarray) -> np.ndarray:
+        values = self._arrays()["rows"]
+        if self.is_local:
+            return gather_rows(values, self._ownership.locate(ids)[1] if self._ownership.num_hosts > 1 else ids, out)
+        requests = Requests(ids, self._ownership, self._hosts)
+        self.received_bytes += pull_rows(requests, self._hosts, lambda rows: gather_rows(values, rows), out)
+        return out
+
+    def _create(self) -> SharedTable:
+        num_rows = self._ownership.num_rows(self._hosts.host)
+        record("rows", what=self.what, num_rows=num_rows, bytes=self.nbytes, host=self._hosts.host)
+        return SharedTable.create(num_rows, self._columns(), self.what, self.remedy)
+
+    def _share(self) -> list[tuple[slice, slice]]:
+        """Return (ids, rows) of this rank's share of its host's rows."""
+        return self._ownership.share(self._hosts)
+
+    def _owners(self, hosts: Hosts) -> Ownership:
+        if self.part_offsets is not None:
+            offsets = self.part_offsets if self.node_types is None else self.node_types.part_offsets
+            given = self._rank_of_part
+            known = given is not None and len(hosts.host_of_rank) > max(given)
+            return Ownership.by_rank(offsets, hosts.host_of_rank, given if known else None)
+        number = hosts.num_hosts
+        offsets = [self.num_rows * host // number for host in range(number + 1)]
+        return Ownership(np.array(offsets), range(number), number)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        if self._table is None:
+            raise PlacementError(f"{self.what}: the rows are not in memory: call open(), or join() on every rank")
+        return self._table.arrays
+
+    def __getstate__(self) -> dict:
+        """Send the rows to a process that this one starts as a handle: both map the same rows."""
+        state = self.__dict__ | {"_pool": None, "_hosts": Hosts.alone(), "_table": None}
+        if self._table is not None and not self.is_local:
+            raise PlacementError(f"{self.what}: rows that several hosts own cannot be sent to another process")
+        state["_ownership"] = self._owners(Hosts.alone())
+        state["_ticket"] = None if self._table is None else self._table.handle
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        handle = state.pop("_ticket")
+        self.__dict__.update(state, _pool=BufferPool(1 << 30))
+        if handle is not None:
+            self._table = SharedTable.attach(handle)
 
     def push(self, nodes: np.ndarray | Tensor, gradients: np.ndarray | Tensor) -> None:
         """Step the rows of some nodes; with several hosts a collective.
@@ -319,7 +360,7 @@ class DistributedEmbedding(OwnedRows):
         Returns:
             What this rank wrote, plain containers; the list of those of all ranks is what `load` takes.
         """
-        self._barrier()  # no rank pushes to rows that another is writing
+        wait_for_others()  # no rank pushes to rows that another is writing
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
         facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}
@@ -350,7 +391,7 @@ class DistributedEmbedding(OwnedRows):
             self._load_earlier(Path(folder), saved, places)
         self._table.counter[0] = max(one["pushes"] for one in saved)
         self.loaded = True
-        self._barrier()
+        wait_for_others()
 
     def _places_of(self, saved: list[dict[str, Any]]) -> np.ndarray | None:
         """Return where the nodes of the rows were in the earlier version that was saved; None: where they are now."""
@@ -372,7 +413,7 @@ class DistributedEmbedding(OwnedRows):
                 for start in range(0, ids.stop - ids.start, CHUNK_ROWS):
                     stop = min(start + CHUNK_ROWS, ids.stop - ids.start)
                     block, chunk = (slice(one.start + start, one.start + stop) for one in (ids, rows))
-                    _load_moved(folder, entries, values, chunk, places[block])
+                    load_moved(folder, entries, values, chunk, places[block])
 
     def _check_node_types(self, folder: Path, saved: list[dict[str, Any]]) -> None:
         mine = None if self.node_types is None else self.node_types.names
@@ -403,13 +444,15 @@ class DistributedEmbedding(OwnedRows):
         )
 
     def _columns(self) -> dict[str, SharedColumn]:
-        columns = super()._columns()
+        """Return the arrays of a host; "rows" are those that are pulled."""
+        columns = {"rows": SharedColumn(self.dim, self.dtype.str)}
         if self.optimizer.num_moments:
             columns["moments"] = SharedColumn(self.optimizer.num_moments * self.dim, self.dtype.str)
             columns["counts"] = SharedColumn(1, "<i4")
         return columns
 
     def _fill(self, share: list[tuple[slice, slice]], before: tuple[SharedTable, Ownership] | None = None) -> None:
+        """Fill (ids, rows) of this host; `before`: rows that this process had before they were shared, and whose."""
         if before is not None:
             self._copy(share, *before)
             return
@@ -431,3 +474,7 @@ class DistributedEmbedding(OwnedRows):
             for name, array in self._arrays().items():
                 array[rows] = table.arrays[name][places]
         self._table.counter[0] = table.counter[0]
+
+
+def _as_array(values: np.ndarray | Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -154,15 +154,9 @@ def sum_duplicates(nodes: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray
 
 @kernel
 def find_distinct(nodes, slots, target):
-    """Number the distinct nodes by their first places.
+    """Number the distinct (num,) int64 nodes by their first places, into target, and return how many there are.
 
-    Args:
-        nodes: (num,) int64.
-        slots: zeros, a power of two of them, more than num: the hash table.
-        target: (num,) int64, filled: the number of each node.
-
-    Returns:
-        How many are distinct.
+    slots: zeros, a power of two of them, more than num: the hash table.
     """
     mask, count = np.uint64(len(slots) - 1), 0
     for i in range(len(nodes)):

@@ -15,7 +15,7 @@ from ..placement.shared_rows import gather_objects, machine_id
 class Ownership:
     """Parts given to hosts; a host keeps the rows of its parts one behind the other, in the order of their ids.
 
-    Ids are those of rows, see `OwnedRows.row_ids`; where every node has a row they are those of the nodes.
+    Ids are those of rows, see `DistributedEmbedding.row_ids`; where every node has a row they are those of the nodes.
 
     Args:
         part_offsets: (num_parts + 1,) ascending from 0: part p is the ids [part_offsets[p], part_offsets[p + 1]).
@@ -70,6 +70,19 @@ class Ownership:
             if stop > start:
                 yield part, slice(start, stop), slice(start + int(self._shift[part]), stop + int(self._shift[part]))
 
+    def share(self, hosts: "Hosts") -> list[tuple[slice, slice]]:
+        """Return (ids, rows within the host) of this rank's share of its host's rows."""
+        position, ranks = hosts.place
+        num_rows = self.num_rows(hosts.host)
+        first, last = num_rows * position // ranks, num_rows * (position + 1) // ranks
+        chunks = []
+        for _, ids, rows in self.parts(hosts.host):
+            start, stop = max(rows.start, first), min(rows.stop, last)
+            if start < stop:
+                shift = ids.start - rows.start
+                chunks.append((slice(start + shift, stop + shift), slice(start, stop)))
+        return chunks
+
 
 def checked_offsets(part_offsets: np.ndarray) -> np.ndarray:
     """Return the offsets of parts as int64, or raise ValueError unless they ascend from 0."""
@@ -117,9 +130,6 @@ class Hosts:
         Args:
             hosts: host of each rank, any integers; None: by the machines that the ranks run on.
             before: what an earlier call returned, whose group is used again while it exists.
-
-        Raises:
-            ValueError: as many hosts as ranks must be given.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls.alone()
@@ -206,15 +216,11 @@ def pull_rows(
 
     Args:
         requests: Requests of this rank; may be empty.
-        hosts: The ranks by host.
         read: Maps (num,) rows of this host to their (num, dim) values, of the dtype of `out`.
         out: (num_nodes, dim), filled in place.
 
     Returns:
         Bytes of rows received from other hosts.
-
-    Raises:
-        StrategyError: another rank was lost, or did not enter.
     """
     with clear_error("pulling rows"):
         wanted = _exchange_counts(requests.counts, hosts.group)
@@ -233,19 +239,12 @@ def pull_rows(
 def push_rows(
     requests: Requests, hosts: Hosts, gradients: np.ndarray, apply_here: Callable[[], None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Send gradients to the owners of their rows; all ranks must enter.
+    """Send (num_nodes, dim) gradients of the requests to the owners of their rows; all ranks must enter.
 
-    Args:
-        requests: the rows of this rank's gradients; may be empty.
-        hosts: the ranks.
-        gradients: (num_nodes, dim), one row a node of the requests.
-        apply_here: called while rows travel, to apply those that this host owns.
+    `apply_here` is called while rows travel, to apply those that this host owns.
 
     Returns:
         (num_received,) int64 rows of this host and (num_received, dim) gradients, rank after rank, to be applied here.
-
-    Raises:
-        StrategyError: another rank was lost, or did not enter.
     """
     with clear_error("pushing gradients"):
         coming = _exchange_counts(requests.counts, hosts.group)

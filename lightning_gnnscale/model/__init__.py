@@ -1,22 +1,19 @@
 """Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
 
-from .backbone import Backbone
+from .backbone import Backbone, NoLayers
 from .decoders import ComplEx, DistMult, DotDecoder, LinkDecoder, MLPDecoder, RelationDecoder, TransE
 from .edge_classifier import EdgeClassifier
 from .gat import GAT
 from .gcn import GCN, SGC
 from .gine import GINE
-from .graphsage import GraphSAGE
+from .graphsage import NGNN, GraphSAGE
 from .hetero import Hetero
 from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_predictor import HitsAt, LinkPredictor, MeanReciprocalRank, link_ranks
-from .ngnn import NGNN
-from .no_layers import NoLayers
-from .node_classifier import NodeClassifier
+from .node_classifier import NodeClassifier, NodeRegressor
 from .node_inputs import NodeInputs, TakesInputs
-from .node_regressor import NodeRegressor
 from .relational import RelationalBackbone
 from .rgat import RGAT
 from .rgcn import RGCN

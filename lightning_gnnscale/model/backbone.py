@@ -1,4 +1,4 @@
-"""The base of all backbones: the loop over layers, trimming, and the layer-wise form."""
+"""The base of all backbones: the loop over layers, trimming, and the layer-wise form; and the one without layers."""
 
 import functools
 import linecache
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import check_integer, short
+from ..errors import check_count, check_integer, short
 from .block import Block, edge_counts, make_block, target_counts
-from .dropout import dropout
-from .row_dropout import RowDropout
-from .row_layers import RowEdges, StreamedLayer, edges_from
-from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
+from .dropout import RowDropout, drop, dropout
+from .edge_bins import StreamedLayer
+from .layer_inputs import MOST_CHANNELS, SparseInput, as_input, check_edge_attr, edge_features, is_sparse, num_rows
+from .row_layers import RowEdges, edges_from
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -34,7 +34,6 @@ def _remembering(init: Callable) -> Callable:
     return remembered
 
 
-MOST_CHANNELS = 1 << 31
 MOST_LAYERS = 10_000
 
 
@@ -99,7 +98,7 @@ class Backbone(nn.Module):
             raise ValueError(f"model.activation must be one of {sorted(ACTIVATIONS)}, got {short(activation)}")
         self.in_channels, self.hidden_channels, self.out_channels = in_channels, hidden_channels, out_channels
         self.num_layers, self.dropout, self.input_dropout = num_layers, dropout, input_dropout
-        self.activation = activation
+        self.activation, self.time = activation, None  # a `TimeEncoding` with time_channels
         self.convs = nn.ModuleList(self.make_layer(index) for index in range(num_layers))
         drop_templates(self.modules())
         self.norms = nn.ModuleList(
@@ -126,7 +125,7 @@ class Backbone(nn.Module):
 
     def reset_parameters(self) -> None:
         """Sample all parameters again."""
-        for module in [*self.convs, *self.norms]:
+        for module in [*self.convs, *self.norms, self.time]:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
 
@@ -141,6 +140,9 @@ class Backbone(nn.Module):
         edge_attr: Tensor | None = None,
         self_weight: Tensor | None = None,
         num_sampled_edges: Sequence[int] | None = None,
+        edge_time: Tensor | None = None,
+        seed_time: Tensor | None = None,
+        seed_of: Tensor | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
@@ -154,6 +156,8 @@ class Backbone(nn.Module):
             edge_attr: (num_edges, edge_dim) features of the edges, of any number type; None where edge_dim is.
             self_weight: (num_nodes,) weights of the self-loops that GCN adds, see `Block`; None: from the edges given.
             num_sampled_edges: edges per hop, those into the seeds first; without them a GPU is waited for each layer.
+            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
+                has them; read with time_channels.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
@@ -161,11 +165,22 @@ class Backbone(nn.Module):
         Raises:
             ValueError: edge features that no layer reads, or none where layers do.
         """
-        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
+        edge_attr = self.edge_inputs(edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         x = as_input(x, self.reference)
-        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr, self_weight=self_weight)
-        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
+        columns = {"edge_weight": edge_weight, "degree": degree, "edge_attr": edge_attr, "self_weight": self_weight}
+        counts = edge_counts(num_sampled_nodes, num_sampled_edges)
+        block = make_block(edge_index, num_rows(x), indptr, edges_of=counts, **columns)
         return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
+
+    @property
+    def edge_channels(self) -> int:
+        """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
+        return (self.edge_dim or 0) + (self.time_channels or 0)
+
+    def edge_inputs(self, edge_attr: Tensor | None, target: Tensor, *times: Tensor | None) -> Tensor | None:
+        """Return what layers read of a batch's edges: their features, with the encoding of their times appended."""
+        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
+        return edge_features(self.time, edge_attr, target, *times)
 
     def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:
         """Run all layers over a batch's edges, each for the nodes that later layers read."""
@@ -214,20 +229,13 @@ class Backbone(nn.Module):
             node_ids: (num_sources,) int64, the same number for a node on every process.
             kept: keeps products of the features, for one graph, one dtype and one value of local_only.
             local_only: leave out edges from the halo; degrees are then those of what is left.
-
-        Raises:
-            ValueError: the layers read edge features, which rows of a process do not have.
         """
-        if self.time_channels is not None:
-            raise ValueError(
-                f"{type(self).__name__} with time_channels reads times, which full-graph training does not: train on "
-                "parts with PartitionDataModule, or leave time_channels out"
-            )
-        if self.edge_dim is not None:
-            raise ValueError(
-                f"{type(self).__name__} with edge_dim reads edge features, which full-graph training does not: train "
-                "on parts with PartitionDataModule, or leave edge_dim out"
-            )
+        for name, what in (("time_channels", "times"), ("edge_dim", "edge features")):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} with {name} reads {what}, which full-graph training does not: train on "
+                    f"parts with PartitionDataModule, or leave {name} out"
+                )
         if local_only:
             block = edges_from(replace(block, degree=None, self_weight=None), 0, block.num_targets)
             node_ids = node_ids[: block.num_targets]
@@ -246,11 +254,7 @@ class Backbone(nn.Module):
         return self.prepare(block)
 
     def reverse_weight(self, outer: Block) -> Tensor | None:
-        """Return the (num_edges,) weights of the reverses of the edges from the halo, in an undirected graph.
-
-        Args:
-            outer: prepared edges from the halo, `degree` that of its nodes.
-        """
+        """Return the (num_edges,) weights of the reverses of prepared edges from the halo, in an undirected graph."""
         return None
 
     def layer(self, index: int, x: Any, block: Block) -> Tensor:
@@ -266,13 +270,10 @@ class Backbone(nn.Module):
         return self.apply_layer(index, as_input(x, self.reference), self.prepare(block))
 
     def projected_channels(self, index: int, sparse: bool) -> int | None:
-        """Return the width of `project(index, x)` where it pays to map each node once, before edges are read.
+        """Return the width of `project(index, x)` where it pays to map each node once; None: read the input as it is.
 
         Args:
             sparse: the rows of layer 0 are sparse.
-
-        Returns:
-            The width, or None: read the layer's input as it is.
         """
         width = self.convs[index].projected_channels
         return width if (sparse and index == 0) or width < self.layer_channels(index) else None
@@ -290,10 +291,8 @@ class Backbone(nn.Module):
         """Return the width of the one sum over edges that makes up layer `index`, or None where there is more.
 
         Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes
-        declare it by `sums_once = True` in their own body: a derived one may compute something else.
-
-        Args:
-            projected: the edges read `project(index, x)`.
+        declare it by `sums_once = True` in their own body: a derived one may compute something else. `projected`: the
+        edges read `project(index, x)`.
         """
         if any("sums_once" not in vars(type(module)) for module in (self, self.convs[index])):
             return None
@@ -325,10 +324,6 @@ class Backbone(nn.Module):
 
         Classes declare it by `streams = True` in their own body: a derived one may compute something else. Which form a
         layer has depends on the model alone, so that results do not depend on memory.
-
-        Args:
-            projected: the layer reads `project(index, x)`.
-            sparse: its rows are sparse.
         """
         layer = self.convs[index]
         if any("streams" not in vars(type(module)) for module in (self, layer)):
@@ -352,11 +347,7 @@ class Backbone(nn.Module):
         return self.finish_layer(index, self.convs[index].from_total(as_input(total, self.reference)))
 
     def values_of_edge(self, width: int) -> int:
-        """Return how many values an edge holds while a layer that is not one sum is computed; for memory limits.
-
-        Args:
-            width: columns of what the layer reads of a node.
-        """
+        """Return how many values an edge holds in a layer that is no sum and reads `width` columns; bounds memory."""
         return width if self.edge_dim is None else 3 * width + self.edge_dim  # messages are held
 
     @property
@@ -375,30 +366,15 @@ class Backbone(nn.Module):
         return self.reference.dtype
 
 
-def check_edge_attr(
-    model: str, edge_dim: int | None, given: int | None, without: str = "leave them out with stored_edge_features=False"
-) -> None:
-    """Refuse edge features that a model does not read, and a model that reads missing ones or other widths.
-
-    Args:
-        model: name of the model.
-        edge_dim: columns that it reads; None: it reads none.
-        given: columns that exist; None: no edge features.
-        without: how to do without them.
-
-    Raises:
-        ValueError: names both, and what to do.
-    """
-    if edge_dim == given:
-        return
-    if given is None:
-        raise ValueError(f"{model} reads edge features of {edge_dim} columns, but there are none: give edge_features=")
-    if edge_dim is None:
-        raise ValueError(
-            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with edge types RGAT "
-            f"or HGT), or {without}"
-        )
-    raise ValueError(f"{model} reads edge features of {edge_dim} columns, but they have {given}: say edge_dim={given}")
+def check_heads(heads: int, hidden_channels: int, attention_dropout: float | None = None) -> tuple[int, int]:
+    """Return heads and hidden_channels, or raise ValueError: they do not divide, or a probability is not in [0, 1)."""
+    check_count("model.heads", heads)
+    check_count("model.hidden_channels", hidden_channels)
+    if hidden_channels % heads:
+        raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
+    if attention_dropout is not None and not 0 <= attention_dropout < 1:
+        raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
+    return int(heads), int(hidden_channels)
 
 
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:
@@ -420,3 +396,46 @@ def drop_templates(layers: Iterable[nn.Module]) -> None:
                 linecache.cache[str(path)] = sum(map(len, lines)), None, lines, str(path)  # None: of no file
                 for written in (path, Path(getattr(module, "__cached__", None) or path)):
                     written.unlink(missing_ok=True)
+
+
+class NoLayers(Backbone):
+    """The rows of the nodes themselves, for decoders alone: no edge is read, in training or evaluation.
+
+    Rows are learned where the module has `inputs=DistributedEmbedding(...)`; they may also be stored features.
+
+    Args:
+        in_channels: Width of the rows, and of the embeddings, >= 1.
+
+    Raises:
+        ValueError: in_channels is below 1.
+    """
+
+    accepts_sparse = False
+    num_layers = 0
+
+    def __init__(self, in_channels: int):
+        nn.Module.__init__(self)
+        if in_channels < 1:
+            raise ValueError(f"model.in_channels must be at least 1, got {in_channels}")
+        self.in_channels = self.out_channels = in_channels
+        self.time = None
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        self.empty = nn.Parameter(torch.empty(0), requires_grad=False)  # its device and dtype are the model's
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        edge_type: Tensor | None = None,
+    ) -> Tensor:
+        """Return the (num_nodes, in_channels) rows as they are; edges and what they carry pass no message."""
+        return x
+
+    def layer_channels(self, index: int) -> int:
+        """Return the width of the rows."""
+        return self.in_channels
+
+    def layer(self, index: int, x: Any, block: Any) -> Tensor:
+        """Raise IndexError: there are no layers."""
+        raise IndexError(f"NoLayers has no layer {index}")

@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
 
-from ..errors import StrategyError, short
+from ..errors import StrategyError, check_count, short
 from ..graph import COLUMNS, StepBatches, batch_of, batches_of
-from ..traits import BackboneTraits, arguments_of
-from .backbone import Backbone, check_edge_attr
+from ..traits import BackboneTraits, arguments_of, named_by
+from .backbone import Backbone
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
-from .made_again import check_plain_arguments, make_backbone, target_of
+from .layer_inputs import check_edge_attr, check_times
+from .made_again import check_plain_arguments, make_backbone, target_of, wrong_value
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan, uncompiled
 from .row_trial import try_out
-from .time_encoding import check_times
 
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "num_sampled_edges", "edge_attr")
@@ -65,7 +66,7 @@ class BackboneModule(TakesInputs):
         self.inputs = inputs
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
-        self._accepted = _accepted_arguments(backbone)
+        self._accepted = named_by(uncompiled(backbone), BATCH_ARGUMENTS)  # a compiled one seems to take all
         self._named = frozenset(arguments_of(uncompiled(backbone)))
         # runs a model of PyG's layers over the rows of one process; models of this package do so themselves
         self.row_model = None if BackboneTraits(backbone).forward_rows else RowModel(backbone)
@@ -91,8 +92,7 @@ class BackboneModule(TakesInputs):
         """Return the arguments that a caller of `load_from_checkpoint` need not give: the backbone, from its settings.
 
         Args:
-            saved: The entries of `on_save_checkpoint`.
-            given: Arguments of the caller.
+            saved, given: The entries of `on_save_checkpoint`; arguments of the caller.
 
         Raises:
             CheckpointError: the backbone is of a class that a checkpoint may not name, or an argument is not plain.
@@ -139,7 +139,28 @@ class BackboneModule(TakesInputs):
         raise NotImplementedError
 
     def _reset(self, split: str) -> None:
-        raise NotImplementedError
+        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
+        # where the process group is gloo: a module that goes from one Trainer to another would fail.
+        with torch.inference_mode(False):
+            for metric in (self.losses[split], *self.metrics(split).values()):
+                metric.reset()
+
+    def _make_metrics(self, make: Callable[[], nn.Module]) -> None:
+        """Make `scores`, a metric or several by name for each split, and `losses`."""
+        self.scores = nn.ModuleDict({split: make() for split in ("val", "test")})
+        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+
+    def metrics(self, split: str) -> dict[str, Metric]:
+        """Return the metrics of a split that are logged beside the loss, by the name after `val_`."""
+        found = self.scores[split]
+        return dict(found.items()) if isinstance(found, nn.ModuleDict) else {"acc": found}
+
+    def _log_metrics(self, split: str, size: int) -> None:
+        # Metric objects, not numbers: they add up counts over ranks, so nothing weighs more on one of them.
+        for name, metric in self.metrics(split).items():
+            on_bar = not name.startswith("hits")
+            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=on_bar, batch_size=size)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
 
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
@@ -179,15 +200,7 @@ class BackboneModule(TakesInputs):
         return found
 
     def check_edge_types(self, several: bool, own_features: bool) -> None:
-        """Refuse node types and edge types that the backbone does not read.
-
-        Args:
-            several: Whether the graph has more than one edge type.
-            own_features: Whether each node type has its own features.
-
-        Raises:
-            StrategyError: names what is not read, and the remedy.
-        """
+        """Refuse, as a StrategyError, several edge types or features by node type that the backbone does not read."""
         name = type(self.backbone).__name__
         if several and "edge_type" not in self._accepted:
             raise StrategyError(
@@ -244,14 +257,7 @@ class BackboneModule(TakesInputs):
             return backbone.forward_rows(x, edges)
 
     def try_out_rows(self, batch: Any) -> RowPlan:
-        """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`.
-
-        Args:
-            batch: The `FullGraphBatch` of this process.
-
-        Raises:
-            StrategyError: a layer cannot be computed by blocks of nodes.
-        """
+        """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`."""
         self._check_full_graph()
         return try_out(self.row_model, batch)
 
@@ -300,17 +306,19 @@ class BackboneModule(TakesInputs):
         dtype = next(self.backbone.parameters()).dtype
         return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
-    def _predict_layerwise(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
-        """Return this rank's nodes and what `decide` makes of their outputs, or write them a block at a time.
+    def _predict_nodes(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
+        """Return the seeds of a batch, or a pass's nodes of this rank, and what `decide` makes of their outputs.
+
+        Nodes of a pass are written a block at a time where `write_predictions` takes them.
 
         Args:
-            batch: An `EvaluationShare`.
             decide: (num_rows, channels) outputs -> (num_rows, ...) predictions.
             channels: Width of the outputs.
-
-        Returns:
-            As `predict_step`; no rows where `write_predictions` has taken them.
         """
+        batch = batch_of(batch)
+        if not is_pass(batch):
+            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
+            return {"nodes": nodes, "prediction": decide(self(batch)[: batch.batch_size]).cpu()}
         result = self._infer(batch)
         nothing = {"nodes": result.rows[:0], "prediction": decide(torch.zeros(0, channels))}
         chunks = (
@@ -345,6 +353,21 @@ class BackboneModule(TakesInputs):
         return weight * batch.degree[batch.edge_index[1]]
 
 
+def width_of(name: str, given: int | None, backbone: nn.Module) -> int:
+    """Return the width of a module's outputs: as given, else the backbone's; ValueError where neither is known."""
+    if given is not None:
+        check_count(name, given)
+    width = given or BackboneTraits(backbone).out_channels
+    if width is None:
+        raise ValueError(f"{name} must be given: the backbone has no out_channels to take it from")
+    return int(width)
+
+
+def known_to_numpy(outputs: Tensor) -> Tensor:
+    """Return outputs in a dtype that numpy has: bfloat16 as float32."""
+    return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+
+
 def _described(backbone: nn.Module) -> dict[str, Any] | None:
     """Return the class of a backbone and its arguments; None where one of them is not a plain value."""
     backbone = uncompiled(backbone)
@@ -358,7 +381,7 @@ def _described(backbone: nn.Module) -> dict[str, Any] | None:
     }
     values = [plain(_without_types(value)) for value in arguments.values()]
     described = {"_target_": target_of(type(backbone)), **dict(zip(arguments, values, strict=True))}
-    return described if all(map(_is_plain, values)) else None
+    return None if any(map(wrong_value, arguments, values)) else described
 
 
 def _without_types(value: Any) -> Any:
@@ -372,14 +395,6 @@ def _without_types(value: Any) -> Any:
     return value
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def is_pass(batch: Any) -> bool:
     """Whether an evaluation batch is an `EvaluationShare`."""
     return batch_of(batch).source is not None
@@ -391,12 +406,3 @@ def _needed_arguments(backbone: nn.Module) -> Iterator[str]:
             parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY,
         ):  # fmt: skip
             yield parameter.name
-
-
-def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
-    """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
-    backbone = uncompiled(backbone)  # torch.compile's wrapper seems to take anything
-    parameters = inspect.signature(backbone.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return BATCH_ARGUMENTS
-    return tuple(name for name in BATCH_ARGUMENTS if name in parameters)

@@ -1,10 +1,10 @@
 """The edges that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -123,22 +123,14 @@ class Block:
         indptr = self.indptr[: num_targets + 1]
         known = None if indptr.device.type == "cpu" or self.edges_of is None else self.edges_of.get(num_targets)
         num_edges = int(indptr[-1]) if known is None else known
-        weight = None if self.edge_weight is None else self.edge_weight[:num_edges]
-        row = None if self.row is None else self.row[:num_edges]
-        attr = None if self.edge_attr is None else self.edge_attr[:num_edges]
-        edge_types = None if self.edge_type is None else self.edge_type[:num_edges]
-        indices, order = self.indices[:num_edges], self.by_edge_type
+        columns = {name: column[:num_edges] for name, column in self._columns_of_edges()}
+        order = self.by_edge_type
         order = None if order is None else order[places_of(order < num_edges, num_edges)]
-        return replace(
-            self,
-            indptr=indptr,
-            indices=indices,
-            edge_weight=weight,
-            row=row,
-            edge_attr=attr,
-            edge_type=edge_types,
-            by_edge_type=order,
-        )
+        return replace(self, indptr=indptr, indices=self.indices[:num_edges], by_edge_type=order, **columns)
+
+    def _columns_of_edges(self) -> Iterator[tuple[str, Tensor]]:
+        found = ((name, getattr(self, name)) for name in ("edge_weight", "row", "edge_attr", "edge_type"))
+        return ((name, column) for name, column in found if column is not None)
 
     def target_of_edges(self) -> Tensor:
         """Return (num_edges,) int64: the target of each edge."""
@@ -203,60 +195,30 @@ class Block:
         return before < after
 
 
-def make_block(
-    edge_index: Tensor,
-    num_nodes: int,
-    edge_weight: Tensor | None,
-    degree: Tensor | None,
-    indptr: Tensor | None,
-    edge_attr: Tensor | None = None,
-    edge_type: Tensor | None = None,
-    node_type: Tensor | None = None,
-    self_weight: Tensor | None = None,
-) -> Block:
+def make_block(edge_index: Tensor, num_nodes: int, indptr: Tensor | None, **columns: Any) -> Block:
     """Build the block of a batch from PyG's arguments.
 
     Args:
         edge_index: (2, num_edges) int64, source and target; grouped by target where indptr is given.
         num_nodes: nodes of the batch.
-        edge_weight: (num_edges,) or None.
-        degree: (num_nodes,) or None.
         indptr: (num_targets + 1,) int64 or None: the edges are sorted by target first.
-        edge_attr: (num_edges, edge_dim) or None.
-        edge_type: (num_edges,) int64 or None.
-        node_type: (num_nodes,) int64 or None.
-        self_weight: (num_nodes,) or None.
+        columns: further attributes of the block, in the order of edge_index.
 
     Raises:
         ValueError: a target is not below num_nodes, or indptr has more rows than there are nodes.
     """
+    source, target = edge_index
     if indptr is not None:
         if len(indptr) - 1 > num_nodes:
             raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
-        return Block(
-            indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr, edge_type, node_type,
-            self_weight=self_weight,
-        )  # fmt: skip
-    target, order = torch.sort(edge_index[1], stable=True)
+        return Block(indptr, source, num_nodes, row=target, **columns)
+    target, order = torch.sort(target, stable=True)
     counts = torch.bincount(target, minlength=num_nodes)
     if len(counts) > num_nodes:
         raise ValueError(f"edge_index has targets up to {len(counts) - 1}, x has {num_nodes} rows")
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    weight = None if edge_weight is None else edge_weight[order]
-    attr = None if edge_attr is None else edge_attr[order]
-    edge_types = None if edge_type is None else edge_type[order]
-    return Block(
-        indptr,
-        edge_index[0][order],
-        num_nodes,
-        weight,
-        degree,
-        target,
-        attr,
-        edge_types,
-        node_type,
-        self_weight=self_weight,
-    )
+    block = Block(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), source[order], num_nodes, **columns)
+    sorted_columns = {name: column[order] for name, column in block._columns_of_edges()}
+    return replace(block, **(sorted_columns | {"row": target}))
 
 
 def places_of(chosen: Tensor, count: int | None) -> Tensor:
@@ -302,13 +264,8 @@ def stable_order(numbers: Tensor) -> Tensor:
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:
     """Return how many nodes each layer must compute, so that the last one has its seeds.
 
-    Args:
-        num_sampled_nodes: nodes per hop, seeds first, or None: every layer computes all nodes. Nodes beyond the
-            hops that are listed count as one hop more.
-        num_layers, num_nodes: layers of the model, nodes of the batch.
-
-    Raises:
-        ValueError: the hops hold more than num_nodes.
+    num_sampled_nodes: nodes per hop, seeds first, those beyond the hops as one hop more; None: all nodes in all layers.
+    ValueError: the hops hold more than num_nodes.
     """
     if num_sampled_nodes is None:
         return [num_nodes] * num_layers
@@ -321,12 +278,7 @@ def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_node
 
 
 def edge_counts(num_sampled_nodes: Sequence[int] | None, num_sampled_edges: Sequence[int] | None) -> dict | None:
-    """Return `Block.edges_of` of a batch: the edges into the nodes of its first hops.
-
-    Args:
-        num_sampled_nodes: nodes per hop, seeds first; None where hops are not counted.
-        num_sampled_edges: edges per hop, those into the seeds first; None likewise.
-    """
+    """Return `Block.edges_of` of a batch from nodes and edges per hop, seeds first; None where they are not counted."""
     if num_sampled_nodes is None or num_sampled_edges is None:
         return None
     return dict(zip(accumulate(num_sampled_nodes), accumulate(num_sampled_edges), strict=False))

@@ -4,18 +4,25 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..triton_kernels.aggregate import add_placed_edges
-from .edge_bins import BinnedEdges, BinSizes, EdgeBins, edge_shares, mark_sources, number_sources
-from .layer_plan import BucketPlan
-from .layer_source import RowBlock, Spool, split_block
-from .row_layers import StreamedLayer
-from .sparse_linear import is_sparse
+from .edge_bins import (
+    BinnedEdges,
+    BinSizes,
+    BucketPlan,
+    EdgeBins,
+    StreamedLayer,
+    edge_shares,
+    mark_sources,
+    number_sources,
+)
+from .layer_inputs import is_sparse
+from .layer_source import RowBlock, Spool, join_blocks, split_block
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
 READ_BYTES = 1 << 20  # of values that are read and mapped at once
@@ -31,18 +38,10 @@ def bin_sizes(streamed: StreamedLayer, num_nodes: int, num_types: int) -> BinSiz
     return BinSizes(shift, -(-num_nodes // (1 << shift)), num_types if streamed.by_type else 1)
 
 
-class _Loaded(NamedTuple):
-    """The sources of a chunk as they are added: for each part the edges, the positions of sources, and their values.
-
-    Attributes:
-        parts: edges, (chunk_nodes,) int32 positions, (num, channels) values.
-        slots: the rows that lie in the chunk themselves, a slice or (num_own,) numbers.
-        own: (num_own, ...) what is added to their sums, or kept beside them; None: nothing.
-    """
-
-    parts: list[tuple[BinnedEdges, np.ndarray, Tensor]]
-    slots: slice | np.ndarray
-    own: Tensor | None
+# The sources of a chunk as they are added: for each part its edges, (chunk_nodes,) int32 positions of sources, and
+# their (num, channels) values; then the rows that lie in the chunk themselves, and the (num_own, ...) values that are
+# added to their sums, or kept beside them, or None.
+_Loaded = tuple[list[tuple[BinnedEdges, np.ndarray, Tensor]], slice | np.ndarray, Tensor | None]
 
 
 @dataclass
@@ -77,12 +76,7 @@ class Broadcast:
     _weighted: bool = False
 
     def run(self, blocks: Iterator[RowBlock], spool: Spool | None) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield (nodes, outputs) of the rows of some blocks.
-
-        Args:
-            blocks: the rows.
-            spool: the file of a bucket's edges; None: they stay in memory.
-        """
+        """Yield (nodes, outputs) of the rows of blocks; a bucket's edges lie in the spool, or with None in memory."""
         self.spool = spool
         shape = (self.plan.most_rows, self.streamed.channels)
         sums = torch.empty(shape, dtype=self.reader.dtype)  # unused pages take no memory
@@ -131,7 +125,7 @@ class Broadcast:
                     break
                 found.append(block)
                 count += len(block.indices) + len(block.rows)
-            return _join(found) if found else None
+            return join_blocks(found) if found[1:] else next(iter(found), None)
 
         chunks = (chunk for block in blocks for chunk in split_block(block, limit))
         coming = pool.submit(read)
@@ -173,19 +167,18 @@ class Broadcast:
             slots = slots if order is None else order[slots]
             coming.append(pool.submit(self._load, int(starts[chunk]), edges, slots))
             if len(coming) > AHEAD:
-                self._take(coming.popleft().result(), sums, kept)
+                self._take(sums, kept, *coming.popleft().result())
         while coming:
-            self._take(coming.popleft().result(), sums, kept)
+            self._take(sums, kept, *coming.popleft().result())
 
-    def _take(self, loaded: _Loaded, sums: Tensor, kept: Tensor | None) -> None:
+    def _take(self, sums: Tensor, kept: Tensor | None, parts: list, slots: slice | np.ndarray, own: Any) -> None:
         """Add a chunk to the sums: its edges, then what its rows add of themselves."""
-        for edges, position, values in loaded.parts:
+        for edges, position, values in parts:
             add_placed_edges(sums, values, edges.slots, edges.local, position, self._factor, edges.weight)
-        if loaded.own is not None:
-            if kept is None:
-                sums[loaded.slots] += loaded.own
-            else:
-                kept[loaded.slots] = loaded.own
+        if own is not None and kept is None:
+            sums[slots] += own
+        elif own is not None:
+            kept[slots] = own
 
     @torch.no_grad()
     def _load(self, first_node: int, edges: list[BinnedEdges], slots: slice | np.ndarray) -> _Loaded:
@@ -213,7 +206,7 @@ class Broadcast:
                 self._own_values(x, places - start, own_local[chosen] + first_node, own[chosen])
         if self.reader.backbone.symmetric_sums:
             own = self._symmetric_own(values[torch.from_numpy(position[own_local].astype(np.int64))], slots)
-        return _Loaded([(edges[0], position, values)], slots, own)
+        return [(edges[0], position, values)], slots, own
 
     @property
     def _takes_own(self) -> bool:
@@ -273,7 +266,7 @@ class Broadcast:
         chosen = x[torch.from_numpy(position[own_local].astype(np.int64))]
         types = self.reader.node_types(own_local + first_node)
         in_steps(lambda some, of=None: backbone.map_own(self.index, some, of), chosen, own, types)
-        return _Loaded(parts, slots, own)
+        return parts, slots, own
 
     def _finish(self, sums: Tensor, kept: Tensor | None) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of the bucket whose sums are complete."""
@@ -327,19 +320,6 @@ def _rows_between(block: RowBlock, start: int, stop: int) -> RowBlock:
     first, last = int(block.indptr[start]), int(block.indptr[stop])
     edges = [None if column is None else column[first:last] for column in block[2:]]
     return RowBlock(block.rows[start:stop], block.indptr[start : stop + 1] - first, *edges)
-
-
-def _join(blocks: list[RowBlock]) -> RowBlock:
-    """Return the rows of several blocks as one, without features of edges."""
-    if len(blocks) == 1:
-        return blocks[0]
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.indptr) for block in blocks)])
-    columns = {
-        name: None if getattr(blocks[0], name) is None else np.concatenate([getattr(block, name) for block in blocks])
-        for name in ("indices", "edge_weight", "edge_type")
-    }
-    rows = np.concatenate([np.asarray(block.rows, np.int64) for block in blocks])
-    return RowBlock(rows, np.cumsum(counts), **columns)
 
 
 def _joined(factors: list[np.ndarray | None]) -> np.ndarray | None:

@@ -22,8 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..across_ranks import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError, short
-from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters, is_of_package
-from .made_again import NoLargerThan
+from .made_again import MODEL_KEY, ROWS_KEY, NoLargerThan, check_entries, check_hyper_parameters, is_of_package
 
 _UNFINISHED = "gnnscale.tmp"  # suffix of an unfinished file
 _ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive
@@ -38,10 +37,10 @@ PathLike = str | os.PathLike
 class CheckpointFiles(TorchCheckpointIO):
     """Checkpoints as files that are always whole, whatever ends the process or fills the disk.
 
-    A file is written under a temporary name in the same folder, brought to the disk, and renamed; leftovers of
-    killed processes are removed by the next process that saves into the folder. Loading reads the file once more than
-    Lightning does, to check every member of the archive against its checksum, and takes weights and plain values
-    alone. Paths on other file systems (`s3://...`) are read and written as by Lightning, weights alone too.
+    A file is written under a temporary name in the same folder, brought to the disk, and renamed; leftovers of killed
+    processes are removed by the next one that saves there. Loading checks every member of the archive against its
+    checksum, one read more than Lightning's, and takes weights and plain values alone. Paths on other file systems
+    (`s3://...`) are read and written as by Lightning, weights alone too.
     """
 
     def __init__(self) -> None:
@@ -160,12 +159,7 @@ def local_path(path: PathLike) -> Path | None:
 
 
 def read_checkpoint(path: PathLike, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """Read what a local checkpoint holds: weights and plain values.
-
-    Args:
-        path: the file.
-        map_location: where tensors go, as for `torch.load`.
-        mmap: leave tensors in the file until they are read.
+    """Read weights and plain values of a local checkpoint; mmap leaves tensors in the file until they are read.
 
     Raises:
         CheckpointError: the file is missing, not a checkpoint, damaged, or holds more than plain values.
@@ -177,10 +171,7 @@ def read_checkpoint(path: PathLike, map_location: Any = "cpu", mmap: bool = Fals
 
 
 def saved_model(path: PathLike) -> dict[str, Any]:
-    """Return a checkpoint's entries on its model.
-
-    Returns:
-        "out_channels": the width of its outputs, None where it is not known; the module's hyperparameters by name.
+    """Return a checkpoint's "out_channels", the width of its outputs or None, and its module's hyperparameters by name.
 
     Raises:
         CheckpointError: as of `read_checkpoint`, or the file is not a checkpoint of Lightning.
@@ -199,11 +190,7 @@ def _read(path: PathLike, file: IO, map_location: Any, mmap: bool) -> Any:
 
 
 def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:
-    """Return a checkpoint, or refuse a file that holds something else.
-
-    Raises:
-        CheckpointError: the file holds something other than Lightning's checkpoints.
-    """
+    """Return a checkpoint of Lightning, or refuse a file that holds something else by a CheckpointError."""
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} is no checkpoint of Lightning{_others(Path(path))}")
     check_entries(checkpoint, path)
@@ -212,11 +199,7 @@ def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:
 
 @contextmanager
 def checked_file(path: PathLike) -> Iterator[IO]:
-    """Open a checkpoint whose checksums match; one line says why it does not load.
-
-    Raises:
-        CheckpointError: see `read_checkpoint`.
-    """
+    """Open a checkpoint whose checksums match; a CheckpointError of one line says why it does not load."""
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder, not a checkpoint{_others(path)}")
@@ -232,11 +215,7 @@ def checked_file(path: PathLike) -> Iterator[IO]:
 
 @contextmanager
 def of_this_model(path: PathLike, module: type) -> Iterator[None]:
-    """Raise one line where weights do not fit a module.
-
-    Raises:
-        CheckpointError: names the first weight that does not fit.
-    """
+    """Raise a CheckpointError that names the first weight where weights do not fit a module."""
     try:
         yield
     except RuntimeError as error:
@@ -281,13 +260,7 @@ def on_this_machine(path: PathLike) -> Iterator[PathLike]:
     """Yield where this rank reads a checkpoint: its path or, where the file lies on other machines, a copy for a while.
 
     Every rank enters it. All read the file of the first rank that has one: a file of that name elsewhere may be
-    another run's.
-
-    Args:
-        path: the file as the run names it, on every machine.
-
-    Raises:
-        GNNScaleError: on every rank, where one cannot write its copy.
+    another run's. GNNScaleError, on every rank: one cannot write its copy.
     """
     local = local_path(path)
     found = [None] if local is None or world_size() == 1 else gather_from_ranks(_mark(local))
@@ -322,9 +295,6 @@ def bring_rows(folder: PathLike, needed: Sequence[str]) -> None:
     Args:
         folder: where this rank expects them.
         needed: names of the files that this rank reads; those that no machine has stay missing.
-
-    Raises:
-        GNNScaleError: on every rank, where one cannot write them.
     """
     folder = Path(folder)
     missing = [name for name in needed if os.path.basename(name) == name and not (folder / name).is_file()]

@@ -32,12 +32,11 @@ class LinkDecoder(nn.Module):
         """Return the (num_ends, num_candidates) scores of each end with each candidate.
 
         Args:
-            ends: (num_ends, channels) known ends.
-            candidates: (num_candidates, channels).
+            ends, candidates: (num_ends, channels) known ends, (num_candidates, channels).
             relation: (num_ends,) int64, or None without edge types.
             reverse: Whether the known ends are the tails, and candidates heads.
         """
-        return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
+        return pair_scores(self, *_sides(ends[:, None], candidates[None], reverse), column(relation), reverse)
 
 
 class DotDecoder(LinkDecoder):
@@ -46,13 +45,11 @@ class DotDecoder(LinkDecoder):
     pairwise = False
 
     def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
         return (source * other).sum(dim=-1)
 
     def against(
         self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
     ) -> Tensor:
-        """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         return ends @ candidates.T
 
 
@@ -68,7 +65,6 @@ class MLPDecoder(LinkDecoder):
         self.hidden, self.out = nn.Linear(channels, channels), nn.Linear(channels, 1)
 
     def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
         return self.out(self.hidden(source * other).relu()).squeeze(-1)
 
 
@@ -116,7 +112,6 @@ class RelationDecoder(LinkDecoder):
     def against(
         self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
     ) -> Tensor:
-        """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         find = self.query_head if reverse and not self.inverse else self.query
         return self.match_all(find(ends, self._embedded(relation, reverse)), candidates)
 
@@ -167,11 +162,9 @@ class DistMult(RelationDecoder):
     """
 
     def query(self, head: Tensor, relation: Tensor) -> Tensor:
-        """Return the elementwise product."""
         return head * relation
 
     def query_head(self, tail: Tensor, relation: Tensor) -> Tensor:
-        """Return the elementwise product."""
         return tail * relation
 
 
@@ -256,10 +249,9 @@ DECODERS = {"dot": DotDecoder, "mlp": MLPDecoder, "distmult": DistMult, "complex
 
 
 def make_decoder(name: str, channels: int, num_relations: int | None = None, **options: Any) -> LinkDecoder:
-    """Return a decoder by its name.
+    """Return a decoder by its name, one of `DECODERS`.
 
     Args:
-        name: One of `DECODERS`.
         channels: Width of the embeddings.
         num_relations: Number of edge types, for those that read them; None: not known.
         options: Further arguments of the decoder.
@@ -291,11 +283,9 @@ def reads_edge_types(decoder: Any) -> bool:
 def pair_scores(
     decoder: Any, source: Tensor, other: Tensor, relation: Tensor | None = None, reverse: bool = False
 ) -> Tensor:
-    """Return a decoder's scores of ends that broadcast, with their relations where it reads them.
+    """Return the scores of ends that broadcast, with their relations where the decoder reads them.
 
-    Args:
-        decoder: A `LinkDecoder`, or any module or function of (source, other) or (source, other, relation).
-        source, other, relation, reverse: See `RelationDecoder.forward`.
+    The decoder: a `LinkDecoder`, or any module or function of (source, other) or (source, other, relation).
     """
     if not reads_edge_types(decoder):
         return decoder(source, other)
@@ -310,12 +300,13 @@ def scores_against(
     """Return the (num_ends, num_candidates) scores of any decoder; arguments as `LinkDecoder.against` has them."""
     if DecoderTraits(decoder).against is not None:
         return decoder.against(ends, candidates, relation, reverse)
-    return pair_scores(decoder, *_sides(ends[:, None], candidates[None], reverse), _column(relation), reverse)
+    return pair_scores(decoder, *_sides(ends[:, None], candidates[None], reverse), column(relation), reverse)
 
 
 def _sides(ends: Tensor, candidates: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     return (candidates, ends) if reverse else (ends, candidates)
 
 
-def _column(relation: Tensor | None) -> Tensor | None:
+def column(relation: Tensor | None) -> Tensor | None:
+    """Return (num,) relations as a column, which goes with ends and their candidates."""
     return None if relation is None else relation[:, None]

@@ -7,13 +7,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ..errors import StrategyError, check_count, check_integer
 from ..graph import batch_of
-from ..traits import BackboneTraits
-from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .backbone_module import (
+    CHUNK_BYTES,
+    MAKE_OPTIMIZER,
+    MAKE_SCHEDULER,
+    BackboneModule,
+    is_pass,
+    known_to_numpy,
+    width_of,
+)
 from .node_classifier import UNKNOWN
 from .node_inputs import NodeInputs
 
@@ -65,19 +72,15 @@ class EdgeClassifier(BackboneModule):
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         check_integer("num_classes", num_classes, 2)
         check_integer("edge_channels", edge_channels)
-        for name, value in (("embedding_channels", embedding_channels), ("hidden_channels", hidden_channels)):
-            if value is not None:
-                check_count(name, value)
-        channels = embedding_channels or BackboneTraits(backbone).out_channels
-        if channels is None:
-            raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
+        if hidden_channels is not None:
+            check_count("hidden_channels", hidden_channels)
+        channels = width_of("embedding_channels", embedding_channels, backbone)
         num_classes, edge_channels = int(num_classes), int(edge_channels)
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "inputs"])
         self.num_edge_classes, self.edge_channels, self.predict_logits = num_classes, edge_channels, predict_logits
-        hidden = hidden_channels or int(channels)
-        self.hidden, self.out = nn.Linear(2 * int(channels) + edge_channels, hidden), nn.Linear(hidden, num_classes)
-        self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
-        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+        hidden = hidden_channels or channels
+        self.hidden, self.out = nn.Linear(2 * channels + edge_channels, hidden), nn.Linear(hidden, num_classes)
+        self._make_metrics(self._score)
 
     def classify(self, batch: Any) -> Tensor:
         """Return the (num_pairs, num_classes) outputs of a batch's edges.
@@ -136,7 +139,7 @@ class EdgeClassifier(BackboneModule):
     def decide(self, outputs: Tensor) -> Tensor:
         """Return what is predicted from (num_pairs, num_classes) outputs."""
         if self.predict_logits:
-            return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
+            return known_to_numpy(outputs)
         return outputs.argmax(dim=-1)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
@@ -147,8 +150,7 @@ class EdgeClassifier(BackboneModule):
             outputs, labels = self.classify(batch).detach(), self._labels(batch)
             self._update(split, outputs, labels)
             size = max(1, len(labels))
-        self.log(f"{split}_acc", self.scores[split], on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
-        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+        self._log_metrics(split, size)
         return outputs
 
     def _evaluate_exactly(self, batch: Any, links: Any, split: str) -> int:
@@ -189,12 +191,6 @@ class EdgeClassifier(BackboneModule):
     def _losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of losses, and over how many edges."""
         return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="sum"), (labels != UNKNOWN).sum()
-
-    def _reset(self, split: str) -> None:
-        # As in NodeModule: counts reset in inference mode cannot be added to outside of it.
-        with torch.inference_mode(False):
-            self.scores[split].reset()
-            self.losses[split].reset()
 
     def _num_losses(self, batch: Any) -> int:
         return _pairs(batch).shape[1]

@@ -1,25 +1,21 @@
 """GAT over CSC rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv
 
-from ..errors import check_count, check_integer
+from ..keywords import passes_on
 from ..triton_kernels.edge_attention import edge_attention
-from .backbone import MOST_CHANNELS, Backbone, check_edge_attr
-from .block import Block, edge_counts, make_block, with_self_loops
-from .dropout import dropout
-from .row_dropout import RowDropout
-from .row_exchange import SentRows
-from .row_layers import RowEdges, RowLayer
-from .sparse_linear import SparseInput, as_input, drop, linear, num_rows
-from .time_encoding import TimeEncoding, edge_features
+from .backbone import Backbone, check_heads
+from .block import Block, with_self_loops
+from .dropout import RowDropout, dropout
+from .layer_inputs import SparseInput, TimeEncoding, check_edge_inputs, linear
+from .row_layers import RowEdges, RowLayer, SentRows
 
 
 class GATLayer(GATConv, RowLayer):
@@ -102,81 +98,33 @@ class GAT(Backbone):
 
     takes_negative_weights = False
 
+    @passes_on(Backbone, activation="elu")
     def __init__(
         self,
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "elu",
+        *,
         heads: int = 4,
         attention_dropout: float | None = None,
         edge_dim: int | None = None,
         time_channels: int | None = None,
+        **options,
     ):
-        check_count("model.heads", heads)
-        check_count("model.hidden_channels", hidden_channels)
-        heads, hidden_channels = int(heads), int(hidden_channels)
-        if hidden_channels % heads:
-            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
-        for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
-            if value is not None:
-                check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
-        self.heads, self.edge_dim, self.time_channels = heads, edge_dim, time_channels
-        self.attention_dropout = dropout if attention_dropout is None else attention_dropout
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation
-        )
+        self.heads, hidden_channels = check_heads(heads, hidden_channels, attention_dropout)
+        check_edge_inputs(edge_dim, time_channels)
+        self.attention_dropout, self.edge_dim, self.time_channels = attention_dropout, edge_dim, time_channels
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
         self.time = None if time_channels is None else TimeEncoding(time_channels)
-
-    def forward(
-        self,
-        x: Any,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        degree: Tensor | None = None,
-        indptr: Tensor | None = None,
-        num_sampled_nodes: Sequence[int] | None = None,
-        edge_attr: Tensor | None = None,
-        edge_time: Tensor | None = None,
-        seed_time: Tensor | None = None,
-        seed_of: Tensor | None = None,
-        num_sampled_edges: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Run all layers over a batch, see `Backbone.forward`.
-
-        Args:
-            x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr, num_sampled_edges: as there.
-            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
-                has them; read with time_channels.
-        """
-        if self.time is None:
-            return super().forward(
-                x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr, None, num_sampled_edges
-            )
-        check_edge_attr("GAT", self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
-        x = as_input(x, self.reference)
-        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
-        block = replace(block, edges_of=edge_counts(num_sampled_nodes, num_sampled_edges))
-        return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self.time is not None:
-            self.time.reset_parameters()
 
     def make_layer(self, index: int) -> GATLayer:
         last = index == self.num_layers - 1
         width = self.out_channels if last else self.hidden_channels // self.heads
-        options = {"heads": self.heads, "concat": not last, "dropout": self.attention_dropout}
-        columns = (self.edge_dim or 0) + (self.time_channels or 0)
-        return GATLayer(self.layer_channels(index), width, edge_dim=columns or None, **options)
+        options = {"heads": self.heads, "concat": not last, "dropout": self.dropout}
+        if self.attention_dropout is not None:
+            options["dropout"] = self.attention_dropout
+        return GATLayer(self.layer_channels(index), width, edge_dim=self.edge_channels or None, **options)
 
     def prepare(self, block: Block) -> Block:
         if block.edge_attr is not None:

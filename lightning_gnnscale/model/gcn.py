@@ -6,9 +6,10 @@ from torch_geometric.nn import GCNConv, SGConv
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, drop_templates, maps_first
 from .block import Block, inverse_root, normalized
-from .row_dropout import RowDropout
-from .row_layers import Propagation, RowEdges, StreamedLayer, SummingLayer, sum_rows
-from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
+from .dropout import RowDropout
+from .edge_bins import StreamedLayer
+from .layer_inputs import SparseInput, as_input, dense_rows, is_sparse, linear
+from .row_layers import Propagation, RowEdges, SummingLayer, sum_rows
 
 
 class GCNLayer(GCNConv, SummingLayer):

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINEConv
 
 from ..errors import is_integer, short
+from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate, take_rows
 from .backbone import Backbone
 from .block import Block
+from .layer_inputs import SparseInput, dense_rows
 from .row_layers import RowLayer
-from .sparse_linear import SparseInput, dense_rows
 
 
 class GINELayer(GINEConv, RowLayer):
@@ -47,17 +48,16 @@ class GINE(Backbone):
 
     needs_degree = True
 
+    @passes_on(Backbone)
     def __init__(
         self,
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "relu",
+        *,
         edge_dim: int | None = None,
+        **options,
     ):
         if not is_integer(edge_dim) or edge_dim < 1:
             raise ValueError(
@@ -65,9 +65,7 @@ class GINE(Backbone):
                 "reads them, so give edge_features= with the graph, or take another model"
             )
         self.edge_dim = edge_dim
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation
-        )
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
 
     def make_layer(self, index: int) -> GINELayer:
         maps = nn.Sequential(

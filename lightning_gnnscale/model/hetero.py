@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from ..graph import GraphSchema, TypeCounts
 from ..traits import BackboneTraits
 from .block import stable_order
-from .relational import places_of_node_types, read_schema, type_channels
-from .sparse_linear import as_input, dense_rows, is_by_node_type
+from .layer_inputs import as_input, dense_rows, is_by_node_type
+from .relational import check_columns, places_of_node_types, read_schema, type_channels
 
 
 class Hetero(nn.Module):
@@ -158,11 +158,7 @@ class Hetero(nn.Module):
         reference = next(parameter for parameter in self.parameters() if not is_lazy(parameter))
         table = None if table is None else dense_rows(as_input(table, reference))
         given = 0 if table is None else table.shape[1]
-        if given != self.type_channels[node_type]:
-            raise ValueError(
-                f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, Hetero takes "
-                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector replaces them)"
-            )
+        check_columns("Hetero", self.schema.node_types[node_type], given, self.type_channels[node_type])
         if table is not None:
             return table
         return self.type_vectors[self.type_channels[:node_type].count(0)].expand(len(chosen), -1)

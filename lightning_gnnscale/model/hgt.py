@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, ones
 
-from ..errors import check_count
-from ..graph import GraphSchema
+from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate, edge_dot, edge_softmax
+from .backbone import check_heads
 from .block import Block
 from .relational import RelationalBackbone, TypedLinear, map_groups
 from .row_layers import RowLayer
@@ -102,31 +101,19 @@ class HGT(RelationalBackbone):
         node without in-edges keeps its own value through the gate; times are encoded as TGAT does, into the score.
     """
 
+    @passes_on(RelationalBackbone)
     def __init__(
         self,
         in_channels: int | Mapping[str, int],
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "relu",
-        schema: GraphSchema | Mapping[str, Any] | None = None,
+        *,
         heads: int = 4,
-        edge_dim: int | None = None,
-        time_channels: int | None = None,
+        **options,
     ):
-        check_count("model.heads", heads)
-        check_count("model.hidden_channels", hidden_channels)
-        heads, hidden_channels = int(heads), int(hidden_channels)
-        if hidden_channels % heads:
-            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
-        self.heads = heads
-        options = {"schema": schema, "edge_dim": edge_dim, "time_channels": time_channels}
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, **options
-        )
+        self.heads, hidden_channels = check_heads(heads, hidden_channels)
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def make_layer(self, index: int) -> HGTLayer:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,9 @@ from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
 from .broadcast import Broadcast, bin_sizes
-from .edge_bins import MOST_BINS, BinSizes
-from .layer_plan import GroupSize, LayerSize, LayerWay, choose_way, row_bytes_of
-from .layer_source import LayerSource, NodeSet, RowBlock, split_block
-from .row_layers import StreamedLayer
-from .sparse_linear import is_sparse
-from .time_encoding import check_times
+from .edge_bins import MOST_BINS, BinSizes, LayerSize, LayerWay, StreamedLayer, choose_way, row_bytes_of
+from .layer_inputs import check_times, is_sparse
+from .layer_source import LayerSource, NodeSet, RowBlock, join_blocks, split_block
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
@@ -37,28 +35,29 @@ class LayerwiseOutput(NamedTuple):
     Attributes:
         rows: (num_rows,) int64 store ids of this rank's nodes.
         table: (num_nodes, out_channels) float32, or a row for each held node. It is shared by the ranks, complete on
-            return, and valid until the next pass over that source begins.
+            return, and valid until the next pass over that source begins. None: the outputs are the source's features.
         held: nodes that have a row, in ascending order; None: all of them.
         source: the source of the pass; None: the table is a plain array.
     """
 
     rows: np.ndarray
-    table: np.ndarray
+    table: np.ndarray | None
     held: NodeSet | None = None
     source: LayerSource | None = None
 
     def read(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (..., out_channels) outputs of some nodes that are held; they are read in ascending order."""
         found, places = np.unique(np.asarray(nodes), return_inverse=True)
-        rows = found if self.held is None else self.held.positions(found)
+        rows = _rows_of(found, self.held)
         values = self.table[rows] if self.source is None else self.source.gather(rows, self.table)
+        values = values.dense() if is_sparse(values) else values
         return np.asarray(values)[places.reshape(np.shape(nodes))]
 
     def chunks(self, chunk_rows: int = 1 << 18) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (nodes, outputs) of this rank's rows, a bounded chunk at a time."""
         for start in range(0, len(self.rows), chunk_rows):
             nodes = self.rows[start : start + chunk_rows]
-            yield nodes, np.asarray(self.table[nodes if self.held is None else self.held.positions(nodes)])
+            yield nodes, self.read(nodes) if self.table is None else np.asarray(self.table[_rows_of(nodes, self.held)])
 
 
 @torch.no_grad()
@@ -127,7 +126,9 @@ def layerwise_inference(
     try:
         needed = [None] * (backbone.num_layers + 1) if needed is None else needed
         options = (needed, TABLE_DTYPES[table_dtype], memory_bytes, broadcast)
-        return _Pass(backbone, source, block_edges, target, *options).run()
+        layers = _Pass(backbone, source, block_edges, target, *options)
+        with closing(layers):
+            return layers.run()
     finally:
         backbone.train(was_training).to(reference.device)
 
@@ -147,14 +148,11 @@ class _Pass:
         self.held: NodeSet | None = None  # nodes that have a row in it
         self.tables_made = 0
 
-    def run(self) -> LayerwiseOutput:
-        try:
-            return self._run()
-        finally:
-            if self.spool is not None:
-                self.spool.close()
+    def close(self) -> None:
+        if self.spool is not None:
+            self.spool.close()
 
-    def _run(self) -> LayerwiseOutput:
+    def run(self) -> LayerwiseOutput:
         backbone, source, rows = self.backbone, self.source, []
         sparse = is_sparse(source.gather(np.zeros(min(1, source.num_nodes), np.int64)))
         streamed = self._streamed(0, False, sparse) if backbone.num_layers else None  # features as they are
@@ -189,11 +187,8 @@ class _Pass:
             for start in range(0, len(rows), limit):
                 nodes = rows[start : start + limit]
                 x = self.read(nodes)
-                if backbone.reads_edge_types:  # features are mapped by node type
-                    values = backbone.project(0, x, self.node_types(nodes))
-                else:
-                    values = backbone.project(0, x)
-                self._write(table, inputs, nodes, values)
+                by_type = (self.node_types(nodes),) if backbone.reads_edge_types else ()
+                self._write(table, inputs, nodes, backbone.project(0, x, *by_type))
         self.source.barrier()
         self.table, self.held = table, inputs
         return True
@@ -214,14 +209,9 @@ class _Pass:
             return None
         if rank() == 0:
             _log.info("Exact evaluation, %s", way.line(index + 1, size))
-            record(
-                "broadcast_layer",
-                layer=index,
-                num_rows=size.num_rows,
-                num_edges=size.num_edges,
-                num_buckets=way.buckets.num_buckets,
-                predicted_bytes=int(way.broadcast_bytes),
-            )
+            sizes_told = {"num_rows": size.num_rows, "num_edges": size.num_edges}
+            predicted = {"num_buckets": way.buckets.num_buckets, "predicted_bytes": int(way.broadcast_bytes)}
+            record("broadcast_layer", layer=index, **sizes_told, **predicted)
         return Broadcast(self, index, streamed, sizes, way.buckets, self.memory_bytes)
 
     def _way(
@@ -237,10 +227,10 @@ class _Pass:
         channels = backbone.sum_channels(index, projected or mapped is not None)
         num_groups = self._num_groups(channels, backbone.layer_channels(index), num_rows, num_edges)
         edge_bytes = (6 if sizes.shift <= 16 else 8) + self.dtype.itemsize * (source.has_weights or streamed.by_type)
-        size = LayerSize(num_rows, num_edges, inputs, stored)
-        groups = GroupSize(num_groups, table_bytes, 0 if mapped is None else inputs * (stored + table_bytes))
+        mapping_bytes = 0 if mapped is None else inputs * (stored + table_bytes)
+        size = LayerSize(num_rows, num_edges, inputs, stored, num_groups, table_bytes, mapping_bytes)
         row_bytes = row_bytes_of(streamed, self.dtype.itemsize)
-        return choose_way(size, groups, row_bytes, edge_bytes, self.memory_bytes), size
+        return choose_way(size, row_bytes, edge_bytes, self.memory_bytes), size
 
     def _num_groups(self, channels: int | None, width: int, num_rows: int, num_edges: int) -> int:
         """Return how many groups of rows read their sources one after the other, without broadcasting."""
@@ -257,9 +247,8 @@ class _Pass:
             everything = NodeSet.of_mask(np.ones(self.source.num_nodes, bool)) if targets is None else targets
             return_freed_memory()  # of chunks, in each thread's own heap
             self.spool = self.spool or self.source.spool()  # tables have been made in its folder
-            yield from broadcast.run(
-                self._blocks(everything), self.spool
-            )  # rows that are asked for are read, not mapped
+            # Rows that are asked for are read, not mapped.
+            yield from broadcast.run(self._blocks(everything), self.spool)
             return
         channels = None if sparse and not projected else self.backbone.sum_channels(index, projected)
         width = self.backbone.projected_channels(index, sparse) if projected else self.backbone.layer_channels(index)
@@ -344,12 +333,12 @@ class _Pass:
             for chunk in split_block(block, min(most_rows, most_edges)):
                 rows, edges = len(chunk.rows), len(chunk.indices)
                 if chunks and (num_rows + rows > most_rows or num_edges + edges > most_edges):
-                    yield _joined(chunks)
+                    yield join_blocks(chunks)
                     chunks, num_rows, num_edges = [], 0, 0
                 chunks.append(chunk)
                 num_rows, num_edges = num_rows + rows, num_edges + edges
         if chunks:
-            yield _joined(chunks)
+            yield join_blocks(chunks)
 
     def _group_limits(self, channels: int) -> tuple[int, int]:
         """Return how many rows and edges a group of sums has at most."""
@@ -431,16 +420,6 @@ class _Pass:
 
 def _rows_of(nodes: np.ndarray, held: NodeSet | None) -> np.ndarray:
     return nodes if held is None else held.positions(nodes)
-
-
-def _joined(chunks: list[RowBlock]) -> RowBlock:
-    """Return the rows of several blocks as one, in memory of its own."""
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(chunk.indptr) for chunk in chunks)])
-    indices = np.empty(sum(len(chunk.indices) for chunk in chunks), chunks[0].indices.dtype)
-    np.concatenate([chunk.indices for chunk in chunks], out=indices)
-    weight = None if chunks[0].edge_weight is None else np.concatenate([chunk.edge_weight for chunk in chunks])
-    rows = np.concatenate([np.asarray(chunk.rows, np.int64) for chunk in chunks])
-    return RowBlock(rows, np.cumsum(counts), indices, weight)
 
 
 @kernel

@@ -210,14 +210,12 @@ def closure(
     Args:
         source: the graph; each rank looks at its own rows, and the bitmaps are joined after each layer.
         wanted: the nodes, this rank's or all ranks' alike.
-        num_layers: layers of the model, >= 1.
         most: share of the nodes in (0, 1] above which all rows are taken.
 
     Returns:
         num_layers + 1 sets, that of layer l's inputs at l and that of the outputs last; None: all nodes.
 
-    Cost: 1.5 bits a node for each set; the edges of the rows that are needed are read once a layer, up to where all
-    rows are.
+    Cost: 1.5 bits a node for each set; the edges of the needed rows are read once a layer, up to where all rows are.
     """
     source.union(wanted.bits)
     found: list[NodeSet | None] = [None] * (num_layers + 1)
@@ -234,11 +232,7 @@ def closure(
 
 
 def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeSet:
-    """Return a set of nodes and of their in-neighbours in this rank's rows.
-
-    Args:
-        most: share of the nodes above which no more edges are read.
-    """
+    """Return nodes and their in-neighbours in this rank's rows; beyond a share `most` no more edges are read."""
     bits, count = rows.bits.copy(), len(rows)
     for block in source.blocks(rows):
         count += _mark(bits, np.ascontiguousarray(block.indices))
@@ -268,6 +262,19 @@ def split_block(block: RowBlock, block_edges: int) -> Iterator[RowBlock]:
         columns = (None if values is None else values[edges] for values in block[_OF_EDGES])
         yield RowBlock(np.asarray(block.rows[start:stop]), offset[start : stop + 1] - offset[start], *columns)
         start = stop
+
+
+def join_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks as one, in memory of its own, without features of edges."""
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(block.indptr) for block in blocks)])
+    indices = np.empty(sum(len(block.indices) for block in blocks), blocks[0].indices.dtype)
+    np.concatenate([block.indices for block in blocks], out=indices)
+    columns = {
+        name: None if getattr(blocks[0], name) is None else np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("edge_weight", "edge_type")
+    }
+    rows = np.concatenate([np.asarray(block.rows, np.int64) for block in blocks])
+    return RowBlock(rows, np.cumsum(counts), indices, **columns)
 
 
 @kernel

@@ -8,17 +8,15 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from ..errors import StrategyError, check_count, short
 from ..graph import batch_of
 from ..traits import BackboneTraits, DecoderTraits
-from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
-from .decoders import DECODERS, make_decoder, pair_scores, reads_edge_types, scores_against
+from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, width_of
+from .decoders import DECODERS, column, make_decoder, pair_scores, reads_edge_types, scores_against
 from .inference import LayerwiseOutput
-from .layer_source import LayerSource
 from .node_inputs import NodeInputs
-from .sparse_linear import is_sparse
 
 
 def link_ranks(positive: Tensor, negative: Tensor) -> Tensor:
@@ -92,18 +90,6 @@ _POSITIVE_ROWS = 256  # links whose true scores are computed as a block
 LOSSES = ("logistic", "softmax")
 
 
-class NodeRows:
-    """The rows of a model without layers, instead of a table; they are read where they are stored."""
-
-    def __init__(self, source: LayerSource):
-        self.source = source
-
-    def __getitem__(self, nodes: np.ndarray) -> Any:
-        """Return the rows of (num,) nodes."""
-        rows = self.source.gather(np.asarray(nodes))
-        return rows.dense() if is_sparse(rows) else rows
-
-
 class LinkPredictor(BackboneModule):
     """Embed nodes so that linked ones score high: unsupervised training, and link prediction.
 
@@ -163,13 +149,9 @@ class LinkPredictor(BackboneModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        if embedding_channels is not None:
-            check_count("embedding_channels", embedding_channels)
         for k in hits:
             check_count("hits", k)
-        channels = embedding_channels or BackboneTraits(backbone).out_channels
-        if channels is None:
-            raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
+        channels = width_of("embedding_channels", embedding_channels, backbone)
         if callable(decoder) and decoder_options:
             raise ValueError("decoder_options are for a decoder given by its name: give them to the module")
         if negative_weight is not None and negative_weight < 0:
@@ -182,7 +164,7 @@ class LinkPredictor(BackboneModule):
         decoder_options = dict(decoder_options or {})
         ignored = ["backbone", "decoder", "optimizer", "scheduler", "inputs"]
         self.save_hyperparameters(ignore=ignored)
-        self.channels, self.negative_weight, self.hits = int(channels), negative_weight, hits
+        self.channels, self.negative_weight, self.hits = channels, negative_weight, hits
         self.loss, self.penalty = loss, penalty
         if not callable(decoder):
             decoder = make_decoder(decoder, self.channels, num_relations, **decoder_options)
@@ -191,8 +173,7 @@ class LinkPredictor(BackboneModule):
             able = "a decoder of relations, such as distmult" if penalty >= 0 else "at least 0"
             raise ValueError(f"penalty must be 0, or of {able}, got {penalty}")
         self._warned = False
-        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
-        self.scores = nn.ModuleDict({split: self._scores() for split in ("val", "test")})
+        self._make_metrics(self._scores)
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return the decoder's name, where it is one of `DECODERS`."""
@@ -221,7 +202,7 @@ class LinkPredictor(BackboneModule):
             if len(negatives) == 1:  # shared by all pairs
                 negative = scores_against(self.decoder, ends, embeddings[negatives[0]], relation, reverse)
             else:
-                false, known, node_types = embeddings[negatives], ends[:, None], _column(relation)
+                false, known, node_types = embeddings[negatives], ends[:, None], column(relation)
                 sides = (false, known) if reverse else (known, false)
                 negative = pair_scores(self.decoder, *sides, node_types, reverse)
             if relation is not None or self.loss == "softmax":
@@ -236,17 +217,13 @@ class LinkPredictor(BackboneModule):
         Returns:
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, channels) float32 on the CPU.
         """
-        batch = batch_of(batch)
-        if not is_pass(batch):
-            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
-            return {"nodes": nodes, "prediction": self(batch)[: batch.batch_size].float().cpu()}
-        return self._predict_layerwise(batch, lambda outputs: outputs, self.channels)
+        return self._predict_nodes(batch, Tensor.float, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> None:
         links = batch.links
         if not is_pass(batch) and batch.pairs is not None:
             self._update(split, *self._rank_batch(batch))
-            self._log(split, batch.pairs.shape[1])
+            self._log_metrics(split, batch.pairs.shape[1])
             return
         if links is None:
             raise StrategyError(
@@ -261,24 +238,15 @@ class LinkPredictor(BackboneModule):
         if count == 0:  # a metric wants an update, and a rank without one would be warned about
             self._update(split, torch.zeros(0, device=self.device), torch.zeros(0, device=self.device))
         batch.source.barrier()
-        self._log(split, 1)
-
-    def _log(self, split: str, size: int) -> None:
-        # Metric objects, not numbers: they add up counts over ranks, so no link weighs more on one of them.
-        for name, metric in self.scores[split].items():
-            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=size)
-        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+        self._log_metrics(split, 1)
 
     def _rank_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return ranks and losses of a batch's links, from its own neighbourhoods."""
         relation = self._relation(batch.pair_type, "links with edge_type")
-        embeddings, missing = self(batch)[: batch.batch_size].float(), batch.negatives < 0
+        embeddings = self(batch)[: batch.batch_size].float()
         source, other = (embeddings[ends] for ends in batch.pairs)
         false = embeddings[batch.negatives.clamp(min=0)]
-        positive = pair_scores(self.decoder, source, other, relation).float()
-        negative = pair_scores(self.decoder, source[:, None], false, _column(relation)).float()
-        negative = negative.masked_fill(missing, -torch.inf)
-        return link_ranks(positive, negative), self._losses(positive, negative)
+        return self._rank(source, other, false, batch.negatives < 0, relation)
 
     def _ranked(self, output: LayerwiseOutput, links: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (num,) ranks and losses of this rank's links, of triples in both directions."""
@@ -290,17 +258,25 @@ class LinkPredictor(BackboneModule):
         for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
             edge_type = links.edge_type
             edge_type = None if edge_type is None else torch.from_numpy(edge_type[first : first + pairs.shape[1]])
-            yield self._rank(output, pairs, negatives, self._relation(edge_type, "links with edge_type"))
+            relation = self._relation(edge_type, "links with edge_type")
+            # Where there is no negative, a node whose embedding is there: the link's own first end.
+            present = np.where(negatives < 0, pairs[0][:, None], negatives)
+            ends = (self._rows(output, nodes) for nodes in (pairs[0], pairs[1], present))
+            yield self._rank(*ends, torch.from_numpy(negatives < 0).to(self.device), relation)
             first += pairs.shape[1]
 
     def _rank(
-        self, output: LayerwiseOutput, pairs: np.ndarray, negatives: np.ndarray, relation: Tensor | None
+        self, source: Tensor, other: Tensor, false: Tensor, missing: Tensor, relation: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (num_links,) ranks and losses; `negatives` has -1 where there is none."""
-        missing = torch.from_numpy(negatives < 0).to(self.device)
-        source, other, false = (self._rows(output, nodes) for nodes in (pairs[0], pairs[1], _present(negatives, pairs)))
+        """Return (num_links,) ranks and losses of links among their negatives.
+
+        Args:
+            source, other: (num_links, channels) ends.
+            false: (num_links, num_negatives, channels) negatives.
+            missing: (num_links, num_negatives) bool, where there is none.
+        """
         positive = pair_scores(self.decoder, source, other, relation).float()
-        negative = pair_scores(self.decoder, source[:, None], false, _column(relation)).float()
+        negative = pair_scores(self.decoder, source[:, None], false, column(relation)).float()
         negative = negative.masked_fill(missing, -torch.inf)
         return link_ranks(positive, negative), self._losses(positive, negative)
 
@@ -371,7 +347,7 @@ class LinkPredictor(BackboneModule):
     def _infer(self, batch: Any) -> LayerwiseOutput:
         if BackboneTraits(self.backbone).num_layers == 0:
             source = self.source_of(batch)
-            return LayerwiseOutput(batch.rows, NodeRows(source))
+            return LayerwiseOutput(batch.rows, None, source=source)
         return super()._infer(batch)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
@@ -381,13 +357,6 @@ class LinkPredictor(BackboneModule):
         self.losses[split].update(
             losses.detach().mean() if len(losses) else torch.zeros((), device=self.device), weight
         )
-
-    def _reset(self, split: str) -> None:
-        # As in NodeClassifier: counts reset in inference mode cannot be added to outside of it.
-        with torch.inference_mode(False):
-            self.losses[split].reset()
-            for metric in self.scores[split].values():
-                metric.reset()
 
     def _num_losses(self, batch: Any) -> int:
         return len(batch.pairs[0])
@@ -432,12 +401,3 @@ class _Losses:
         given = self.module.negative_weight
         weight = given if given is not None else count if num_negatives is None else num_negatives
         return F.softplus(-self.positive) + weight * self.total / count
-
-
-def _column(relation: Tensor | None) -> Tensor | None:
-    return None if relation is None else relation[:, None]
-
-
-def _present(negatives: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return negatives with the link's own first end where there is none: a node whose embedding is there."""
-    return np.where(negatives < 0, pairs[0][:, None], negatives)

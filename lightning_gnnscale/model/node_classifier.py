@@ -1,4 +1,4 @@
-"""The Lightning module: trains any backbone on mini-batches, evaluates exactly, predicts."""
+"""The Lightning modules with an output for each node: classes, or numbers; they train, evaluate exactly, predict."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,16 +6,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
-from ..errors import check_count, short
+from ..errors import StrategyError, short
 from ..graph import batch_of
-from ..traits import BackboneTraits
-from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, known_to_numpy, width_of
 from .node_inputs import NodeInputs
 
-LOSSES = ("ce",)
 UNKNOWN = -1  # label of a node that has none
 
 
@@ -25,12 +23,10 @@ class NodeModule(BackboneModule):
     Attributes:
         channels: Width of the outputs.
         loss: Name of a loss, or a callable.
-        losses: `MeanMetric` by split.
     """
 
     channels: int
     loss: str | Callable[[Tensor, Tensor], Tensor]
-    losses: nn.ModuleDict
 
     @property
     def counts_nodes(self) -> bool:
@@ -43,10 +39,6 @@ class NodeModule(BackboneModule):
 
     def unknown(self, labels: Tensor) -> Tensor:
         """Return labels of the same shape that are all unknown."""
-        raise NotImplementedError
-
-    def metrics(self, split: str) -> dict[str, Metric]:
-        """Return the metrics of a split that are logged beside the loss, by the name after `val_`."""
         raise NotImplementedError
 
     def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
@@ -80,11 +72,7 @@ class NodeModule(BackboneModule):
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, ...) on the CPU, what `decide` makes
             of their outputs.
         """
-        batch = batch_of(batch)
-        if not is_pass(batch):
-            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
-            return {"nodes": nodes, "prediction": self.decide(self(batch)[: batch.batch_size]).cpu()}
-        return self._predict_layerwise(batch, self.decide, self.channels)
+        return self._predict_nodes(batch, self.decide, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         outputs = None
@@ -101,19 +89,8 @@ class NodeModule(BackboneModule):
         else:
             outputs, labels, size = self._seeds(batch, split)
             self._update(split, outputs, labels)
-        # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
-        for name, metric in self.metrics(split).items():
-            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
-        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+        self._log_metrics(split, size)
         return outputs
-
-    def _reset(self, split: str) -> None:
-        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
-        # where the process group is gloo: a module that goes from one Trainer to another would fail.
-        with torch.inference_mode(False):
-            self.losses[split].reset()
-            for metric in self.metrics(split).values():
-                metric.reset()
 
     def _update(self, split: str, outputs: Tensor, labels: Tensor) -> None:
         outputs, labels = outputs.detach().to(self.device).float(), labels.to(self.device)
@@ -179,20 +156,14 @@ class NodeClassifier(NodeModule):
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
-        if num_classes is not None:
-            check_count("num_classes", num_classes)
-        num_classes = num_classes or BackboneTraits(backbone).out_channels
-        if num_classes is None:
-            raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
-        num_classes = int(num_classes)
-        if not callable(loss) and loss not in LOSSES:
-            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {short(loss)}")
+        num_classes = width_of("num_classes", num_classes, backbone)
+        if not callable(loss) and loss != "ce":
+            raise ValueError(f"loss must be a callable or one of ['ce'], got {short(loss)}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.multilabel, self.num_classes, self.loss = multilabel, num_classes, loss
         self.channels = num_classes
         self.predict_logits = predict_logits
-        self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
-        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+        self._make_metrics(self._score)
 
     @property
     def counts_nodes(self) -> bool:
@@ -203,9 +174,6 @@ class NodeClassifier(NodeModule):
 
     def unknown(self, labels: Tensor) -> Tensor:
         return torch.full_like(labels, UNKNOWN)
-
-    def metrics(self, split: str) -> dict[str, Metric]:
-        return {"acc": self.scores[split]}
 
     def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
         self.scores[split].update(outputs.sigmoid() if self.multilabel else outputs.argmax(dim=-1), labels)
@@ -228,9 +196,102 @@ class NodeClassifier(NodeModule):
 
     def decide(self, outputs: Tensor) -> Tensor:
         if self.predict_logits:
-            return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
+            return known_to_numpy(outputs)
         return (outputs > 0).long() if self.multilabel else outputs.argmax(dim=-1)
 
     def _score(self) -> Metric:
         kind = MultilabelF1Score if self.multilabel else MulticlassAccuracy
         return kind(self.num_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
+
+
+_LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss}
+
+
+class NodeRegressor(NodeModule):
+    """Predict one or more numbers of each node.
+
+    A training batch is a `MiniBatch`, or the `FullGraphBatch` of a block; the loss is the mean over the known targets
+    of its seeds that are in the train mask. An evaluation batch is an `EvaluationShare` (exact, layer by layer over the
+    full graph, each node once over all ranks), a `MiniBatch` (its seeds, from the sampled neighbours) or a
+    `FullGraphBatch`. Logged: `train_loss`, and for val and test `*_loss`, `*_mae` and `*_rmse`, over all known targets
+    alike. Targets are (num_nodes,) or (num_nodes, num_targets) floating; NaN = unknown.
+
+    Args:
+        backbone: As for `NodeClassifier`.
+        lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
+        num_targets: Numbers a node; None: the backbone's `out_channels`.
+        loss: "mse", "l1", or a callable (outputs, targets) -> (num_rows, num_targets) losses, as those of torch with
+            reduction="none". Where a target is unknown it is given the output, and its loss is left out.
+        optimizer, scheduler, inputs: As for `NodeClassifier`.
+
+    Raises:
+        ValueError: num_targets is neither given nor the backbone's; an unknown loss.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        num_targets: int | None = None,
+        loss: str | Callable[[Tensor, Tensor], Tensor] = "mse",
+        optimizer: MAKE_OPTIMIZER | None = None,
+        scheduler: MAKE_SCHEDULER | None = None,
+        inputs: NodeInputs | None = None,
+    ):
+        lr, weight_decay = float(lr), float(weight_decay)  # checkpoints hold no numpy numbers
+        super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        num_targets = width_of("num_targets", num_targets, backbone)
+        if not callable(loss) and loss not in _LOSSES:
+            raise ValueError(f"loss must be a callable or one of {list(_LOSSES)}, got {short(loss)}")
+        self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
+        self.num_targets = self.channels = num_targets
+        self.loss = loss
+        self._make_metrics(self._scores)
+
+    def saved_arguments(self) -> dict[str, Any]:
+        """Return the loss, where it has a name."""
+        return {} if callable(self.loss) else {"loss": self.loss}
+
+    def read_labels(self, labels: Any) -> Tensor:
+        values = torch.as_tensor(labels)
+        if not values.is_floating_point():
+            raise StrategyError(
+                f"NodeRegressor predicts floating targets, NaN = unknown, but labels are {values.dtype}: write the "
+                "store with regression=True"
+            )
+        values = values.unsqueeze(1) if values.dim() == 1 else values
+        if values.shape[1] != self.num_targets:
+            raise StrategyError(
+                f"NodeRegressor predicts {self.num_targets} targets a node, but labels have {values.shape[1]}: say "
+                f"out_channels={values.shape[1]}"
+            )
+        return values
+
+    def unknown(self, labels: Tensor) -> Tensor:
+        return torch.full_like(labels, torch.nan)
+
+    def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
+        known = ~labels.isnan()
+        for metric in self.scores[split].values():
+            metric.update(outputs[known], labels[known].to(outputs.dtype))
+
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        known = ~labels.isnan()
+        targets = torch.where(known, labels.to(outputs.dtype), outputs.detach())  # NaN would be in the gradient
+        if callable(self.loss):
+            losses = self.loss(outputs, targets)
+            if losses.shape != targets.shape:
+                raise ValueError(
+                    f"model.loss must return a loss a target, of shape {tuple(targets.shape)}, got "
+                    f'{tuple(losses.shape)}: a loss of torch does so with reduction="none"'
+                )
+        else:
+            losses = _LOSSES[self.loss](outputs, targets, reduction="none")
+        return torch.where(known, losses, torch.zeros_like(losses)).sum(dim=-1), known.sum(dim=-1)
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        return known_to_numpy(outputs)
+
+    def _scores(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"mae": MeanAbsoluteError(), "rmse": MeanSquaredError(squared=False)})

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..errors import StrategyError
 from ..traits import BackboneTraits, DataTraits, InputsTraits, ModuleTraits, StrategyTraits
-from .checkpoint_entries import named_as
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
+from .layer_inputs import is_by_node_type, is_sparse
 from .layer_source import LayerSource
-from .sparse_linear import is_by_node_type, is_sparse
+from .made_again import named_as
 
 CHUNK_ROWS = 1 << 16  # of learned rows that are written at once
 
@@ -157,12 +157,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             self.inputs.skip()
 
     def save_inputs(self, folder: str | Path, with_state: bool) -> dict[str, Any] | None:
-        """Write this rank's learned rows beside a checkpoint; None: there are none.
-
-        Args:
-            folder: Folder on each machine.
-            with_state: Whether the optimizer's state is written too.
-        """
+        """Write this rank's learned rows beside a checkpoint, with the optimizer's state or not; None: no rows."""
         return None if InputsTraits(self.inputs).save is None else self.inputs.save(folder, with_state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -216,13 +211,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 class InputSource:
     """A `LayerSource` whose features are rows of `inputs`, behind the stored ones where there are any.
 
-    Rows on several hosts are written by their owners into a table of all ranks, one row for each; nothing
-    waits for a request.
-
-    Args:
-        source: the graph.
-        inputs: the rows.
-        type_channels: columns that the model reads of each node type's nodes, see `rows_for_node_types`.
+    Rows on several hosts are written by their owners into a table of all ranks, one row for each; nothing waits for a
+    request. type_channels: columns that the model reads of each node type's nodes, see `rows_for_node_types`.
     """
 
     def __init__(self, source: LayerSource, inputs: NodeInputs, type_channels: Sequence[int] | None = None):

@@ -10,12 +10,12 @@ from torch_geometric.nn.inits import glorot, zeros
 
 from ..errors import check_integer
 from ..graph import GraphSchema, TypeCounts
-from .backbone import ACTIVATIONS, MOST_CHANNELS, Backbone, check_edge_attr
+from ..keywords import passes_on
+from .backbone import ACTIVATIONS, Backbone
 from .block import Block, edge_counts, make_block, stable_order
-from .dropout import dropout
+from .dropout import drop, dropout
+from .layer_inputs import MOST_CHANNELS, TimeEncoding, as_input, check_edge_inputs, is_by_node_type, is_sparse, linear
 from .row_layers import RowEdges
-from .sparse_linear import as_input, drop, is_by_node_type, is_sparse, linear
-from .time_encoding import TimeEncoding, edge_features
 
 
 def map_groups(
@@ -125,28 +125,24 @@ class RelationalBackbone(Backbone):
     takes_negative_weights = False
     reads_edge_types = True
 
+    @passes_on(Backbone)
     def __init__(
         self,
         in_channels: int | Mapping[str, int],
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "relu",
+        *,
         schema: GraphSchema | Mapping[str, Any] | None = None,
         edge_dim: int | None = None,
         time_channels: int | None = None,
+        **options,
     ):
         self.schema = read_schema(type(self).__name__, schema)
         self.type_channels = type_channels(in_channels, self.schema)
-        for name, value in (("edge_dim", edge_dim), ("time_channels", time_channels)):
-            if value is not None:
-                check_integer(f"model.{name}", value, 1, MOST_CHANNELS)
+        check_edge_inputs(edge_dim, time_channels)
         self.edge_dim, self.time_channels = edge_dim, time_channels
-        widest = max(1, *self.type_channels)
-        super().__init__(widest, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation)
+        super().__init__(max(1, *self.type_channels), hidden_channels, out_channels, num_layers, **options)
         self.in_channels = dict(in_channels) if isinstance(in_channels, Mapping) else int(in_channels)
         self.input_weights = nn.ParameterList(
             torch.empty(hidden_channels, width) for width in self.type_channels if width
@@ -154,11 +150,6 @@ class RelationalBackbone(Backbone):
         self.type_vectors = nn.Parameter(torch.empty(self.schema.num_node_types, hidden_channels))
         self._reset_inputs()
         self.time = None if time_channels is None else TimeEncoding(time_channels)
-
-    @property
-    def edge_channels(self) -> int:
-        """Columns of what layers read of an edge: its features and the encoding of its time; 0: nothing."""
-        return (self.edge_dim or 0) + (self.time_channels or 0)
 
     @property
     def num_edge_types(self) -> int:
@@ -170,8 +161,6 @@ class RelationalBackbone(Backbone):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._reset_inputs()
-        if self.time is not None:
-            self.time.reset_parameters()
 
     def _reset_inputs(self) -> None:
         for weight in self.input_weights:
@@ -196,31 +185,25 @@ class RelationalBackbone(Backbone):
         num_sampled_edges: Sequence[int] | None = None,
         type_counts: TypeCounts | None = None,
     ) -> Tensor:
-        """Run all layers over a batch.
+        """Run all layers over a batch, see `Backbone.forward`.
 
         Args:
             x: `RowsByNodeType`; or (num_nodes, in_channels), or sparse rows, where all node types have the same
                 columns; None where no node type has features.
-            edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr, num_sampled_edges: see `Backbone.forward`.
             edge_type: (num_edges,) int64 edge type of each edge; None where there is one.
             node_type: (num_nodes,) int64 node type of each node; None where there is one, or where x has it.
-            edge_time, seed_time, seed_of: times of the edges and the seeds, and the seed of each node, as a `MiniBatch`
-                has them; read with time_channels.
             type_counts: nodes and edges of each type, as a `MiniBatch` has them; without them a GPU is asked for some.
-
-        Returns:
-            (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
 
         Raises:
             ValueError: node types, edge types, features or times that do not fit the model.
         """
-        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        edge_attr = edge_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        edge_attr = self.edge_inputs(edge_attr, edge_index[1], edge_time, seed_time, seed_of)
         node_type = x.node_type if is_by_node_type(x) else node_type
         mapped = self.map_features(x, node_type, type_counts)
-        block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
-        edges_of = edge_counts(num_sampled_nodes, num_sampled_edges)
-        block = replace(block, edges_of=edges_of, type_counts=type_counts, num_edge_types=self.num_edge_types)
+        edges = {"edge_weight": edge_weight, "edge_attr": edge_attr, "edge_type": edge_type}
+        edges |= {"type_counts": type_counts, "num_edge_types": self.num_edge_types}
+        counts = edge_counts(num_sampled_nodes, num_sampled_edges)
+        block = make_block(edge_index, len(mapped), indptr, node_type=node_type, edges_of=counts, **edges)
         return self.run(mapped, block, num_sampled_nodes)
 
     def map_features(self, x: Any, node_type: Tensor | None, counts: TypeCounts | None = None) -> Tensor:
@@ -266,12 +249,7 @@ class RelationalBackbone(Backbone):
     ) -> Tensor:
         """Return the mapped rows of a node type: of its own table, or those chosen of one that all node types share."""
         given = 0 if table is None else table.dim if is_sparse(table) else table.shape[1]
-        if given != self.type_channels[node_type]:
-            raise ValueError(
-                f"features of node type {self.schema.node_types[node_type]!r} have {given} columns, "
-                f"{type(self).__name__} takes "
-                f"{self.type_channels[node_type]}: say so in in_channels (0: none, a learned vector replaces them)"
-            )
+        check_columns(type(self).__name__, self.schema.node_types[node_type], given, self.type_channels[node_type])
         vector = self.type_vectors[node_type]
         if weight is None:
             return vector.expand(count, -1)
@@ -331,17 +309,12 @@ class RelationalBackbone(Backbone):
     def row_edges(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowEdges:
         raise ValueError(
             f"{type(self).__name__} reads node types and edge types, which full-graph training does not: train on "
-            f"parts with "
-            "PartitionDataModule"
+            "parts with PartitionDataModule"
         )
 
 
 def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> GraphSchema:
-    """Return the schema of `GraphSchema.as_json`, or the one given.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the schema of `GraphSchema.as_json`, or the one given; ValueError where there is none."""
     if schema is None:
         raise ValueError(
             f"{model} needs schema=, the node types and edge types of the graph: say schema=dm.schema; a graph without "
@@ -350,12 +323,17 @@ def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> G
     return schema if isinstance(schema, GraphSchema) else GraphSchema.of_json(schema)
 
 
-def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
-    """Return the columns of each node type's features, 0 for none.
+def check_columns(model: str, node_type: str, given: int, taken: int) -> None:
+    """Raise ValueError unless a node type's features have the columns that a model takes."""
+    if given != taken:
+        raise ValueError(
+            f"features of node type {node_type!r} have {given} columns, {model} takes {taken}: say so in in_channels "
+            "(0: none, a learned vector replaces them)"
+        )
 
-    Raises:
-        ValueError: a node type is missing or not in the schema; or columns below 0.
-    """
+
+def type_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
+    """Return the columns of each node type's features, 0 for none; ValueError: one is missing, unknown or below 0."""
     if not isinstance(in_channels, Mapping):
         in_channels = dict.fromkeys(schema.node_types, in_channels)
     if set(in_channels) != set(schema.node_types):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot, zeros
 
 from ..errors import check_count
-from ..graph import GraphSchema
+from ..keywords import passes_on
 from ..triton_kernels.aggregate import take_rows
 from ..triton_kernels.edge_attention import edge_attention
+from .backbone import check_heads
 from .block import Block
 from .dropout import dropout
 from .relational import RelationalBackbone, TypedLinear, map_groups
@@ -115,38 +115,24 @@ class RGAT(RelationalBackbone):
         node type, is added, since edge types hold no self-loops.
     """
 
+    @passes_on(RelationalBackbone, activation="elu")
     def __init__(
         self,
         in_channels: int | Mapping[str, int],
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "elu",
-        schema: GraphSchema | Mapping[str, Any] | None = None,
+        *,
         heads: int = 4,
         attention_dropout: float | None = None,
         num_bases: int | None = None,
-        edge_dim: int | None = None,
-        time_channels: int | None = None,
+        **options,
     ):
-        check_count("model.heads", heads)
-        check_count("model.hidden_channels", hidden_channels)
-        heads, hidden_channels = int(heads), int(hidden_channels)
-        if hidden_channels % heads:
-            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
+        self.heads, hidden_channels = check_heads(heads, hidden_channels, attention_dropout)
         if num_bases is not None:
             check_count("model.num_bases", num_bases)
-        self.heads, self.num_bases = heads, num_bases
-        self.attention_dropout = dropout if attention_dropout is None else attention_dropout
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
-        options = {"schema": schema, "edge_dim": edge_dim, "time_channels": time_channels}
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, **options
-        )
+        self.num_bases, self.attention_dropout = num_bases, attention_dropout
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
 
     def make_layer(self, index: int) -> RGATLayer:
         last, schema = index == self.num_layers - 1, self.schema
@@ -158,7 +144,7 @@ class RGAT(RelationalBackbone):
             self.num_bases,
             heads=self.heads,
             concat=not last,
-            dropout=self.attention_dropout,
+            dropout=self.dropout if self.attention_dropout is None else self.attention_dropout,
             edge_dim=self.edge_channels,
         )
 

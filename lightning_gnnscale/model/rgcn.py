@@ -9,11 +9,14 @@ from torch_geometric.nn.inits import glorot
 
 from ..errors import check_count
 from ..graph import GraphSchema
+from ..keywords import passes_on
 from ..triton_kernels.aggregate import aggregate
+from .backbone import Backbone
 from .block import MULTIPLY_ADDS_PER_READ, Block, TargetPairs, row_sums
+from .edge_bins import StreamedLayer
+from .layer_inputs import as_input
 from .relational import RelationalBackbone, TypedLinear, map_groups
-from .row_layers import RowLayer, StreamedLayer
-from .sparse_linear import as_input
+from .row_layers import RowLayer
 
 
 class RGCNLayer(nn.Module, RowLayer):
@@ -118,25 +121,22 @@ class RGCN(RelationalBackbone):
 
     averages = streams = True
 
+    @passes_on(Backbone)
     def __init__(
         self,
         in_channels: int | Mapping[str, int],
         hidden_channels: int,
         out_channels: int,
         num_layers: int = 2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.0,
-        norm: str | None = None,
-        activation: str = "relu",
+        *,
         schema: GraphSchema | Mapping[str, Any] | None = None,
         num_bases: int | None = None,
+        **options,
     ):
         if num_bases is not None:
             check_count("model.num_bases", num_bases)
         self.num_bases = num_bases
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema
-        )
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers, schema=schema, **options)
 
     def make_layer(self, index: int) -> RGCNLayer:
         schema = self.schema

@@ -1,9 +1,12 @@
-"""Layers over the rows of one process: own rows stay, rows of the halo come through the layer's exchange."""
+"""Layers over the rows of one process, which get rows of the halo from the processes that hold them.
+
+Gradients go back the same way. The strategy gives each layer its exchange; one without reads only its input.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +15,112 @@ from torch.autograd.function import once_differentiable
 
 from ..triton_kernels.aggregate import Transposed, aggregate, transpose
 from .block import Block
-from .row_dropout import RowDropout, mix64
-from .row_exchange import NO_HALO, RowExchange, SentRows
-from .sparse_linear import SparseInput, as_input, head_rows, is_sparse, linear
+from .dropout import RowDropout, mix64
+from .layer_inputs import SparseInput, as_input, head_rows, is_sparse, linear
+
+
+class Transfer(Protocol):
+    """Rows on their way, and the gradients that come back for them."""
+
+    def wait(self) -> Tensor:
+        """Return the (num_halo, width) rows of the halo, in its order."""
+
+    def send_back(self, grad: Tensor) -> None:
+        """Start to send (num_halo, width) gradients to the owners of the rows; every process calls it."""
+
+    def wait_back(self) -> Tensor | None:
+        """Return the (num_local, width) sum of what the others sent back, or None: nothing comes back."""
+
+
+class RowExchange(Protocol):
+    """The exchange of one layer.
+
+    Attributes:
+        local_only: edges from other processes are left out while training.
+        pulls: gradients are pulled in as rows of the layer's output, not sent back as rows of its input.
+    """
+
+    local_only: bool
+    pulls: bool
+
+    def send(self, rows: Tensor, training: bool) -> Transfer:
+        """Start to send (num_local, width) rows to the processes that read them; exactly, outside of training."""
+
+    def pull(self, grad: Tensor) -> Transfer:
+        """Start to send (num_local, width) gradients of this layer's output; `wait` gives those of the halo."""
+
+
+class NoHalo:
+    """The exchange of a single process, and its transfers: the halo is empty, and nothing is sent."""
+
+    local_only = pulls = False
+
+    def __init__(self, rows: Tensor | None = None):
+        self._empty = None if rows is None else rows.new_zeros((0, rows.shape[1]))
+
+    def send(self, rows: Tensor, training: bool) -> Transfer:
+        return NoHalo(rows)
+
+    def pull(self, grad: Tensor) -> Transfer:
+        return NoHalo(grad)
+
+    def wait(self) -> Tensor:
+        return self._empty
+
+    def send_back(self, grad: Tensor) -> None:
+        pass
+
+    def wait_back(self) -> None:
+        return None
+
+
+NO_HALO = NoHalo()
+
+
+class SentRows:
+    """Rows that a layer has sent, and will receive in return: the differentiable form of a transfer.
+
+    The backward pass starts to send gradients of the halo as soon as they are there. It waits for those that come back
+    only once the gradient of the local rows is computed.
+
+    Args:
+        rows: (num_local, width), with gradient; the attribute `rows` is read in their place.
+        training: False: rows are exchanged exactly, bypassing every cache.
+    """
+
+    def __init__(self, rows: Tensor, exchange: RowExchange, training: bool):
+        self._transfer = exchange.send(rows.detach(), training)
+        self.rows, self._token = _Depart.apply(rows, self._transfer)
+
+    def halo(self) -> Tensor:
+        """Wait for the (num_halo, width) rows of the halo."""
+        return _Arrive.apply(self._token, self._transfer)
+
+
+class _Depart(Function):
+    @staticmethod
+    def forward(ctx, rows, transfer):
+        ctx.transfer = transfer
+        return rows.view_as(rows), rows.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        returned = ctx.transfer.wait_back()
+        return grad if returned is None else grad + returned, None
+
+
+class _Arrive(Function):
+    @staticmethod
+    def forward(ctx, token, transfer):
+        ctx.transfer = transfer
+        return transfer.wait()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        ctx.transfer.send_back(grad.contiguous())
+        return torch.zeros((), dtype=grad.dtype, device=grad.device), None
 
 
 class EdgeSums:
@@ -117,11 +223,6 @@ def prepared_rows(backbone: Any, batch: Any, local_only: bool) -> tuple[Tensor |
     """Return the features and the edges of a full-graph batch as `backbone.forward_rows` takes them.
 
     They are prepared once for a model and kept in `batch.memo`, which all batches of a DataModule share.
-
-    Args:
-        backbone: gives `row_edges` and `reference`.
-        batch: a full-graph batch: `x_csr` or `x_dense`, `indptr`, `indices`, `edge_weight`, `degree`, `n_id`, `memo`.
-        local_only: leave the halo out.
     """
     name = ("rows", local_only, backbone.dtype)
     kept = batch.memo.get(name)
@@ -144,35 +245,6 @@ def edges_from(block: Block, first: int, count: int) -> Block:
     return Block(passed[block.indptr], block.indices[chosen] - first, count, weight, degree)
 
 
-class StreamedLayer(NamedTuple):
-    """How a layer is made from sources that stream past, chunk by chunk, while sums of its rows lie in memory.
-
-    Attributes:
-        channels: columns of a sum.
-        width: columns of what is read of a source.
-        form: "map": sources are mapped as they are read, by `Backbone.map_sources`; "projected": what is read has been
-            mapped, by `Backbone.project`; "rows": the sums are mapped, once they are complete.
-        adds_own: whether the outputs depend on the rows themselves, beside their sums.
-        by_type: whether each edge type has a map of its own; the sum is then one of means, a mean an edge type.
-    """
-
-    channels: int
-    width: int
-    form: str
-    adds_own: bool
-    by_type: bool = False
-
-    @property
-    def keeps_own(self) -> bool:
-        """Whether the rows themselves are kept beside their sums; else what they add is added to the sums."""
-        return self.form == "rows" and self.adds_own
-
-    @property
-    def row_channels(self) -> int:
-        """Values that a row takes while sources stream past."""
-        return self.channels + self.width * self.keeps_own
-
-
 class RowLayer:
     """Base of the layers that the strategy hands an exchange to.
 
@@ -185,12 +257,7 @@ class RowLayer:
     can_pull = False
 
     def first_rows(self, x: Tensor | SparseInput, edges: RowEdges, drop: RowDropout) -> Tensor:
-        """Compute the local rows of the model's first layer; features of the halo are given, not exchanged.
-
-        Args:
-            x: (num_local + num_halo, in_channels), dense or sparse.
-            drop: dropout of the features.
-        """
+        """Compute the first layer's local rows from (num_local + num_halo, in_channels) features, not exchanged."""
         raise NotImplementedError
 
     def rows(self, h: Tensor, edges: RowEdges, drop: RowDropout) -> Tensor:
@@ -259,11 +326,7 @@ class Propagation(nn.Module, RowLayer):
 def sum_rows(
     exchange: RowExchange, h: Tensor, edges: RowEdges, drop: RowDropout, training: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sum over the edges of the local nodes while the rows of the halo are on their way.
-
-    Returns:
-        The (num_local, width) sums, and the local rows after dropout.
-    """
+    """Return (num_local, width) sums of the local nodes' edges, made while halo rows come, and rows after dropout."""
     if edges.local_only:
         own = drop(h, edges.own_ids)
         return edges.inner(own), own

@@ -19,14 +19,12 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ..errors import StrategyError
-from .row_dropout import RowDropout, mix64
-from .row_exchange import RowExchange
-from .row_layers import RowLayer
+from ..traits import named_by
+from .dropout import RowDropout, mix64
+from .row_layers import RowLayer, SentRows
 
 EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
 # How a convolution is called: on its own rows; or on own and halo rows, where the degrees of the halo are made up by
@@ -200,15 +198,7 @@ class RowModel:
         return any(reader.exchange.local_only for reader in self.readers.values())
 
     def graph(self, batch: Any, local_only: bool = False) -> RowGraph:
-        """Return the rows of a full-graph batch; made once, and kept in `batch.memo`.
-
-        Args:
-            batch: A `FullGraphBatch`.
-            local_only: Whether the halo is left out.
-
-        Raises:
-            StrategyError: the graph has edge weights that the model does not take.
-        """
+        """Return the rows of a `FullGraphBatch`, without the halo if local_only; made once, kept in `batch.memo`."""
         name, reference = ("row model", local_only), next(self.backbone.parameters(), batch.x)
         kept = batch.memo.get(name)
         if kept is not None and kept[0] is self and kept[1].x.dtype == reference.dtype:
@@ -233,12 +223,9 @@ class RowModel:
     def edges(self, batch: Any, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor]:
         """Return what the model takes of `EDGE_ARGUMENTS` and the graph has, (num_edges, ...) in floats of a dtype.
 
-        Args:
-            batch: A `FullGraphBatch`.
-            dtype: Dtype of the model.
-            most: Number of edges that are enough; None: all.
+        most: Edges that are enough; None: all. StrategyError: the graph has edge weights that it does not take.
         """
-        accepted = _edge_arguments(self.backbone)
+        accepted = named_by(self.backbone, EDGE_ARGUMENTS)
         name = type(self.backbone).__name__
         if batch.edge_weight is not None and "edge_weight" not in accepted:
             raise StrategyError(
@@ -268,7 +255,8 @@ class RowModel:
         if reader is not None:
             if not own.is_floating_point():
                 raise StrategyError(f"{key[0] or 'the model'} reads {own.dtype} {key[3]} of other nodes: make it float")
-            return _WithHalo.apply(own, reader.exchange, training)
+            sent = SentRows(own, reader.exchange, training)
+            return torch.cat([sent.rows, sent.halo()])
         if held is not None:
             return None
         raise StrategyError(
@@ -282,13 +270,6 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
     from torch_geometric.nn import MessagePassing
 
     return {name: module for name, module in model.named_modules() if isinstance(module, MessagePassing)}
-
-
-def _edge_arguments(backbone: nn.Module) -> tuple[str, ...]:
-    parameters = inspect.signature(backbone.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return EDGE_ARGUMENTS
-    return tuple(name for name in EDGE_ARGUMENTS if name in parameters)
 
 
 def _halo_edges(batch: Any) -> HaloEdges:
@@ -477,23 +458,6 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_each_tensor(one, change) for one in value)
     return value
-
-
-class _WithHalo(Function):
-    """Own rows, with those of the halo behind them; gradients of these go back to their owners."""
-
-    @staticmethod
-    def forward(ctx, own: Tensor, exchange: RowExchange, training: bool) -> Tensor:
-        ctx.transfer, ctx.num_own = exchange.send(own.detach(), training), len(own)
-        return torch.cat([own, ctx.transfer.wait()])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        ctx.transfer.send_back(grad[ctx.num_own :].contiguous())
-        returned = ctx.transfer.wait_back()
-        own = grad[: ctx.num_own]
-        return own if returned is None else own + returned, None, None
 
 
 class _KeyedDropout(TorchFunctionMode):

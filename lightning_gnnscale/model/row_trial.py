@@ -9,7 +9,6 @@ import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import StrategyError
+from .layer_inputs import as_input, dense_rows, head_rows
 from .row_model import COUNTED, OWN, WEIGHTED, HaloEdges, ReadKey, RowGraph, RowModel, RowPass, RowPlan, convolutions
-from .sparse_linear import as_input, dense_rows, head_rows
 
 NUM_NODES, CUT = 24, 14  # of the small graph; its second block begins at CUT
 LOOKED_AT = 512  # rows of features, and of edge features, among which different ones are looked for
@@ -31,12 +30,7 @@ NORM_REMEDIES = {"LayerNorm": 'LayerNorm(mode="node")'}
 
 
 class _Differs(Exception):
-    """A layer whose rows on a block are not those on the whole graph.
-
-    Args:
-        name: Of the layer.
-        why: What was seen.
-    """
+    """A layer, by name, whose rows on a block are not those on the whole graph, and why: what was seen."""
 
     def __init__(self, name: str, why: str):
         super().__init__(name)
@@ -46,9 +40,8 @@ class _Differs(Exception):
 def try_out(row_model: RowModel, batch: Any) -> RowPlan:
     """Return how a model is run over blocks, so that it computes what it computes on the whole graph.
 
-    Args:
-        row_model: The model; a copy of it is run, without gradient, as it trains and as it is evaluated.
-        batch: A `FullGraphBatch`, which gives features of nodes and edges for the small graph.
+    A copy of it is run, without gradient, as it trains and as it is evaluated, on a small graph with features of nodes
+    and edges of the batch, a `FullGraphBatch`.
 
     Raises:
         StrategyError: a layer cannot be computed by blocks, or the model fails; one line with the layer and the remedy.
@@ -61,13 +54,8 @@ def try_out(row_model: RowModel, batch: Any) -> RowPlan:
         return _Trial(row_model, batch).plan()
 
 
-@dataclass
-class _Noted:
-    """What was seen on the whole graph: rows by read, rows into and out of each layer by call, and the model's."""
-
-    reads: dict[ReadKey, Tensor]
-    rows: dict[tuple[str, str, int], Tensor]
-    out: Any = None
+# What was seen on the whole graph: rows by read, rows into and out of each layer by call, and the model's own.
+_Noted = tuple[dict[ReadKey, Tensor], dict[tuple[str, str, int], Tensor], Tensor]
 
 
 class _Trial:
@@ -138,28 +126,28 @@ class _Trial:
         return self._run_blocks(noted, modes, training=True, strict=False)
 
     def _run_whole(self, training: bool) -> _Noted:
-        noted = _Noted({}, {})
+        reads, rows = {}, {}
 
         def note(key: ReadKey, own: Tensor, held: Tensor | None) -> None:
-            noted.reads[key] = own.clone()
+            reads[key] = own.clone()
 
-        def keep(name: tuple[str, str, int], rows: Tensor, blamed: str) -> None:
-            noted.rows[name] = rows.clone()
+        def keep(name: tuple[str, str, int], seen: Tensor, blamed: str) -> None:
+            rows[name] = seen.clone()
 
         try:
-            noted.out = self._run(self.whole, {}, note, training, keep)
+            out = self._run(self.whole, {}, note, training, keep)
         except _Differs as found:
             raise StrategyError(
                 f"{self._called(found.name)}: {found.why}, on a small graph of {NUM_NODES} nodes with rows of these "
                 "features, which models are tried on before several processes train them"
             ) from None
-        if not isinstance(noted.out, Tensor) or noted.out.dim() < 1 or len(noted.out) != NUM_NODES:
-            shape = tuple(noted.out.shape) if isinstance(noted.out, Tensor) else type(noted.out).__name__
+        if not isinstance(out, Tensor) or out.dim() < 1 or len(out) != NUM_NODES:
+            shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise StrategyError(
                 f"{type(self.model).__name__} returns {shape} for {NUM_NODES} nodes, not a row for each: it must "
                 "not pool or split nodes"
             )
-        return noted
+        return reads, rows, out
 
     def _run_blocks(
         self, noted: _Noted, modes: dict, training: bool, found: dict | None = None, strict: bool = True
@@ -170,11 +158,12 @@ class _Trial:
             _Differs: `strict`, and a layer gives other rows than on the whole graph; or it fails.
         """
         found = {} if found is None else found
+        whole_reads, whole_rows, whole_out = noted
         for graph in self.blocks:
             own, halo = graph.node_ids[: graph.num_own], graph.node_ids[graph.num_own :]
 
             def fetch(key, rows, held, halo=halo):
-                whole = noted.reads.get(key)
+                whole = whole_reads.get(key)
                 if whole is None:
                     raise StrategyError(f"it reads {key[3]} of other nodes on a block, and not on the whole graph")
                 theirs = whole[halo]
@@ -184,14 +173,14 @@ class _Trial:
                 return torch.cat([rows, theirs.to(rows.dtype)])
 
             def compare(name, rows, blamed, own=own, num_own=graph.num_own):
-                whole = noted.rows.get(name)
+                whole = whole_rows.get(name)
                 if whole is None or len(whole) != NUM_NODES or not strict:
                     return
                 if len(rows) != num_own or not _equal(rows, whole[own]):
                     raise _Differs(blamed, OTHER_ROWS)
 
             out = self._run(graph, modes, fetch, training, compare)
-            if strict and not (isinstance(out, Tensor) and _equal(out, noted.out[own])):
+            if strict and not (isinstance(out, Tensor) and _equal(out, whole_out[own])):
                 raise _Differs("", OTHER_ROWS)
         return found
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import short
 from ..memory import format_bytes, format_seconds
-from .sizes import BatchShape
+from .host_memory import BatchShape
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ class StageBound:
 
 
 def card_of(name: str) -> Card:
-    """Return a card by its name.
-
-    Raises:
-        ValueError: no such card.
-    """
+    """Return a card by its name, or raise ValueError."""
     if not isinstance(name, str) or name.lower() not in CARDS:
         raise ValueError(f"planner.device must be one of {', '.join(CARDS)}, got {short(name)}")
     return CARDS[name.lower()]
@@ -153,12 +149,7 @@ def _layers(nodes: list[int], edges: list[int], shape: BatchShape) -> tuple[int,
 
 
 def speed_terms(bounds: Sequence[StageBound], num_batches: int) -> list[tuple[str, str]]:
-    """Return (term, value) pairs of bounds, for `Plan.explain`.
-
-    Args:
-        bounds: Those of `stage_bounds`.
-        num_batches: Batches of a pass over all nodes.
-    """
+    """Return (term, value) pairs of bounds, for `Plan.explain`; num_batches: of a pass over all nodes."""
     rows = [
         (f"{one.stage}, a batch", f"{format_bytes(one.num_bytes)}, at least {1e3 * one.seconds:.3f} ms")
         for one in bounds

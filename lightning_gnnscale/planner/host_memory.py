@@ -1,14 +1,87 @@
-"""What each stage is predicted to hold: anonymous and shared memory on one host, and on one training device.
+"""What each stage is predicted to hold and read: memory of a host and of a training device, and reads of evaluation.
 
-Mapped files are not counted: the page cache gives their pages back when memory is short.
+Memory is anonymous and shared. Mapped files are not counted: the page cache gives their pages back when it is short.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
-from ..errors import check_integer
-from .sizes import BatchShape, RunSize
+from ..errors import check_integer, short
 from .tier_sizes import PLACE_BYTES_A_NODE
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """The graph of a run, and how many parts and processes it is for.
+
+    Attributes:
+        num_nodes, num_edges: counts of the graph; edges as stored (directed).
+        num_parts: parts it is cut into.
+        num_processes: training processes on one host.
+        edge_row_bytes: weight and features of one edge.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_parts: int = 1
+    num_processes: int = 1
+    edge_row_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How large batches and the rows of the model are.
+
+    Attributes:
+        feature_dim: columns of the features.
+        feature_row_bytes: bytes of one row in a batch; None: dense float32.
+        batch_size: seeds a batch; None trains each part as one batch.
+        fanouts: neighbours a hop; -1 takes all.
+        hidden_channels: width of the hidden layers.
+        prefetch_batches: batches held at once.
+        device_batches: batches on a GPU at once: the one that trains, and those that are copied ahead.
+        embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
+        embedding_rows: nodes with learnable embeddings, where some node types have none; None: all.
+
+    Raises:
+        ValueError: a count, a width or a fan-out out of range.
+    """
+
+    feature_dim: int = 0
+    feature_row_bytes: float | None = None
+    batch_size: int | None = None
+    fanouts: Sequence[int] = ()
+    hidden_channels: int = 256
+    prefetch_batches: int = 3
+    device_batches: int = 3
+    embedding_dim: int = 0
+    embedding_rows: int | None = None
+
+    def __post_init__(self):
+        least = {"feature_dim": 0, "hidden_channels": 1, "prefetch_batches": 1, "device_batches": 1, "embedding_dim": 0}
+        least |= {} if self.batch_size is None else {"batch_size": 1}
+        least |= {} if self.embedding_rows is None else {"embedding_rows": 0}
+        for name, low in least.items():
+            check_integer(name, getattr(self, name), low)
+        row_bytes = self.feature_row_bytes
+        if row_bytes is not None and not (isinstance(row_bytes, Real) and row_bytes >= 0):
+            raise ValueError(f"feature_row_bytes must be at least 0, or None, got {short(row_bytes)}")
+        check_fanouts(self.fanouts)
+
+
+def check_fanouts(fanouts: Any) -> None:
+    """Raise ValueError unless fan-outs are integers of at least 1, or -1 for all neighbours, one a hop."""
+    if not isinstance(fanouts, Sequence) or isinstance(fanouts, str):
+        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {short(fanouts)}")
+    for fanout in fanouts:
+        if not isinstance(fanout, Integral) or isinstance(fanout, bool) or (fanout < 1 and fanout != -1):
+            raise ValueError(
+                f"fanouts must be integers of at least 1, or -1 for all, got {short(fanout)} in {list(fanouts)}"
+            )
+
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's default allocator.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
@@ -42,19 +115,16 @@ def predict_host_peak(
     start_method: str = "popen",
     partition_bytes: int | None = None,
 ) -> dict[str, int]:
-    """Predict the peak memory of partitioning, storing, training and evaluating on one host.
+    """Predict the peak bytes on one host of "partition", "partition_store", "train" and "evaluate".
 
     Args:
         run: the graph, its parts, and the training processes on this host.
-        training_bytes: what one process takes, see `predict_training`.
-        evaluation_bytes: what one process takes, see `predict_evaluation`; 0 leaves evaluation out.
+        training_bytes, evaluation_bytes: what one process takes, see `predict_training` and `predict_evaluation`; 0
+            leaves evaluation out.
         chunk_edges: edges a chunk.
         interpreter_bytes: what the starting process holds before any work.
         start_method: see `processes_bytes`.
         partition_bytes: what the partitioner holds, see `partitioner.registry.partition_bytes`; None: not known.
-
-    Returns:
-        {"partition": bytes, "partition_store": bytes, "train": bytes, "evaluate": bytes}.
     """
     num_nodes, num_edges, num_processes = run.num_nodes, run.num_edges, run.num_processes
     chunks = CHUNKS_HELD * min(chunk_edges, num_edges) * 8
@@ -77,12 +147,9 @@ def predict_host_peak(
 def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: str) -> int:
     """Return what training processes of one host hold together before their first batches, bytes.
 
-    Args:
-        num_processes: those that train.
-        interpreter_bytes: what the starting process holds before any work.
-        start_method: "popen": each has its own interpreter, and the starting process is one of them. "fork": they
-            share the interpreter of the starting one, which waits. "spawn", "forkserver": each has its own, and the
-            starting one waits.
+    "popen": each has its own interpreter, and the starting process is one of them. "fork": they share the interpreter
+    of the starting one, which waits. "spawn", "forkserver": each has its own, and the starting one waits.
+    interpreter_bytes: what the starting process holds before any work.
     """
     if start_method == "fork":
         return interpreter_bytes + COMPILED_BYTES + num_processes * (FORKED_BYTES + LOOPS_BYTES)
@@ -90,16 +157,11 @@ def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: st
 
 
 def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None = None) -> int:
-    """Predict what one process holds beyond its interpreter while it evaluates exactly, layer by layer, bytes.
+    """Predict the bytes that one process holds beyond its interpreter while it evaluates exactly, layer by layer.
 
     It is the widest layer's block: gathered rows, those of the targets, and the numbers of a block's sources; the
-    tables between layers are files.
-
-    Args:
-        run: the graph.
-        batches: its widths and the number of its fan-outs, one a layer.
-        free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are used. None:
-            it does.
+    tables between layers are files. Where free_bytes, memory for this process, does not hold the inputs of all nodes,
+    two thirds of it are used; None: it does.
     """
     num_nodes, num_edges, hidden_channels = run.num_nodes, run.num_edges, batches.hidden_channels
     degree = max(1.0, num_edges / max(num_nodes, 1))
@@ -145,13 +207,7 @@ def batch_hops(
     """Return the nodes of a batch up to each hop, seeds first, and its edges.
 
     A node samples at most its neighbours; degrees are assumed to be exponentially distributed, and samples to be
-    spread evenly over the nodes.
-
-    Args:
-        num_nodes: nodes that a batch can reach.
-        average_degree: edges a node.
-        batch_size: seeds.
-        fanouts: neighbours a hop; -1 takes all.
+    spread evenly over num_nodes, those that a batch can reach. A fan-out of -1 takes all neighbours.
     """
     nodes, new, edges = [min(batch_size, num_nodes)], min(batch_size, num_nodes), 0.0
     for fanout in fanouts:
@@ -271,3 +327,30 @@ def predict_training(
     learned = num_nodes if shape.embedding_rows is None else shape.embedding_rows
     embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
+
+
+SUMS_SHARE = 2 / 3 * 13 / 16  # of free memory, for the sums of a bucket: `model.edge_bins.plan_buckets`
+SPOOLED_EDGE_BYTES = 6  # target and source of an edge that is grouped by source
+DISK_BYTES_PER_S = 1e9  # of a disk read in the order of its files
+
+
+def predict_evaluation_reads(
+    run: RunSize, batches: BatchShape, csc_bytes: int, feature_bytes: int, free_bytes: int | None
+) -> int:
+    """Predict the bytes that all processes together read to evaluate every node by broadcasting; 0: memory holds it.
+
+    A layer's inputs are read once for each bucket of rows whose sums fit memory, edges once a layer, and once more
+    where they are grouped by source. Layers are linear maps of sums, as wide as the hidden layers. Where neighbours
+    lie near each other, less is read. csc_bytes, feature_bytes: on the disk. free_bytes: memory of one process; None:
+    not limited.
+    """
+    num_nodes, hidden = run.num_nodes, batches.hidden_channels
+    width = batches.feature_dim + batches.embedding_dim
+    if free_bytes is None or not num_nodes or 4 * num_nodes * width <= free_bytes:
+        return 0
+    rows = -(-num_nodes // run.num_processes)
+    num_buckets = max(1, -(-rows * (4 * hidden + 12) // max(1, int(free_bytes * SUMS_SHARE))))
+    num_layers = max(len(batches.fanouts), 2)
+    inputs = feature_bytes + (num_layers - 1) * 4 * hidden * num_nodes
+    edges = csc_bytes + SPOOLED_EDGE_BYTES * run.num_edges
+    return int(run.num_processes * num_buckets * inputs + num_layers * edges)

@@ -11,16 +11,18 @@ from ..memory import format_bytes, format_seconds, gpu_memory_bytes, memory_limi
 from ..system import usable_cores
 from .device_sampling import SamplingSize, size_sampling
 from .device_speed import StageBound, card_of, speed_terms, stage_bounds
-from .evaluation_reads import DISK_BYTES_PER_S, predict_evaluation_reads
 from .host_memory import (
+    DISK_BYTES_PER_S,
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
+    BatchShape,
+    RunSize,
     predict_evaluation,
+    predict_evaluation_reads,
     predict_host_peak,
     predict_training,
     processes_bytes,
 )
-from .sizes import BatchShape, RunSize
 from .tier_sizes import plan_tiers
 
 _OF_BATCHES = frozenset(one.name for one in fields(BatchShape))

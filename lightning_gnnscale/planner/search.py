@@ -46,12 +46,9 @@ PlanAt = Callable[[int, PartRows], Plan]
 
 
 def grow(plan_at: PlanAt, rows_at: Callable[[int], float], first: int, most: int) -> Plan | None:
-    """Return the plan of the fewest parts that fits, or None.
+    """Return the plan of the fewest parts in [first, most], tried in steps of 15%, that fits, or None.
 
-    Args:
-        plan_at: number of parts, and what the largest one holds, to a plan.
-        rows_at: number of parts to rows of the largest part, core and halo.
-        first, most: range of the number of parts; searched in steps of 15%.
+    plan_at: a plan by the number of parts and what the largest one holds. rows_at: rows of the largest part by theirs.
     """
     num_parts = first
     while num_parts <= most:
@@ -63,11 +60,7 @@ def grow(plan_at: PlanAt, rows_at: Callable[[int], float], first: int, most: int
 
 
 def rows_curve(known: dict[int, int], num_nodes: int) -> Callable[[int], float]:
-    """Return the rows of the largest part by the number of parts: power laws through known points.
-
-    Args:
-        known: num_parts to rows of the largest part, core and halo; one part reads every node.
-        num_nodes: nodes of the graph.
+    """Return the rows of the largest part by the number of parts: power laws through known points, one part reads all.
 
     Beyond the largest known number the last power law goes on; it falls no faster than parts without halos do.
     """
@@ -93,15 +86,13 @@ def search_parts(
     measure: Callable[[int], PartRows | None],
     guessed: dict[int, int],
 ) -> Plan | None:
-    """Return the plan of a number of parts that fits as measured; None where this partitioner finds none.
+    """Return the plan of a number of parts in [first, most] that fits as measured; None where there is none.
 
     The next number that is measured is the fewest parts that would fit by the halos known so far. Where none
     would, and fewer than two are known, it is four times as many.
 
     Args:
         plan_at: number of parts, and what the largest one holds, to a plan.
-        num_nodes: nodes of the graph.
-        first, most: range of the number of parts.
         known: measurements by the number of parts; extended in place.
         measure: partitions, and returns the largest part's size; None: not counted.
         guessed: number of parts to rows of the largest part, estimated; used while nothing is known.

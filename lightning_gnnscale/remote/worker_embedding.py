@@ -8,9 +8,10 @@ from uuid import uuid4
 import numpy as np
 import torch.distributed as dist
 
-from ..embedding.distributed_embedding import CHUNK_ROWS, DistributedEmbedding
+from ..embedding.distributed_embedding import DistributedEmbedding
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
+from ..embedding.shared_table import CHUNK_ROWS
 from ..errors import GNNScaleError, check_count, short
 from ..events import record
 from ..partition_store.typed_features import NodeTypesWithRows

@@ -8,36 +8,23 @@ from .run_record import TRAINING, RunRecord
 
 Figure = dict[str, Any]
 
-COLORS = {
-    "wait": "#d1495b",
-    "ranks": "#f2a3a9",
-    "transfer": "#edae49",
-    "read": "#9a6a3a",
-    "sample": "#00a5a8",
-    "forward": "#3d6fb6",
-    "backward": "#7fa8dc",
-    "update": "#57a773",
-    "average": "#9b6fc0",
-    "exchange": "#c77dbb",
-    "validation": "#b9b44a",
-    "save": "#6b7f86",
-    "other": "#9aa0a6",
+_ACTIVITIES = {
+    "wait": ("wait for a batch", "#d1495b"),
+    "ranks": ("wait for other processes", "#f2a3a9"),
+    "transfer": ("transfer", "#edae49"),
+    "read": ("read rows", "#9a6a3a"),
+    "sample": ("sample", "#00a5a8"),
+    "forward": ("forward", "#3d6fb6"),
+    "backward": ("backward", "#7fa8dc"),
+    "update": ("update weights", "#57a773"),
+    "average": ("average", "#9b6fc0"),
+    "exchange": ("exchange rows", "#c77dbb"),
+    "validation": ("validation", "#b9b44a"),
+    "save": ("save checkpoints", "#6b7f86"),
+    "other": ("other", "#9aa0a6"),
 }
-NAMES = {
-    "wait": "wait for a batch",
-    "ranks": "wait for other processes",
-    "transfer": "transfer",
-    "read": "read rows",
-    "sample": "sample",
-    "forward": "forward",
-    "backward": "backward",
-    "update": "update weights",
-    "average": "average",
-    "exchange": "exchange rows",
-    "validation": "validation",
-    "save": "save checkpoints",
-    "other": "other",
-}
+NAMES = {activity: name for activity, (name, _) in _ACTIVITIES.items()}
+COLORS = {activity: color for activity, (_, color) in _ACTIVITIES.items()}
 RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", "#9a6a3a", "#9aa0a6")
 MOST_RANKS = 8
 _SLIGHT = 0.002  # smaller shares are not drawn
@@ -46,12 +33,7 @@ _SHOWN = 1000  # runs of points of a curve, about one a pixel
 
 
 def timeline(run: RunRecord, which: str) -> Figure | None:
-    """An epoch over time: what each rank's training thread did, and below it what was prepared meanwhile.
-
-    Args:
-        run: The run.
-        which: "first" or "last" recorded epoch.
-    """
+    """The "first" or "last" epoch over time: what each rank's training thread did, and what was prepared meanwhile."""
     told = run.of("timeline")
     if not told:
         return None
@@ -115,7 +97,7 @@ def epoch_seconds(run: RunRecord) -> Figure | None:
             for epoch in epochs
         ]
         if max(means) >= _SLIGHT * longest:
-            data.append(_bars(epochs, means, activity))
+            data.append(_bars(epochs, means, NAMES[activity], COLORS[activity]))
     return _by_epoch(data, "seconds", 280)
 
 
@@ -129,28 +111,38 @@ def seconds_by_run(runs: Sequence[RunRecord]) -> Figure | None:
     for activity in TRAINING:
         seconds = [run.shares.get(activity, 0.0) * (run.epoch_seconds or 0.0) for run in timed]
         if max(seconds) >= _SLIGHT * max(run.epoch_seconds or 0.0 for run in timed):
-            bars = _bars(names, seconds, activity) | {"orientation": "h"}
-            data.append(bars | {"x": bars["y"], "y": bars["x"]})
-    layout = {"barmode": "stack", "xaxis": {"title": {"text": "seconds of an epoch"}}}
-    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+            data.append(_bars_across(names, seconds, NAMES[activity], COLORS[activity]))
+    layout = {"barmode": "stack", "xaxis": _titled("seconds of an epoch"), "yaxis": _FROM_THE_TOP}
     return {"data": data, "layout": layout, "height": 150 + 42 * len(timed)}
 
 
-def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
-    return {
-        "type": "bar",
-        "x": list(x),
-        "y": [round(value, 4) for value in y],
-        "name": NAMES[activity],
-        "marker": {"color": COLORS[activity]},
-    }
+_FROM_THE_TOP = {"autorange": "reversed", "automargin": True}
+
+
+def _titled(text: str, **more: Any) -> dict:
+    """Return an axis with a title."""
+    return {"title": {"text": text}, **more}
+
+
+def _bars(x: Sequence, y: Sequence[float | None], name: str, color: str, digits: int = 4) -> dict:
+    heights = [value if value is None else round(value, digits) for value in y]
+    return {"type": "bar", "x": list(x), "y": heights, "name": name, "marker": {"color": color}}
+
+
+def _bars_across(y: Sequence, x: Sequence[float | None], name: str, color: str, digits: int = 4) -> dict:
+    bars = _bars(y, x, name, color, digits)
+    return bars | {"orientation": "h", "x": bars["y"], "y": bars["x"]}
+
+
+def _color(number: int) -> str:
+    return RUN_COLORS[number % len(RUN_COLORS)]
 
 
 def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
     """Return the figure of stacked bars by epoch; a first epoch that compiles is cut at the top, with a note."""
     heights = [sum(bars) for bars in zip(*(trace["y"] for trace in data), strict=True)]
-    axis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
-    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": axis}
+    axis = _titled(unit, rangemode="tozero")
+    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": _titled("epoch"), "yaxis": axis}
     figure: Figure = {"data": data, "layout": layout, "height": height}
     most = max(heights[1:], default=0.0)
     if most and heights[0] > 3 * most:
@@ -183,7 +175,7 @@ def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
             if not values:
                 continue
             values = thinned(values)
-            color = RUN_COLORS[(number if runs[1:] else place) % len(RUN_COLORS)]
+            color = _color(number if runs[1:] else place)
             dash = ("solid", "dot", "dash", "dashdot")[place % 4] if runs[1:] else "solid"
             data.append(
                 {
@@ -196,7 +188,7 @@ def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
                     "marker": {"size": 5},
                 }
             )
-    return {"data": data, "layout": {"xaxis": {"title": {"text": "epoch"}}}, "height": 300}
+    return {"data": data, "layout": {"xaxis": _titled("epoch")}, "height": 300}
 
 
 def memory(runs: Sequence[RunRecord]) -> Figure | None:
@@ -207,12 +199,11 @@ def memory(runs: Sequence[RunRecord]) -> Figure | None:
     stages = list(dict.fromkeys(row["stage"] for _, row in rows))
     data = []
     for number, run in enumerate(runs):
-        color = RUN_COLORS[number % len(RUN_COLORS)]
+        color = _color(number)
         of_run = {row["stage"]: row for row in run.stages}
         name = f"{run.label}: " if runs[1:] else ""
-        common = {"type": "bar", "orientation": "h", "y": stages, "offsetgroup": str(number)}
         measured = [of_run[stage]["peak_bytes"] / 2**30 if stage in of_run else None for stage in stages]
-        data.append(common | {"x": measured, "name": f"{name}measured", "marker": {"color": color}})
+        data.append(_bars_across(stages, measured, f"{name}measured", color, digits=9) | {"offsetgroup": str(number)})
         predicted = [of_run.get(stage, {}).get("predicted_bytes") for stage in stages]
         if any(predicted):
             data.append(
@@ -226,9 +217,9 @@ def memory(runs: Sequence[RunRecord]) -> Figure | None:
                     "marker": {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": "#d98324"}},
                 }
             )
-    layout = {"barmode": "group", "scattermode": "group", "yaxis": {"autorange": "reversed", "automargin": True}}
+    layout = {"barmode": "group", "scattermode": "group", "yaxis": _FROM_THE_TOP}
     most = max(max(row["peak_bytes"], row.get("predicted_bytes") or 0) for _, row in rows) / 2**30
-    layout["xaxis"] = {"title": {"text": "GiB, all processes together"}, "range": [0, 1.06 * most or 1.0]}
+    layout["xaxis"] = _titled("GiB, all processes together", range=[0, 1.06 * most or 1.0])
     return {"data": data, "layout": layout, "height": 130 + 34 * len(stages) * max(1, len(runs))}
 
 
@@ -240,13 +231,13 @@ def part_sizes(parts: dict) -> Figure | None:
     data = []
     for key, name, color in (("nodes", "own nodes", "#3d6fb6"), ("halo", "halo, read beside them", "#7fa8dc")):
         if parts.get(key):
-            data.append({"type": "bar", "x": names, "y": parts[key], "name": name, "marker": {"color": color}})
+            data.append(_bars(names, parts[key], name, color))
     if parts.get("train"):
         marker = {"color": "#d1495b", "size": 9, "symbol": "diamond"}
         trace = {"type": "scatter", "mode": "markers", "name": "training nodes"}
         data.append(trace | {"x": names, "y": parts["train"], "marker": marker})
-    layout = {"barmode": "stack", "xaxis": {"title": {"text": "part"}, "type": "category"}}
-    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "nodes"}}}, "height": 300}
+    layout = {"barmode": "stack", "xaxis": _titled("part", type="category"), "yaxis": _titled("nodes")}
+    return {"data": data, "layout": layout, "height": 300}
 
 
 def cut_matrix(parts: dict) -> Figure | None:
@@ -286,8 +277,8 @@ def _matrix(columns: list, rows: list, shares: list[list[float]], across: str, d
     if max(len(rows), len(columns)) <= _MOST_NUMBERS:
         trace |= {"text": [[f"{value:.3g}" for value in row] for row in percent], "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {"title": {"text": across}, "type": "category", "showgrid": False},
-        "yaxis": {"title": {"text": down}, "type": "category", "autorange": "reversed", "showgrid": False},
+        "xaxis": _titled(across, type="category", showgrid=False),
+        "yaxis": _titled(down, type="category", autorange="reversed", showgrid=False),
     }
     return {"data": [trace], "layout": layout, "height": 120 + min(420, 26 * max(len(rows), 4))}
 
@@ -304,14 +295,8 @@ def exchanged_bytes(run: RunRecord) -> Figure | None:
         return None
     order = sorted(epochs)
     data = [
-        {
-            "type": "bar",
-            "x": order,
-            "y": [round(by_epoch.get(epoch, 0.0), 4) for epoch in order],
-            "name": f"layer {layer}, {direction}",
-            "marker": {"color": RUN_COLORS[number % len(RUN_COLORS)]},
-        }
-        for number, ((layer, direction), by_epoch) in enumerate(sorted(sums.items(), key=in_order))
+        _bars(order, [sent.get(epoch, 0.0) for epoch in order], f"layer {layer}, {direction}", _color(number))
+        for number, ((layer, direction), sent) in enumerate(sorted(sums.items(), key=in_order))
     ]
     return _by_epoch(data, "MiB", 280)
 
@@ -336,16 +321,10 @@ def exchange_seconds(run: RunRecord) -> Figure | None:
         ("quantise and send", "#c77dbb", lambda event: event["seconds"] - event["wait_seconds"]),
         ("wait for others' rows", "#f2a3a9", lambda event: event["wait_seconds"]),
     )
-    data = [
-        {
-            "type": "bar",
-            "x": order,
-            "y": [round(1e3 * sum(map(value, by_epoch[epoch])) / len(by_epoch[epoch]), 3) for epoch in order],
-            "name": name,
-            "marker": {"color": color},
-        }
-        for name, color, value in parts
-    ]
+    data = []
+    for name, color, value in parts:
+        means = [1e3 * sum(map(value, by_epoch[epoch])) / len(by_epoch[epoch]) for epoch in order]
+        data.append(_bars(order, means, name, color, digits=3))
     return _by_epoch(data, "ms, training step", 260)
 
 
@@ -354,18 +333,11 @@ def bytes_by_tier(named: Sequence[tuple[str, dict[str, float]]]) -> Figure | Non
     tiers = list(dict.fromkeys(tier for _, sizes in named for tier in sizes))
     if not tiers:
         return None
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": tiers,
-            "x": [round(sizes[tier] / 2**20, 3) if tier in sizes else None for tier in tiers],
-            "name": label,
-            "marker": {"color": RUN_COLORS[number % len(RUN_COLORS)]},
-            "hovertemplate": "%{y}: %{x:.1f} MiB<extra></extra>",
-        }
-        for number, (label, sizes) in enumerate(named)
-    ]
-    layout = {"xaxis": {"title": {"text": "MiB an epoch, all processes"}, "rangemode": "tozero"}, "barmode": "group"}
-    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    data = []
+    for number, (label, sizes) in enumerate(named):
+        held = [sizes[tier] / 2**20 if tier in sizes else None for tier in tiers]
+        bars = _bars_across(tiers, held, label, _color(number), digits=3)
+        data.append(bars | {"hovertemplate": "%{y}: %{x:.1f} MiB<extra></extra>"})
+    layout = {"xaxis": _titled("MiB an epoch, all processes", rangemode="tozero"), "barmode": "group"}
+    layout["yaxis"] = _FROM_THE_TOP
     return {"data": data, "layout": layout, "height": 110 + (12 + 20 * len(named)) * len(tiers)}

@@ -15,10 +15,9 @@ from plotly.offline import get_plotlyjs
 from ..errors import disk_errors
 from ..memory import format_bytes, format_seconds
 from . import figures
-from .curve_words import what_curves_show
 from .run_record import TRAINING, RunRecord
 from .side_by_side import differing, labelled, other_split
-from .suggestions import suggest
+from .suggestions import suggest, what_curves_show
 from .terminal import shown
 
 NAME = "report.html"
@@ -27,12 +26,10 @@ _SENT = ("average", "exchange", "exchange_evaluation")
 
 
 class Page:
-    """The content of the template: sections of blocks, and the figures that they name.
+    """The content of the template: sections of blocks, and the figures that they name, for plotly.
 
-    Attributes:
-        sections: {"id", "title", "blocks"}, where a block is a dict of one of: "figure" (a number), "table"
-            ({"columns", "rows"}), "text", "links" ([(text, address)]), "heading"; "fold" hides it under a title.
-        figures: Figures for plotly.
+    A section is {"id", "title", "blocks"}; a block is a dict of one of "figure" (a number), "table" ({"columns",
+    "rows"}), "text", "links" ([(text, address)]), "heading"; "fold" hides it under a title.
     """
 
     def __init__(self) -> None:
@@ -55,14 +52,9 @@ class Page:
 
 
 def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike | None = None) -> Path:
-    """Write the report of some runs.
+    """Write the report of the last run of each of some folders, at least one; return its path.
 
-    Args:
-        folders: Folders of the runs, at least one; the last run of each is shown.
-        path: Path of the file; None: `report.html` in the folder of the only run, else in the working folder.
-
-    Returns:
-        The path of the file.
+    path: None: `report.html` in the folder of the only run, else in the working folder.
 
     Raises:
         GNNScaleError: a folder is not a run's, or the file cannot be written.
@@ -80,12 +72,7 @@ def write_report(folders: Sequence[str | os.PathLike], path: str | os.PathLike |
 
 
 def render(runs: Sequence[RunRecord], beside: Path) -> str:
-    """Return the report of some runs, as HTML.
-
-    Args:
-        runs: One run or several, with labels of their own.
-        beside: Folder of the report, to which links are relative.
-    """
+    """Return the report of runs, with labels of their own, as HTML; links are relative to the folder `beside`."""
     page = Page()
     _fill(page, runs, beside)
     environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(Path(__file__).parent))
@@ -115,10 +102,10 @@ def what_was_trained(run: RunRecord) -> str:
     if run.is_partitioning:
         nodes, edges, parts = run.facts.get("nodes", ""), run.facts.get("edges stored", ""), run.parts.get("nodes", [])
         return f"{nodes} nodes, {edges} edges in {len(parts)} parts by {run.method}; nothing was trained"
-    model = str(run.get("model.backbone._target_", "")).rpartition(".")[2]
+    model = run.class_at("model.backbone")
     layers, width = run.get("model.backbone.num_layers"), run.get("model.backbone.hidden_channels")
     told = [f"{model}, {layers} layers of {width}" if layers and width else model] if model else []
-    dataset = run.get("dataset.name") or str(run.get("dataset._target_", "")).rpartition(".")[2]
+    dataset = run.get("dataset.name") or run.class_at("dataset")
     graph = run.facts.get("graph", "")
     told += [f"on {dataset} ({graph})" if graph and dataset else f"on {dataset or graph}"] if dataset or graph else []
     if run.facts.get("parts"):
@@ -126,10 +113,9 @@ def what_was_trained(run: RunRecord) -> str:
         told += [f"in {count} parts by {how.strip('()')}" if how else f"in {count} parts"]
     text = " ".join(told) or "a run"
     processes = f"{run.num_ranks} process{'es' * (run.num_ranks > 1)}"
-    policy = str(run.get("strategy.exchange._target_", "")).rpartition(".")[2]
-    weights = str(run.get("strategy.weights._target_", "")).rpartition(".")[2]
-    how = [processes, *(name for name in (weights, policy) if name and name != "NoExchange")]
-    if run.get("sampler.fanouts") and "FullGraph" not in str(run.get("datamodule._target_", "")):
+    policies = run.class_at("strategy.weights"), run.class_at("strategy.exchange")
+    how = [processes, *(name for name in policies if name and name != "NoExchange")]
+    if run.get("sampler.fanouts") and "FullGraph" not in run.class_at("datamodule"):
         how.append(f"neighbours {_told_fanouts(run.get('sampler.fanouts'))}")
     return f"{text}; {', '.join(how)}"
 

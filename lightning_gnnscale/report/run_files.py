@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, is_count
 
 _MOST_BYTES = 4 << 20  # of settings
 _MOST_ENTRIES = 100_000
@@ -23,30 +23,27 @@ class CutShort(GNNScaleError):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a run's `config.yaml`.
-
-    Raises:
-        GNNScaleError: one line: the file cannot be read, is not YAML, holds tags or aliases, is too large or too deep.
-    """
+    """Return the settings of a run's `config.yaml`; GNNScaleError in one line: not YAML, tags, aliases, too large."""
     loaded = _load(path)
     if not isinstance(loaded, dict):
         raise GNNScaleError(f"{path}: settings of a run are names with values each, got a {type(loaded).__name__}")
     for name, fits, told in _SETTINGS:
-        value: Any = loaded
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value = value_at(loaded, name)
         is_reference = isinstance(value, str) and "${" in value and fits is not is_mapping
         if value is not None and not is_reference and not fits(value):
             raise _wrong(path, name, told, value)
     return loaded
 
 
-def read_words(path: Path) -> list[str]:
-    """Return the words of a run's command, from its `overrides.yaml`.
+def value_at(node: Any, key: str) -> Any:
+    """Return the entry of nested mappings at a dotted name, "" for the whole; None where there is none."""
+    for name in key.split(".") if key else ():
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
-    Raises:
-        GNNScaleError: as `read_settings`.
-    """
+
+def read_words(path: Path) -> list[str]:
+    """Return the words of a run's command, from its `overrides.yaml`; errors as of `read_settings`."""
     words = _load(path)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise GNNScaleError(f"{path}: must hold the words of a command, got {_short(words)}")
@@ -75,11 +72,7 @@ def _load(path: Path) -> Any:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return a run's `summary.json`, or `run.json` of an older one.
-
-    Raises:
-        GNNScaleError: one line that names the file and the entry.
-    """
+    """Return a run's `summary.json`, or `run.json` of an older one; GNNScaleError names the file and the entry."""
     summary = read_object(path)
     for name, (fits, told) in _SUMMARY.items():
         if summary.get(name) is not None and not fits(summary[name]):
@@ -106,11 +99,7 @@ def _quality(given: Any, path: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON file that holds values by name.
-
-    Raises:
-        GNNScaleError: one line: it cannot be read, or holds something else.
-    """
+    """Return a JSON file that holds values by name; GNNScaleError in one line: it cannot be read, or does not."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,11 +111,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_events(log: list[Any], path: Path) -> list[dict[str, Any]]:
-    """Return the events of a run's log, or refuse one that no run writes.
-
-    Raises:
-        GNNScaleError: one line that names the file and the entry.
-    """
+    """Return the events of a run's log; GNNScaleError in one line where it has what no run writes."""
     for number, event in enumerate(log):
         where = f"event {number + 1}"
         if not is_mapping(event) or not isinstance(event.get("event"), str):
@@ -143,11 +128,7 @@ def check_events(log: list[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics file, as text.
-
-    Raises:
-        GNNScaleError: one line that names the file, the row and the column.
-    """
+    """Return the rows of a metrics file, as text; GNNScaleError names the file, the row and the column."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -161,11 +142,6 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
             if text and not (text.isdecimal() if name in ("epoch", "step") else _is_numeral(text)):
                 raise GNNScaleError(f"{path}: line {number}: {name[:80]} must be {wanted}, got {_short(text)}")
     return rows
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0, not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def is_number(value: Any) -> bool:
@@ -194,13 +170,7 @@ def _is_seconds(value: Any) -> bool:
 
 def _is_rows(*names: str) -> Callable[[Any], bool]:
     """Return the test of a list of objects whose entries of these names are counts."""
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, list) and all(
-            is_mapping(one) and all(is_count(one.get(n)) for n in names) for one in value
-        )
-
-    return fits
+    return _list_of(lambda one: is_mapping(one) and all(is_count(one.get(name)) for name in names))
 
 
 def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -215,27 +185,26 @@ def _is_figure(value: Any) -> bool:
     return _is_scalar(value) or is_numbers(value) or is_mapping(value)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_number, value))
-
-
-def _is_labels(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_scalar, value)))
-
-
 def _is_lanes(value: Any) -> bool:
     lanes = list(value.values()) if is_mapping(value) else [None]
-    flat = all(isinstance(lane, list) and all(map(is_number, lane)) for lane in lanes)
-    return flat and len({len(lane) for lane in lanes}) < 2
+    return all(map(_list_of(is_number), lanes)) and len({len(lane) for lane in lanes}) < 2
 
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, str | bool | int | float | None)
 
 
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _by_name(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: is_mapping(value) and all(map(fits, value.values()))
+
+
 def _is_fanouts(value: Any) -> bool:
     lists = value.values() if is_mapping(value) else [value]
-    return all(_is_scalar(one) or (isinstance(one, list) and all(map(_is_scalar, one))) for one in lists)
+    return all(_is_scalar(one) or _list_of(_is_scalar)(one) for one in lists)
 
 
 def _is_numeral(text: str) -> bool:
@@ -249,8 +218,8 @@ def _is_numeral(text: str) -> bool:
 _COUNT = is_count, "a whole number of at least 0"
 _SECONDS = _is_seconds, "a number of at least 0"
 _TEXT = _is_text, "text"
-_SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
-_LIST = _or_null(_is_list), "a list of numbers"
+_SHARES = _by_name(is_number), "numbers by name"
+_LIST = _or_null(_list_of(is_number)), "a list of numbers"
 _TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
@@ -275,8 +244,8 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "rows": _COUNT,
     **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
     **{("parts", name): _TABLE for name in ("edges", "label_counts")},
-    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_is_list, "a list of numbers")),
-    ("parts", "labels"): (_is_labels, "a list of labels"),
+    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_list_of(is_number), "a list of numbers")),
+    ("parts", "labels"): (_or_null(_list_of(_is_scalar)), "a list of labels"),
     ("parts", "row_bytes"): _SECONDS,
 }
 _NEEDED = {
@@ -303,9 +272,9 @@ _QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
 _OBJECT = is_mapping, "values by name"
 _SUMMARY = {
     "title": (_is_scalar, "text"),
-    "facts": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers or text by name"),
-    "metrics": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers by name"),
-    "stages": (lambda value: isinstance(value, list) and all(map(is_mapping, value)), "a list of stages"),
+    "facts": (_by_name(_is_scalar), "numbers or text by name"),
+    "metrics": (_by_name(_is_scalar), "numbers by name"),
+    "stages": (_list_of(is_mapping), "a list of stages"),
     **dict.fromkeys(("quality", "partitioning", "plan"), _OBJECT),
     **dict.fromkeys(("epochs", "num_nodes", "num_edges", "num_parts", "training_peak_bytes"), _COUNT),
 }

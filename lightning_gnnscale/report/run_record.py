@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import events
 from ..errors import GNNScaleError
-from .run_files import CutShort, check_events, read_metrics, read_settings, read_summary
+from .run_files import CutShort, check_events, read_metrics, read_settings, read_summary, value_at
 
 # What the training thread does, in the order in which a step does it; see `events.ActivityClock`.
 TRAINING = ("wait", "transfer", "read", "sample", "forward", "backward", "exchange", "average", "update", "ranks")
@@ -41,11 +41,7 @@ class RunRecord:
 
     @classmethod
     def open(cls, folder: str | Path) -> "RunRecord":
-        """Read a run folder.
-
-        Raises:
-            GNNScaleError: it is not a run's: it has neither events nor a summary; or a file holds what no run writes.
-        """
+        """Read a run folder; GNNScaleError: it has neither events nor a summary, or a file holds what no run writes."""
         folder = Path(folder)
         log = _from_one(_read_log(folder / "events.jsonl"))
         summary = _read_summary(folder, log)
@@ -64,11 +60,13 @@ class RunRecord:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting by its dotted name; the default where it is missing or null."""
-        found: Any = self.config
-        for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
+        found = value_at(self.config, key)
         is_reference = isinstance(found, str) and "${" in found  # to a value that only the run knew
         return default if found is None or is_reference else found
+
+    def class_at(self, key: str) -> str:
+        """Return the name of the class at a setting, without its modules; "" where there is none."""
+        return str(self.get(f"{key}._target_", "")).rpartition(".")[2]
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -18,62 +18,41 @@ from ..kernel_sets import running
 from ..memory import format_bytes, format_seconds
 
 
-class _Bars(Progress):
-    """Bars, the first for kernels compiled meanwhile."""
-
-    _kernels: int | None = None
-
-    def watch_kernels(self) -> None:
-        if not self.disable and running() is not None:
-            self._kernels = self.add_task("compiling kernels, once", total=None, visible=False)
-
-    def get_renderables(self):
-        if self._kernels is not None:
-            self._move_kernels()
-        yield from super().get_renderables()
-
-    def _move_kernels(self) -> None:
-        ahead = running()
-        if ahead is None:
-            self.remove_task(self._kernels)
-            self._kernels = None
-        elif ahead.total is not None:
-            self.update(self._kernels, total=ahead.total, completed=ahead.done, visible=ahead.total > 0)
-
-
-class ProgressBars:
-    """Draw one bar for each name that reports; nothing where the output is not a terminal.
-
-    Kernels compiled meanwhile have one too.
+class ProgressBars(Progress):
+    """One bar for each name that reports, and one for kernels compiled meanwhile; none where the output is no terminal.
 
     Use as a context manager; call it as `bars(what, done, total)`.
     """
 
-    def __init__(self, enabled: bool = True):
-        console = Console(stderr=True)
-        self._progress = _Bars(
-            TextColumn("{task.description:<28}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not enabled or not console.is_terminal,
-        )
-        self._tasks: dict[str, int] = {}
+    _kernels: int | None = None
+
+    def __init__(self, console: Console | None = None):
+        console = console or Console(stderr=True)
+        columns = TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._bar_of: dict[str, int] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Move the bar of `what` to `done` of `total` (None: unknown)."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
+        if what not in self._bar_of:
+            self._bar_of[what] = self.add_task(what, total=total)
+        self.update(self._bar_of[what], completed=done, total=total)
 
     def __enter__(self) -> "ProgressBars":
-        self._progress.watch_kernels()
-        self._progress.__enter__()
-        return self
+        if not self.disable and running() is not None:
+            self._kernels = self.add_task("compiling kernels, once", total=None, visible=False)
+        return super().__enter__()
 
-    def __exit__(self, *error) -> None:
-        self._progress.__exit__(*error)
+    def get_renderables(self):
+        """Yield what is drawn; the bar of kernels is moved, or removed once they are compiled."""
+        if self._kernels is not None:
+            ahead = running()
+            if ahead is None:
+                self.remove_task(self._kernels)
+                self._kernels = None
+            elif ahead.total is not None:
+                self.update(self._kernels, total=ahead.total, completed=ahead.done, visible=ahead.total > 0)
+        yield from super().get_renderables()
 
 
 def is_terminal() -> bool:
@@ -84,6 +63,19 @@ def is_terminal() -> bool:
 def print_line(text: str) -> None:
     """Print one line of progress with the time of day, at once: for output to a file that is read during the run."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def print_text(text: str) -> None:
+    """Print text that is neither wrapped nor marked up."""
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_facts(title: str, facts: dict) -> None:
+    """Print a title and, where there is one, the text of each fact beside its name."""
+    Console().print(title, style="bold", highlight=False, markup=False)
+    for name, value in facts.items():
+        if value not in (None, ""):
+            print_text(f"  {name:<22} {value}")
 
 
 @contextmanager
@@ -98,12 +90,7 @@ def stage_lines() -> Iterator[None]:
 
 
 def stage_rows(log: list[dict], predicted: dict[str, int]) -> list[dict]:
-    """Return one row per stage: the sum of its seconds, its largest peak, and the prediction beside it.
-
-    Args:
-        log: Events of a run, see `events.py`.
-        predicted: Predicted bytes for each stage, for example `plan.host_peak_bytes`.
-    """
+    """Return one row per stage of a log: the sum of its seconds, its largest peak, and the predicted bytes."""
     rows: dict[str, dict] = {}
     for event in log:
         if event["event"] != "stage":
@@ -117,9 +104,9 @@ def stage_rows(log: list[dict], predicted: dict[str, int]) -> list[dict]:
     return list(rows.values())
 
 
-def write_summary(folder: str | os.PathLike, summary: dict) -> Path:
-    """Write `summary.json` into a run folder, whole or not at all."""
-    path = Path(folder) / "summary.json"
+def write_summary(folder: str | os.PathLike, summary: dict, name: str = "summary.json") -> Path:
+    """Write a summary into a run folder, whole or not at all."""
+    path = Path(folder) / name
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(summary, indent=2, default=_plain) + "\n")
     os.replace(temporary, path)
@@ -127,11 +114,7 @@ def write_summary(folder: str | os.PathLike, summary: dict) -> Path:
 
 
 def print_summary(summary: dict, console: Console | None = None) -> None:
-    """Print the stages, the parts' quality, the results, and their paths.
-
-    Args:
-        summary: {"stages": rows of `stage_rows`, "facts": {title: number or text}}.
-    """
+    """Print the stages, the parts' quality, the results, and their paths: {"stages": rows, "facts": {title: value}}."""
     console = console or Console()
     stages = Table(title=str(summary.get("title", "run")), title_justify="left")
     for heading, justify in (("stage", "left"), ("seconds", "right"), ("peak memory", "right"), ("predicted", "right")):

@@ -27,7 +27,7 @@ from ..across_ranks import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds, short
 from ..events import clock
 from ..graph import StepBatches, batch_of, batches_of
-from ..model import checkpoint_entries, checkpoint_file
+from ..model import checkpoint_file, made_again
 from ..scratch import keep_sockets
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
@@ -464,7 +464,7 @@ class GNNScaleStrategy(DDPStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights of a checkpoint; another model's are refused in one line."""
         with checkpoint_file.of_this_model(self._loaded_from, type(self.lightning_module)):
-            named = checkpoint_entries.named_as(self.lightning_module, checkpoint["state_dict"])
+            named = made_again.named_as(self.lightning_module, checkpoint["state_dict"])
             super().load_model_state_dict({**checkpoint, "state_dict": named}, strict)
 
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -482,7 +482,7 @@ class GNNScaleStrategy(DDPStrategy):
             )
         kept = checkpoint.get(CHECKPOINT_KEY)
         self._ranks.check_kept(self.lightning_module.trainer, checkpoint.get(RANKS_KEY) or {}, kept)
-        self.weights.load_state_dict(checkpoint_entries.named_as(self.lightning_module, kept))
+        self.weights.load_state_dict(made_again.named_as(self.lightning_module, kept))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait for all ranks.

@@ -9,7 +9,7 @@ import pytest
 from lightning_gnnscale.cli import run_paths
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.signatures import taker_of
+from lightning_gnnscale.cli.settings import taker_of
 
 ROOT = Path(__file__).parents[2]
 

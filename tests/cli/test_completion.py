@@ -8,7 +8,7 @@ import pytest
 from cli.refusals import refused
 
 from lightning_gnnscale.cli.commands import benches
-from lightning_gnnscale.cli.completion import SHELLS, candidates
+from lightning_gnnscale.cli.help import SHELLS, candidates
 from lightning_gnnscale.cli.main import main
 
 

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from lightning_gnnscale import events
-from lightning_gnnscale.cli.environment import hidden, written
+from lightning_gnnscale.cli.compose import hidden, written
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.recipes import check_no_credentials
 
@@ -19,7 +19,7 @@ SECRET = "s3cr3t-value"
 
 @pytest.fixture(autouse=True)
 def _nothing_read_stays(monkeypatch):
-    monkeypatch.setattr("lightning_gnnscale.cli.environment._read", {})
+    monkeypatch.setattr("lightning_gnnscale.cli.compose._read", {})
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.signatures import taker_of
-from lightning_gnnscale.cli.train import fit, make_datamodule, make_model
+from lightning_gnnscale.cli.models import make_model
+from lightning_gnnscale.cli.settings import taker_of
+from lightning_gnnscale.cli.train import fit, make_datamodule
 from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.datamodule import FullGraphDataModule, PartitionDataModule
 from lightning_gnnscale.dataset import GraphDataset

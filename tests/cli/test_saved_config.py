@@ -6,7 +6,7 @@ from cli.refusals import refused
 
 from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.cli.saved_config import known_targets
+from lightning_gnnscale.cli.run_paths import known_targets
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.report.run_files import read_settings
 from tests.says import said

@@ -7,8 +7,7 @@ import pytest
 
 from lightning_gnnscale.cli import settings
 from lightning_gnnscale.cli.compose import compose_config
-from lightning_gnnscale.cli.settings import described, elsewhere, keys_of_choices, known_taker, walk
-from lightning_gnnscale.cli.signatures import Setting, taker_of
+from lightning_gnnscale.cli.settings import Setting, described, elsewhere, keys_of_choices, known_taker, taker_of, walk
 from tests.describe_settings import describe, text_of
 
 

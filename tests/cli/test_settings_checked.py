@@ -13,8 +13,7 @@ from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale.cli.checks import check_settings, planned_devices
-from lightning_gnnscale.cli.compose import compose_config
-from lightning_gnnscale.cli.environment import written
+from lightning_gnnscale.cli.compose import compose_config, written
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.ranks import accelerator, set_matmul_precision, trains_on

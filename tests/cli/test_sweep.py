@@ -8,7 +8,7 @@ from cli.tiny_graph import TINY, write_tiny_graph
 from pytest import raises
 
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.sweep import end_sweep, read_jobs
+from lightning_gnnscale.cli.report import end_sweep, read_jobs
 
 
 def job(folder: Path, name: str, words: list[str], acc: float | None) -> None:

@@ -126,7 +126,7 @@ def test_sampled_rows_are_unbiased():
 
     def summed(directed_edges):
         block = normalized(
-            make_block(edges[:, directed_edges], 4, None, degree, None, self_weight=own).head(1), torch.float32
+            make_block(edges[:, directed_edges], 4, None, degree=degree, self_weight=own).head(1), torch.float32
         )
         return block.edge_weight @ x[block.indices]
 

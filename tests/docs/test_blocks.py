@@ -16,8 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.cli.compose import compose_config
-from lightning_gnnscale.cli.environment import written
+from lightning_gnnscale.cli.compose import compose_config, written
 from lightning_gnnscale.partitioner import registry
 from tests.tiers import first
 

@@ -12,13 +12,13 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.checks import check_dataset
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.cli.model_inputs import model_widths
+from lightning_gnnscale.cli.models import make_model, model_widths
 from lightning_gnnscale.cli.recipes import take_recipe
-from lightning_gnnscale.cli.train import make_datamodule, make_model
+from lightning_gnnscale.cli.train import make_datamodule
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.planner import predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 from tests.says import said
 
 

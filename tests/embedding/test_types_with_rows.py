@@ -14,7 +14,7 @@ from lightning_gnnscale.datamodule.machine_plan import Machines
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.partition_store.typed_features import NodeTypesWithRows
 from lightning_gnnscale.planner import predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 from lightning_gnnscale.strategy import GradientAveraging
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))

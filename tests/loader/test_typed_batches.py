@@ -16,8 +16,7 @@ from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, RowRe
 from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.loader.waiting_batch import WaitingBatch
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
-from lightning_gnnscale.planner.host_memory import predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize, predict_training
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from tests.says import said
 from tests.tiers import each_value

@@ -12,7 +12,7 @@ import torch
 import lightning_gnnscale as gs
 from lightning_gnnscale.partition_store.part_graph import load_part_graph
 from lightning_gnnscale.planner import predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 from tests.says import said
 
 NUM_NODES, NUM_EDGES = 120, 3000

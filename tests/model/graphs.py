@@ -9,8 +9,8 @@ import torch
 from lightning_gnnscale.datamodule.edge_spool import EdgeSpool
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.model import RowBlock
+from lightning_gnnscale.model.layer_inputs import SparseInput
 from lightning_gnnscale.model.layer_source import select_rows
-from lightning_gnnscale.model.sparse_linear import SparseInput
 
 
 @dataclass

@@ -21,12 +21,11 @@ from lightning_gnnscale.model import (
     GraphSAGE,
     RowBlock,
     broadcast,
-    layer_plan,
+    edge_bins,
     layerwise_inference,
 )
-from lightning_gnnscale.model.edge_bins import BinSizes, EdgeBins, edge_shares
+from lightning_gnnscale.model.edge_bins import BinSizes, EdgeBins, LayerSize, choose_way, edge_shares, plan_buckets
 from lightning_gnnscale.model.inference import _Pass
-from lightning_gnnscale.model.layer_plan import GroupSize, LayerSize, choose_way, plan_buckets
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from tests.says import said
 from tests.tiers import all_pairs
@@ -37,7 +36,7 @@ STREAMED = [GCN, GraphSAGE, SGC, NGNN]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(broadcast, "CHUNK_BYTES", 4 * 8 * 64)  # 64 sources of 8 columns
-    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 0)
+    monkeypatch.setattr(edge_bins, "FIXED_BYTES", 0)
     monkeypatch.setattr(broadcast, "READ_BYTES", 1)  # one step of rows at a time
 
 
@@ -204,20 +203,20 @@ def test_the_way_is_chosen_by_bytes_and_logged(caplog, in_channels):
 
 
 def test_what_fits_memory_stays_and_fewer_bytes_win():
-    size = LayerSize(num_rows=1000, num_edges=20_000, num_sources=5000, source_bytes=128)
-    fits = choose_way(size, GroupSize(1, 128, 0), row_bytes=300, edge_bytes=6, memory_bytes=1 << 30)
+    size = LayerSize(1000, 20_000, 5000, 128, num_groups=9, group_source_bytes=128, mapping_bytes=0)
+    fits = choose_way(size._replace(num_groups=1), row_bytes=300, edge_bytes=6, memory_bytes=1 << 30)
     assert not fits.broadcasts and fits.buckets == (1, 1000, (1 << 30) * 13 // 16 - 300_000)
-    many = choose_way(size, GroupSize(9, 128, 0), row_bytes=300, edge_bytes=6, memory_bytes=200_000)
+    many = choose_way(size, row_bytes=300, edge_bytes=6, memory_bytes=200_000)
     assert many.broadcasts and many.buckets.num_buckets == 2
     assert many.broadcast_bytes == 2 * 5000 * 128 + 20_000 * 6 - 2 * many.buckets.keep_bytes
     assert many.group_bytes == 9 * 5000 * 128 + 1000 * 128
-    wide = choose_way(size, GroupSize(9, 128, 0), row_bytes=3000, edge_bytes=6, memory_bytes=200_000)
+    wide = choose_way(size, row_bytes=3000, edge_bytes=6, memory_bytes=200_000)
     assert not wide.broadcasts and wide.buckets.num_buckets == 19
     assert plan_buckets(0, 0, 300, 6, 100).most_rows == 1
 
 
 def test_little_memory_leaves_space_for_chunks(monkeypatch):
-    monkeypatch.setattr(layer_plan, "FIXED_BYTES", 48 << 20)
+    monkeypatch.setattr(edge_bins, "FIXED_BYTES", 48 << 20)
     buckets = [plan_buckets(1 << 20, 0, 100, 6, size << 20).num_buckets for size in (32, 80, 400)]
     assert buckets == [-(-100 // 8), -(-100 // 32), 1]
 

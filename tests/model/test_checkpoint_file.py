@@ -16,8 +16,8 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import CheckpointError
-from lightning_gnnscale.model.checkpoint_entries import named_as
 from lightning_gnnscale.model.checkpoint_file import CheckpointFiles, link_checkpoint, plain, read_checkpoint
+from lightning_gnnscale.model.made_again import named_as
 from tests.says import said
 
 

@@ -125,7 +125,7 @@ def test_sums_of_sampled_rows_are_unbiased():
     index = torch.stack([torch.arange(1, 1 + len(edges[chosen])), torch.zeros(len(edges[chosen]), dtype=torch.int64)])
     x = torch.cat([X[[node]], X[EDGES[0][edges[chosen]]]])
     degree = torch.tensor([len(edges)] + [1] * (len(x) - 1))
-    block = make_block(index, len(x), None, degree, None, EDGE_ATTR[edges[chosen]])
+    block = make_block(index, len(x), None, degree=degree, edge_attr=EDGE_ATTR[edges[chosen]])
     out = layer(x, model.prepare(block))[0]
     expected = messages[chosen].mean(dim=0) * len(edges) + X[node]
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

@@ -16,8 +16,9 @@ def test_each_chunk_of_links_has_the_edge_types_of_its_own_links(monkeypatch):
     seen = []
     model = gs.LinkPredictor(gs.model.GraphSAGE(4, 8, 8))
     monkeypatch.setattr(model, "_relation", lambda given, told: given)
-    monkeypatch.setattr(model, "_rank", lambda output, ends, false, relation: seen.append((ends, relation)))
+    monkeypatch.setattr(model, "_rows", lambda output, nodes: nodes)
+    monkeypatch.setattr(model, "_rank", lambda source, other, false, missing, relation: seen.append((source, relation)))
     list(model._ranked(None, links))
-    for ends, relation in seen:
-        assert torch.equal(relation, torch.from_numpy(edge_type[ends[0]]))
+    for source, relation in seen:
+        assert torch.equal(relation, torch.from_numpy(edge_type[source]))
     assert len(seen) == 3

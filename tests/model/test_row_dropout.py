@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model.graphs import to_sparse
 
-from lightning_gnnscale.model import row_dropout
-from lightning_gnnscale.model.row_dropout import RowDropout, combine, mix64
-from lightning_gnnscale.model.sparse_linear import dense_rows
+from lightning_gnnscale.model import dropout
+from lightning_gnnscale.model.dropout import RowDropout, combine, mix64
+from lightning_gnnscale.model.layer_inputs import dense_rows
 from lightning_gnnscale.rng import combine_array, mix64_array
 from tests.tiers import all_pairs
 
@@ -19,7 +19,7 @@ KEYS = st.integers(0, (1 << 64) - 1)
 def torch_form(x, ids, key, probability, monkeypatch):
     """What devices without compiled loops run."""
     with monkeypatch.context() as patch:
-        patch.setattr(row_dropout, "COMPILED", ())
+        patch.setattr(dropout, "COMPILED", ())
         return RowDropout(probability, key)(x, ids)
 
 

@@ -9,8 +9,8 @@ from model.row_blocks import NUM_NODES, make_rows
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE
 from lightning_gnnscale.model.block import Block
+from lightning_gnnscale.model.layer_inputs import SparseInput
 from lightning_gnnscale.model.row_layers import EdgeSums, edges_from, prepared_rows
-from lightning_gnnscale.model.sparse_linear import SparseInput
 from lightning_gnnscale.triton_kernels.aggregate import Transposed, aggregate, device
 
 WEIGHED = [GCN, GraphSAGE, SGC, NGNN]

@@ -7,8 +7,8 @@ import torch
 from model.row_blocks import NUM_NODES, Mail, MailExchange, make_rows, on_threads
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, GraphSAGE
-from lightning_gnnscale.model.row_dropout import RowDropout
-from lightning_gnnscale.model.row_exchange import NO_HALO
+from lightning_gnnscale.model.dropout import RowDropout
+from lightning_gnnscale.model.row_layers import NO_HALO
 from tests.tiers import all_pairs
 
 IN, HIDDEN, OUT = 5, 4, 3

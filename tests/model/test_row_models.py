@@ -9,7 +9,7 @@ from model.row_blocks import NUM_NODES, Mail, MailExchange, make_rows, on_thread
 
 from lightning_gnnscale.datamodule.full_graph_batch import FullGraphBatch
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, NodeClassifier, gcn, row_layers
-from lightning_gnnscale.model.sparse_linear import is_sparse
+from lightning_gnnscale.model.layer_inputs import is_sparse
 from lightning_gnnscale.sampler.minibatch import SparseFeatures
 from tests.tiers import all_pairs, each_value
 

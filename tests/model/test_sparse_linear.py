@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model.graphs import to_sparse
 
-from lightning_gnnscale.model.sparse_linear import SparseInput, as_input, dense_rows, drop, head_rows, linear, num_rows
+from lightning_gnnscale.model.dropout import drop
+from lightning_gnnscale.model.layer_inputs import SparseInput, as_input, dense_rows, head_rows, linear, num_rows
 from tests.says import said
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_gnnscale.planner import plan
 from lightning_gnnscale.planner.device_speed import batch_counts, card_of, stage_bounds
-from lightning_gnnscale.planner.sizes import BatchShape
+from lightning_gnnscale.planner.host_memory import BatchShape
 from tests.says import said
 
 SHAPE = BatchShape(feature_dim=128, batch_size=1000, fanouts=(10, 5), hidden_channels=256)

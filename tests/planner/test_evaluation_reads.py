@@ -2,10 +2,9 @@
 
 from lightning_gnnscale.graph import id_dtype
 from lightning_gnnscale.model import GraphSAGE
-from lightning_gnnscale.model.layer_plan import plan_buckets, row_bytes_of
+from lightning_gnnscale.model.edge_bins import plan_buckets, row_bytes_of
 from lightning_gnnscale.planner import plan
-from lightning_gnnscale.planner.evaluation_reads import SPOOLED_EDGE_BYTES, predict_evaluation_reads
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import SPOOLED_EDGE_BYTES, BatchShape, RunSize, predict_evaluation_reads
 
 
 def test_buckets_are_those_that_layers_are_computed_in():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.planner import plan, predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 from tests.says import said
 
 

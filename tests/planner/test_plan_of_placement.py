@@ -8,7 +8,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.planner import predict_training
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 
 NODES, DIM = 1000, 64
 RUN = RunSize(NODES, 8000, 4, 2)

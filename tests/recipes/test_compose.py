@@ -19,8 +19,7 @@ from lightning_gnnscale.cli.recipes import (
     recipes_folder,
     take_recipe,
 )
-from lightning_gnnscale.cli.settings import known_taker
-from lightning_gnnscale.cli.signatures import taker_of
+from lightning_gnnscale.cli.settings import known_taker, taker_of
 from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.datamodule.train_loader import ROWS
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry

@@ -3,8 +3,7 @@
 import pytest
 
 from lightning_gnnscale.report import suggestions
-from lightning_gnnscale.report.curve_words import rises_since
-from lightning_gnnscale.report.suggestions import RULES, suggest
+from lightning_gnnscale.report.suggestions import RULES, rises_since, suggest
 from tests.report.recorded_runs import CONFIG, PARTS, QUALITY, log_of, recorded, summary_of
 
 

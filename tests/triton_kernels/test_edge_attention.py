@@ -229,7 +229,7 @@ def test_equals_the_attention_of_pyg():
     expected = conv(x, edge_index)
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, [x, conv.lin.weight, conv.att_src, conv.att_dst], grad)
-    block = with_self_loops(make_block(edge_index, 20, None, None, None))
+    block = with_self_loops(make_block(edge_index, 20, None))
     values = (x @ conv.lin.weight.t()).view(20, 3, 5)
     scores = [(values * vector).sum(-1) for vector in (conv.att_src, conv.att_dst)]
     out = edge_attention(values, *scores, block.indptr, block.indices).flatten(1) + conv.bias

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model.row_dropout import combine
+from ...model.dropout import combine
 from ...rng import combine_array, fold
 from . import transport
 from .bounds import Bound
