@@ -10,7 +10,7 @@ from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.planner import plan
 from lightning_gnnscale.planner.device_sampling import SHARE, size_sampling
 from lightning_gnnscale.planner.device_speed import stage_bounds
-from lightning_gnnscale.planner.sizes import BatchShape, RunSize
+from lightning_gnnscale.planner.host_memory import BatchShape, RunSize
 from lightning_gnnscale.triton_kernels.sample_neighbors import Relation, device_graph
 from tests.says import said
 
