@@ -29,11 +29,9 @@ def picture() -> str:
     with open(ROWS, newline="") as file:
         rows = {row["stage"]: row for row in csv.DictReader(file)}
     store, cap = rows["store"], int(rows["store"]["cap_bytes"]) / 2**30
-    lines = [_bar(0, "the store on disk", int(store["disk_bytes"]), "disk", "", 0)]
+    lines = [_bar(0, "the store on disk", int(store["disk_bytes"]), "disk", 0)]
     for place, (stage, label) in enumerate(STAGES.items(), 1):
-        lines.append(
-            _bar(place, label, int(rows[stage]["peak_bytes"]), "peak", f", {int(rows[stage]['seconds']):,} s", cap)
-        )
+        lines.append(_bar(place, label, int(rows[stage]["peak_bytes"]), "peak", cap))
     bottom = TOP + STEP * len(lines)
     at_cap = LEFT + cap * GIB
     nodes, edges = int(store["nodes"]), int(store["edges"])
@@ -43,7 +41,7 @@ def picture() -> str:
             f"<title>Memory of each stage under a cap of {cap:.0f} GiB</title>",
             f"<style>{STYLE}\n</style>",
             f'<text x="12" y="24">{nodes / 1e6:.0f} million nodes, {edges / 1e9:.1f} billion edges, '
-            f"{store['feature_dim']} features, {store['cores']} cores: peak memory, seconds</text>",
+            f"{store['feature_dim']} features, {store['cores']} cores: peak memory</text>",
             *lines,
             f'<line class="cap" x1="{at_cap}" x2="{at_cap}" y1="{TOP - 12}" y2="{bottom}"/>',
             f'<text class="small of-cap" x="{at_cap - 4}" y="{TOP - 17}" text-anchor="middle">'
@@ -53,13 +51,13 @@ def picture() -> str:
     )
 
 
-def _bar(place: int, label: str, num_bytes: int, kind: str, behind: str, at_least: float) -> str:
+def _bar(place: int, label: str, num_bytes: int, kind: str, at_least: float) -> str:
     y, gib = TOP + STEP * place, num_bytes / 2**30
     text = y + BAR - 4
     return (
         f'<text x="{LEFT - 12}" y="{text}" text-anchor="end">{label}</text>'
         f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{gib * GIB:.1f}" height="{BAR}" rx="2"/>'
-        f'<text class="small" x="{LEFT + max(gib, at_least) * GIB + 8:.1f}" y="{text}">{gib:.1f} GiB{behind}</text>'
+        f'<text class="small" x="{LEFT + max(gib, at_least) * GIB + 8:.1f}" y="{text}">{gib:.1f} GiB</text>'
     )
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from ..errors import short
 from ..graph import id_dtype
 from ..memory import format_bytes
-from .host_memory import batch_nodes, held_parts, part_reach
-from .host_memory import BatchShape, RunSize
+from .host_memory import BatchShape, RunSize, batch_nodes, held_parts, part_reach
 
 DEVICES = ("auto", "cpu", "cuda")  # of a sampler
 SHARE = 0.5  # of a GPU's free memory that a part's edges may take, as the sampler has it
