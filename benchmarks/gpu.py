@@ -234,6 +234,14 @@ class Inputs:
                 Row("epoch", model, f"{tier}, no overlap", 0, partial(self._epoch, model, tier, False), self.no_gpu)
                 for tier in ("device", "pinned")
             ),
+            Row(
+                "epoch",
+                model,
+                "device, sampled on the CPU",
+                0,
+                partial(self._epoch, model, "device", True, "cpu"),
+                self.no_gpu,
+            ),
             Row("epoch", model, "disk", 0, partial(self._epoch, model, "disk", True)),
         ]
 
@@ -277,8 +285,8 @@ class Inputs:
         ]  # fmt: skip
         return [Row("full graph", "GCN", f"{bench.scale * _FULL_SHARE:g} of the size", 0, step), *exchanges]
 
-    def _epoch(self, model: str, tier: str, overlapped: bool) -> dict:
-        return self.training.epoch(model, self.buffer(tier), overlapped)
+    def _epoch(self, model: str, tier: str, overlapped: bool, sampled: str = "auto") -> dict:
+        return self.training.epoch(model, self.buffer(tier), overlapped, sampled)
 
     def _gathered(self, tier: str) -> dict:
         return self.training.gathering(self.buffer(tier))

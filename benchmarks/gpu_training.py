@@ -61,7 +61,9 @@ class Training:
         """Batches of an epoch."""
         return -(-len(self.graph.seeds) // self.batch_size)
 
-    def loader(self, typed: bool = False, buffer: FeatureBuffer | None = None, ahead: int = 0) -> PartLoader:
+    def loader(
+        self, typed: bool = False, buffer: FeatureBuffer | None = None, ahead: int = 0, sampled: str = "cpu"
+    ) -> PartLoader:
         """Return the loader of an epoch.
 
         Args:
@@ -69,20 +71,23 @@ class Training:
             buffer: Gives the features: on a GPU on the device's copy stream, on a CPU in the loader's threads. None:
                 batches have none.
             ahead: Batches copied ahead of their use; 0: they come on the host.
+            sampled: Where batches that are copied ahead are sampled: `device` of the sampler.
         """
         graph, on_gpu = self.graph, self.device.type == "cuda"
         whole = graph.whole(typed)
         data = PartData(lambda part: whole, None if on_gpu else buffer, node_values(graph.labels, {}))
         options = LoaderOptions(self.batch_size, num_threads=self.num_threads)
-        loader = PartLoader([0], data, {0: graph.seeds}, NeighborSampler(self.fanouts), options)
+        sampler = NeighborSampler(self.fanouts, device=sampled)
+        loader = PartLoader([0], data, {0: graph.seeds}, sampler, options)
         if on_gpu and ahead:
             fill = None if buffer is None else lambda batch, nodes: _fill(batch, buffer, nodes)
             loader.send_to(DeviceBatches(self.device, ahead, fill))
+            loader.sample_on(self.device)
         return loader
 
-    def batches(self, typed: bool, buffer: FeatureBuffer, overlapped: bool) -> Iterator[Any]:
+    def batches(self, typed: bool, buffer: FeatureBuffer, overlapped: bool, sampled: str = "cpu") -> Iterator[Any]:
         """Yield the batches of epoch after epoch, on the device and with features."""
-        loader = self.loader(typed, buffer, _AHEAD if overlapped else 0)
+        loader = self.loader(typed, buffer, _AHEAD if overlapped else 0, sampled)
         try:
             while True:
                 loader.set_epoch(loader.epoch + 1)
@@ -107,10 +112,10 @@ class Training:
         }[name]()
         return NodeClassifier(backbone).to(self.device)
 
-    def epoch(self, name: str, buffer: FeatureBuffer, overlapped: bool) -> dict:
+    def epoch(self, name: str, buffer: FeatureBuffer, overlapped: bool, sampled: str = "auto") -> dict:
         """Train a model of the package for an epoch, with its features in a buffer."""
         step = training_step(self.model(name))
-        with closing(self.batches(name == "R-GCN", buffer, overlapped)) as batches:
+        with closing(self.batches(name == "R-GCN", buffer, overlapped, sampled)) as batches:
             return self.timed(batches, step, buffer.dim * buffer.dtype.itemsize)
 
     def compute_alone(self, name: str, buffer: FeatureBuffer) -> dict:
@@ -266,7 +271,8 @@ def training_step(module: nn.Module, targets: Callable[[Any], Any] | None = None
 
 
 def _fill(batch: Any, buffer: FeatureBuffer, nodes: Any) -> None:
-    batch.x = buffer.read(nodes)
+    on_host = batch.host_ids if batch.made is not None and buffer.asks_host else None
+    batch.x = buffer.read(nodes, on_host=on_host)
 
 
 def _ids(batch: Any, device: torch.device) -> Any:
