@@ -36,8 +36,9 @@ class StoreLayerSource:
     Args:
         store: the partition store.
         parts: parts whose rows this rank computes; each part belongs to one rank.
-        scratch: folder of the tables of hidden layers while needed. Machines without a shared folder have tables
-            of their own: at each barrier they send each other the rows that were written since the last one.
+        scratch: folder of the tables of hidden layers while needed; None: only `rows` and nodes are read. Machines
+            without a shared folder have tables of their own: at each barrier they send each other the rows that were
+            written since the last one.
         block_edges: edges a block, at least one row's.
         stored_features: False: no features.
         edge_features: False: blocks without features of edges.
@@ -47,7 +48,7 @@ class StoreLayerSource:
         self,
         store: PartitionStore,
         parts: list[int],
-        scratch: Scratch,
+        scratch: Scratch | None,
         block_edges: int = 1 << 20,
         stored_features: bool = True,
         edge_features: bool = True,
@@ -106,6 +107,13 @@ class StoreLayerSource:
                     **{name: self._segments(one, begins[chosen], ends[chosen]) for name, one in columns.items()},
                 )
                 first = chosen.stop
+
+    def rows(self, nodes: np.ndarray) -> RowBlock:
+        """Return the rows of some nodes of any part, (num,) ascending store ids, as one block."""
+        indptr = self.store.csc.indptr
+        begins, ends = np.asarray(indptr[nodes]), np.asarray(indptr[np.asarray(nodes) + 1])
+        columns = {name: self._segments(one, begins, ends) for name, one in self._columns().items()}
+        return RowBlock(nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), **columns)
 
     @property
     def row_bytes(self) -> float:
@@ -188,6 +196,10 @@ class StoreLayerSource:
             with clear_error("joining the nodes that are evaluated"):
                 dist.all_reduce(spread, dist.ReduceOp.MAX)
             chunk[:] = np.packbits(spread.cpu().numpy())
+
+    def store_ids(self, nodes: np.ndarray) -> np.ndarray:
+        """Return some nodes as they are."""
+        return np.asarray(nodes, np.int64)
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
