@@ -184,6 +184,8 @@ def _of_run(name: str, path: str, words: list[str], trusted: bool) -> Command:
         own.append("num_devices=${trainer.devices}")  # as in train.yaml: a run's own config has its number
     else:
         own.append(f"hydra.run.dir={_quoted(str(folder / name))}")
+    # A run's own config may be older than the setting.
+    words = [f"++{word}" if word.startswith("changed=") else word for word in words]
     given = {word.partition("=")[0] for word in words}
     own = [word for word in own if word.partition("=")[0] not in given]
     return Command(name, "train", str(_config_alone(folder, words, trusted)), "config", [*own, *words])

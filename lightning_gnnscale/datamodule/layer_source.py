@@ -358,7 +358,7 @@ class EvaluationPass(Batch):
         labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
         masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
         links: this rank's `EvaluationLinks`, or None.
-        sample: the nodes of the split that are evaluated; None: all of them.
+        sample: the nodes of the split that are evaluated, or of all that are predicted; None: all of them.
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
@@ -373,7 +373,7 @@ class EvaluationPass(Batch):
 
     def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
         """Return which rows each layer of a model must have for this split, see `closure`; None: all of them."""
-        if self.split is None:
+        if self.split is None and self.sample is None:
             return None
         if num_layers not in self._needed:
             self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)
