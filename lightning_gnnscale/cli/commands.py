@@ -184,8 +184,6 @@ def _of_run(name: str, path: str, words: list[str], trusted: bool) -> Command:
         own.append("num_devices=${trainer.devices}")  # as in train.yaml: a run's own config has its number
     else:
         own.append(f"hydra.run.dir={_quoted(str(folder / name))}")
-    # A run's own config may be older than the setting.
-    words = [f"++{word}" if word.startswith("changed=") else word for word in words]
     given = {word.partition("=")[0] for word in words}
     own = [word for word in own if word.partition("=")[0] not in given]
     return Command(name, "train", str(_config_alone(folder, words, trusted)), "config", [*own, *words])
@@ -199,6 +197,7 @@ def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
     alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     config = checked_config(folder / CONFIG, words, trusted)
+    config.setdefault("changed", False)  # a run may be older than the setting
     (alone / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return alone
 
