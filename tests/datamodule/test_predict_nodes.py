@@ -130,3 +130,16 @@ def test_what_does_not_fit_is_refused(store, tmp_path):
     bare = write(tmp_path / "bare", labels=np.zeros(NUM, np.int64))
     with pytest.raises(StrategyError, match=said("bare no features model reads 6")):
         make().predict_nodes(bare, [3])
+
+
+def test_learned_rows_are_those_of_the_nodes(store):
+    module = make(GraphSAGE, dtype=torch.float32, in_channels=DIM + 4, inputs=gs.DistributedEmbedding(NUM, 4))
+    module.inputs.open()
+    with pytest.warns(UserWarning, match="as they were initialised"):
+        expected = of_all(module, store)
+    nodes = np.array([150, 7])
+    with pytest.warns(UserWarning, match="as they were initialised"):
+        rows = module.predict_nodes(store, nodes)
+    found = module.predict_nodes(store, nodes, fanouts=[-1, -1])
+    for one in (rows, found):
+        torch.testing.assert_close(one["prediction"], expected[torch.from_numpy(rows["nodes"])], rtol=1e-5, atol=1e-5)
