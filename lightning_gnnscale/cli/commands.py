@@ -192,6 +192,7 @@ def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
     alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     config = checked_config(folder / CONFIG, words, trusted)
+    config.setdefault("changed", False)  # a run may be older than the setting
     (alone / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return alone
 

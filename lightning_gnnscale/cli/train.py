@@ -132,6 +132,11 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     _quiet()
     check_settings(config)
     check_unused(config)
+    if config.get("changed") and not (command == "predict" and config.store):
+        raise UsageError(
+            f"changed={config.changed} goes with gnnscale predict RUN store=, a store that gnnscale update has "
+            "written: leave it out"
+        )
     if is_first_rank():
         (folder / CONFIG).write_text(OmegaConf.to_yaml(written(config)))
     log = folder / "events.jsonl"
@@ -292,7 +297,7 @@ def make_trainer(config: DictConfig, folder: Path):
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")
     if config.predict:
-        callbacks.append(PredictionWriter(folder / PREDICTIONS))
+        callbacks.append(PredictionWriter(folder / PREDICTIONS, earlier=_earlier_predictions(config, folder)))
     trainer_config, strategy_config = config.trainer.copy(), config.strategy.copy()
     trainer_config.accelerator = accelerator(config.trainer)
     strategy_config.start_method = start_method(trainer_config, strategy_config.start_method)
@@ -314,6 +319,20 @@ def _log_config(config: dict[str, Any], trainer, pl_module) -> None:
     """Give every logger the whole config when training starts; Lightning's loggers write it on rank 0 alone."""
     for logger in trainer.loggers:
         logger.log_hyperparams(config)
+
+
+def _earlier_predictions(config: DictConfig, folder: Path) -> list[Path]:
+    """Return the files that may have the predictions of the version before; none unless `changed` asks for them."""
+    changed = config.get("changed", False)
+    if isinstance(changed, str):
+        given = Path(changed).expanduser()
+        if not given.exists():
+            raise UsageError(f"changed={changed}: no such file; give {PREDICTIONS} of the version before, or true")
+        return [given / PREDICTIONS if given.is_dir() else given]
+    if not changed:
+        return []
+    run = Path(config.resume).parent.parent  # of run/checkpoints/last.ckpt
+    return [folder / PREDICTIONS, run / "predict" / PREDICTIONS, run / PREDICTIONS]
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None, store=None):

@@ -24,6 +24,7 @@ _TYPES = {
     "seed": "int",
     "num_parts": "int|str",
     "pack_halo": "bool|str",
+    "changed": "bool|str",
     "store_cache_bytes": "int|str|null",
     "storage_timeout_s": "int|float",
     **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),

@@ -1,9 +1,11 @@
 """The callbacks of the DataModules: predictions on disk, what a process held, the dial of locality-aware sampling."""
 
+import json
 import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +29,7 @@ from ..memory_peak import MemoryPeak
 from ..placement.link_cost import gpu_name
 from ..sampler.locality import LocalityScale
 from ..traits import ANY, DataTraits, ModuleTraits
+from .changed_outputs import METADATA, KeptOutputs, identity_of, kept_outputs, kept_rows
 
 _log = logging.getLogger("lightning.pytorch.predictions")
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
@@ -282,6 +285,9 @@ class PredictionWriter(BasePredictionWriter):
     Args:
         path: Path of the file, on rank 0's machine. Each rank writes `path.rank` first; machines that do not see rank
             0's folder send theirs to it, a chunk at a time. Rank 0 joins them, and the complete file appears at once.
+        earlier: Files of this class, on rank 0's machine, that may have the predictions of the store's parent version
+            by the same model: where one has, only nodes whose outputs the update can have altered are computed, and the
+            others' are taken from it. The log says how many, or why all are computed. It is read into memory.
 
     Raises:
         GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
@@ -290,9 +296,11 @@ class PredictionWriter(BasePredictionWriter):
         the rows while rank 0 joins them.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, earlier: Sequence[str | os.PathLike] = ()):
         super().__init__("epoch")
-        self.path = Path(path)
+        self.path, self.earlier = Path(path), [Path(one) for one in earlier]
+        self._identity: dict[str, str] | None = None
+        self._kept: KeptOutputs | None = None
         self._writer: pq.ParquetWriter | None = None
         self._left_out: np.ndarray | None = None  # numbers of node types without rows
 
@@ -306,6 +314,9 @@ class PredictionWriter(BasePredictionWriter):
             _log.info("No predictions for nodes of %s: no node of these node types has a label", named)
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
+        self._identity, self._kept = identity_of(trainer, pl_module), None
+        if self.earlier:
+            self._kept = kept_outputs(trainer, pl_module, self.earlier, self._identity)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the module."""
@@ -319,6 +330,8 @@ class PredictionWriter(BasePredictionWriter):
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
                 for result in predictions:
                     self._write(store, result)
+                for rows in kept_rows(store, self._kept) if self._kept is not None and rank() == 0 else ():
+                    self._write(store, rows)
                 if self._writer is None:  # a rank without rows gets the types from the others
                     own.parent.mkdir(parents=True, exist_ok=True)
                     own.touch()
@@ -386,6 +399,8 @@ class PredictionWriter(BasePredictionWriter):
             writer = None
             for table in tables:
                 ordered = table.sort_by(_ORDER).drop_columns([_ORDER]) if _ORDER in table.column_names else table
+                if self._identity is not None:
+                    ordered = ordered.replace_schema_metadata({METADATA: json.dumps(self._identity)})
                 writer = writer or pq.ParquetWriter(temporary, ordered.schema, write_page_checksum=True)
                 writer.write_table(ordered)
             if writer is not None:

@@ -36,8 +36,9 @@ class StoreLayerSource:
     Args:
         store: the partition store.
         parts: parts whose rows this rank computes; each part belongs to one rank.
-        scratch: folder of the tables of hidden layers while needed. Machines without a shared folder have tables
-            of their own: at each barrier they send each other the rows that were written since the last one.
+        scratch: folder of the tables of hidden layers while needed; None: only `rows` and nodes are read. Machines
+            without a shared folder have tables of their own: at each barrier they send each other the rows that were
+            written since the last one.
         block_edges: edges a block, at least one row's.
         stored_features: False: no features.
         edge_features: False: blocks without features of edges.
@@ -47,7 +48,7 @@ class StoreLayerSource:
         self,
         store: PartitionStore,
         parts: list[int],
-        scratch: Scratch,
+        scratch: Scratch | None,
         block_edges: int = 1 << 20,
         stored_features: bool = True,
         edge_features: bool = True,
@@ -106,6 +107,13 @@ class StoreLayerSource:
                     **{name: self._segments(one, begins[chosen], ends[chosen]) for name, one in columns.items()},
                 )
                 first = chosen.stop
+
+    def rows(self, nodes: np.ndarray) -> RowBlock:
+        """Return the rows of some nodes of any part, (num,) ascending store ids, as one block."""
+        indptr = self.store.csc.indptr
+        begins, ends = np.asarray(indptr[nodes]), np.asarray(indptr[np.asarray(nodes) + 1])
+        columns = {name: self._segments(one, begins, ends) for name, one in self._columns().items()}
+        return RowBlock(nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), **columns)
 
     @property
     def row_bytes(self) -> float:
@@ -188,6 +196,10 @@ class StoreLayerSource:
             with clear_error("joining the nodes that are evaluated"):
                 dist.all_reduce(spread, dist.ReduceOp.MAX)
             chunk[:] = np.packbits(spread.cpu().numpy())
+
+    def store_ids(self, nodes: np.ndarray) -> np.ndarray:
+        """Return some nodes as they are."""
+        return np.asarray(nodes, np.int64)
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
@@ -346,7 +358,7 @@ class EvaluationPass(Batch):
         labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
         masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
         links: this rank's `EvaluationLinks`, or None.
-        sample: the nodes of the split that are evaluated; None: all of them.
+        sample: the nodes of the split that are evaluated, or of all that are predicted; None: all of them.
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
@@ -361,7 +373,7 @@ class EvaluationPass(Batch):
 
     def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
         """Return which rows each layer of a model must have for this split, see `closure`; None: all of them."""
-        if self.split is None:
+        if self.split is None and self.sample is None:
             return None
         if num_layers not in self._needed:
             self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)

@@ -79,9 +79,13 @@ class BackboneModule(TakesInputs):
         It is known for `Backbone`s with plain arguments, and for models of the command line.
         """
         super().on_save_checkpoint(checkpoint)
-        described = self.backbone_settings or _described(self.backbone)
+        described = self.described_backbone()
         if described is not None:
             checkpoint[MODEL_KEY] = {"backbone": plain(described), **self.saved_arguments()}
+
+    def described_backbone(self) -> dict[str, Any] | None:
+        """Return the class of the backbone and its arguments, as far as they are known."""
+        return self.backbone_settings or _described(self.backbone)
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return plain arguments of the module that `save_hyperparameters` leaves out."""

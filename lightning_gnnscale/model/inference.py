@@ -34,8 +34,9 @@ class LayerwiseOutput(NamedTuple):
 
     Attributes:
         rows: (num_rows,) int64 store ids of this rank's nodes.
-        table: (num_nodes, out_channels) float32, or a row for each held node. It is shared by the ranks, complete on
-            return, and valid until the next pass over that source begins. None: the outputs are the source's features.
+        table: (num_nodes, out_channels) float32, of a model in float64 float64, or a row for each held node. It is
+            shared by the ranks, complete on return, and valid until the next pass over that source begins. None: the
+            outputs are the source's features.
         held: nodes that have a row, in ascending order; None: all of them.
         source: the source of the pass; None: the table is a plain array.
     """
@@ -74,8 +75,9 @@ def layerwise_inference(
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
-    Equals the full-graph forward in eval mode, to the rounding of float32. Where a layer's linear map makes rows
-    narrower (or its input is sparse), each node is mapped once into a separate table, which the edges read.
+    Equals the full-graph forward in eval mode, to the rounding of float32, or of float64 where the model is in that.
+    Where a layer's linear map makes rows narrower (or its input is sparse), each node is mapped once into a separate
+    table, which the edges read.
 
     A layer that is one sum over edges (GCN, GraphSAGE, NGNN, SGC) is computed by streaming its sources: memory holds
     the sums of as many rows as fit, and every source that one of them reads is read once, in the order of the
@@ -89,7 +91,8 @@ def layerwise_inference(
         block_edges: edges of the rows computed at once (one row is never split); None: as memory allows.
         device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
         needed: which rows each layer must have, see `closure`; None: all rows.
-        table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
+        table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits. With
+            "float32" those of a model in float64 are float64.
         memory_bytes: what the pass may hold, bytes or a text such as "2GiB"; None: two thirds of what is free, 32 to
             512 MiB; where memory does not hold the inputs of all nodes, and each group of sums reads them from the
             disk, without the upper limit.
@@ -138,10 +141,13 @@ class _Pass:
 
     def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes, broadcast):
         self.backbone, self.source, self.block_edges, self.device = backbone, source, block_edges, device
-        self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
+        self.needed, self.memory_bytes = needed, memory_bytes
         self.broadcast, self.spool = broadcast, None
         self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
         self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
+        # A model in float64 loses nothing between layers: tables are as its values.
+        self.last_dtype = np.float64 if self.dtype == torch.float64 else np.float32
+        self.table_dtype = self.last_dtype if table_dtype == np.float32 else table_dtype
         # Reused buffers: allocating them for each chunk would leave holes in the heap.
         self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
         self.table: np.ndarray | None = None  # the layer's input; None: the features
@@ -163,7 +169,7 @@ class _Pass:
             # Each row that the next layer maps is mapped while it is here.
             following = None if last else backbone.projected_channels(index + 1, False)
             width = following or backbone.layer_channels(index + 1)
-            table = self._new_table(width, targets, np.float32 if last else self.table_dtype)
+            table = self._new_table(width, targets, self.last_dtype if last else self.table_dtype)
             for nodes, values in self._layer(index, projected, targets, sparse and index == 0, streamed):
                 self._write(table, targets, nodes, backbone.project(index + 1, values) if following else values)
                 if last:
@@ -411,7 +417,7 @@ class _Pass:
         if table.dtype == np.int16:
             stored = values.to(device="cpu", dtype=torch.bfloat16).view(torch.int16)
         else:
-            stored = values.to(device="cpu", dtype=torch.float32)
+            stored = values.to(device="cpu", dtype=self.dtype)
         self.source.write(table, _rows_of(nodes, held), stored.numpy())
 
     def _tensor(self, array: np.ndarray | Tensor) -> Tensor:

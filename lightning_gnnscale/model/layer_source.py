@@ -137,6 +137,9 @@ class LayerSource(Protocol):
     def union(self, bits: np.ndarray) -> None:
         """Set the bits of a bitmap (NodeSet.bits) that are set on any rank, in place; every rank must call it."""
 
+    def store_ids(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 store ids of nodes, which a source of few nodes numbers anew."""
+
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""
 

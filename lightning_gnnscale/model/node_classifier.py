@@ -1,16 +1,19 @@
 """The Lightning modules with an output for each node: classes, or numbers; they train, evaluate exactly, predict."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
-from ..errors import StrategyError, short
+from ..errors import StrategyError, check_count, short
 from ..graph import batch_of
+from ..traits import BackboneTraits, InputsTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, known_to_numpy, width_of
 from .node_inputs import NodeInputs
 
@@ -73,6 +76,89 @@ class NodeModule(BackboneModule):
             of their outputs.
         """
         return self._predict_nodes(batch, self.decide, self.channels)
+
+    @torch.no_grad()
+    def predict_nodes(
+        self,
+        store: Any,
+        nodes: Any,
+        fanouts: Sequence[int] | None = None,
+        seed: int = 0,
+        by_store_id: bool = False,
+    ) -> dict[str, Any]:
+        """Predict a few nodes of a store at once, new ones too, without a Trainer: what a service calls.
+
+        Exact outputs are those of `trainer.predict`, to 1e-12 in float64, and in float32 to its rounding (sums of
+        other lengths are added in one piece: 1e-5 of the outputs' size). It is one call at a time: the model is put
+        into eval mode meanwhile.
+
+        Args:
+            store: A `PartitionStore`, any version of that of the training. What is opened is kept with it: use the
+                same one again.
+            nodes: (num,) your ids, integers or strings, in any order.
+            fanouts: Neighbours a node for each hop, one entry a layer, -1 for all; None: the full neighbourhoods of the
+                model's layers, whose outputs are exact.
+            seed: Of the neighbours that are sampled; those of a node depend on it and the node alone.
+            by_store_id: Whether `nodes` are store ids.
+
+        Returns:
+            What `predict_step` returns, a row for each given node, in their order.
+
+        Raises:
+            ValueError: an id that the store does not have.
+            StrategyError: the model does not read what the store has.
+
+        Cost: the edges of the neighbourhood, and its features; nothing that grows with the graph after the first call.
+        """
+        few = import_module("..datamodule.few_nodes", __package__)  # what reads stores; a model is used without any
+        self._check_store(store)
+        ids = few.checked_store_ids(store, nodes) if by_store_id else few.store_ids_of(store, nodes)
+        if not len(ids):
+            return {"nodes": ids, "prediction": self.decide(torch.zeros(0, self.channels))}
+        was_training = self.training
+        self.eval()
+        try:
+            return {"nodes": ids, "prediction": self._outputs_of(few, store, ids, fanouts, seed)}
+        finally:
+            self.train(was_training)
+
+    def _outputs_of(self, few: Any, store: Any, ids: np.ndarray, fanouts: Sequence[int] | None, seed: int) -> Tensor:
+        """Return what is predicted of (num,) store ids; few: the module `datamodule.few_nodes`."""
+        if fanouts is None:
+            batch = few.exact_pass(store, ids, self._depth(), self.reads_edge_features)
+            outputs = torch.from_numpy(self._infer(batch).read(batch.source.places(ids)))
+            return self.decide(outputs)
+        each, places = np.unique(ids, return_inverse=True)
+        batch = few.sampled_batch(store, each, fanouts, seed, self.reads_edge_features).to(self.device)
+        return self.decide(self(batch)[: len(each)]).cpu()[torch.from_numpy(places)]
+
+    def _depth(self) -> int:
+        traits = BackboneTraits(self.backbone)
+        if traits.layer is None or traits.num_layers is None:
+            raise StrategyError(
+                f"{type(self.backbone).__name__} has no layer(index, x, block), so it has no exact outputs of a few "
+                "nodes: give fanouts=, such as [-1] for each of its layers"
+            )
+        return traits.num_layers
+
+    def _check_store(self, store: Any) -> None:
+        """Refuse a store whose nodes have no features, or others than the model reads."""
+        if self.inputs is not None and not (self.inputs.is_local and self.inputs.num_nodes == store.num_nodes):
+            raise StrategyError(
+                f"{type(self.inputs).__name__} must have rows of this process for the {store.num_nodes} nodes of "
+                f"{store.root}, got rows for {self.inputs.num_nodes}: load the checkpoint into a model of this store"
+            )
+        reads, features = BackboneTraits(self.backbone).in_channels, store.features
+        if features is None and self.inputs is None:
+            raise StrategyError(f"{store.root} has no features, and the model reads {reads or 'some'} a node: add them")
+        if not isinstance(reads, int) or reads < 0 or BackboneTraits(self.backbone).type_channels:
+            return
+        width = (0 if features is None else features.dim) + InputsTraits(self.inputs).dim
+        if width != reads:
+            raise StrategyError(
+                f"the model reads {reads} features a node, and {store.root} has {width}: give a version of the store "
+                "that it was trained on"
+            )
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         outputs = None

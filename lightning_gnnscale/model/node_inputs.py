@@ -139,7 +139,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             return batch.source
         traits = InputsTraits(self.inputs)
         untouched = not traits.num_pushes and not traits.loaded
-        if untouched and not self.trainer.sanity_checking:
+        if untouched and not (self._trainer is not None and self._trainer.sanity_checking):
             rank_zero_warn(
                 f"the rows of {type(self.inputs).__name__} are as they were initialised: give ckpt_path= of a "
                 "checkpoint, or call its open() before processes are forked"
@@ -242,19 +242,19 @@ class InputSource:
         if table is not None:
             return self._source.gather(nodes, table)
         stored, node_types = self._source.gather(nodes), _node_types_of(self._inputs)
+        ids = self._source.store_ids(nodes)
         if stored is None and node_types is not None:
-            stored = self._inputs.without_features(np.asarray(nodes, np.int64))
+            stored = self._inputs.without_features(ids)
         if is_by_node_type(stored):
-            ids = torch.from_numpy(np.asarray(nodes, np.int64))
             return rows_for_node_types(
                 stored,
                 lambda some: self._rows(some.numpy()),
-                ids,
+                torch.from_numpy(ids),
                 self._inputs.dim,
                 self._node_type_channels,
                 node_types,
             )
-        rows = self._rows(nodes)
+        rows = self._rows(ids)
         if stored is None:
             return rows
         stored = stored.dense() if is_sparse(stored) else stored

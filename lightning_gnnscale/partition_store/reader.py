@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class PartitionStore:
         manifest_digest: distinguishes this store from others that were in the same folder.
         verifies: whether files are compared with their checksums before they are first read, see `open`.
         compared: files that this process has compared.
+        kept: what this process keeps open of the store to answer for a few nodes, by what it is.
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
         original_nid: (num_nodes,) original id of each store id.
         store_nid: (num_nodes,) store id of each original id.
@@ -59,6 +61,7 @@ class PartitionStore:
         self.part_offsets = np.array(self.mapped("part_offsets"))
         self.manifest_digest = digest(manifest)
         self.compared: set[str] = set()
+        self.kept: dict[str, Any] = {}
         self._edge_columns: dict[str, np.ndarray | None] = {}
         self._csc = CSC(self.mapped("csc_indptr"), self.mapped("csc_indices"))
         self.original_nid, self.store_nid = self.mapped("original_nid"), self.mapped("store_nid")

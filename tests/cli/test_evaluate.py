@@ -1,6 +1,7 @@
 """`gnnscale predict` and `test` of a run, resume= of a run's folder, and the settings of train for all commands."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -81,6 +82,38 @@ def test_testing_finds_what_training_found():
     main(["test", "run"])
     assert summary("run/test")["metrics"]["test_acc"] == summary("run")["metrics"]["test_acc"]
     assert summary("run")["command"] == "train"  # the run's own is as it was
+
+
+def test_a_new_version_is_predicted_where_it_changed(caplog):
+    logging.getLogger("lightning.pytorch.predictions").addHandler(caplog.handler)  # Lightning's may not propagate
+    main(["predict", "run"])
+    Path("tonight.csv").write_text("id,a,b,c,d,e,f\nnode 40,1,0,0,0,0,1\n")
+    Path("tonight_edges.csv").write_text("src,dst\nnode 03,node 40\nnode 40,node 20\n")
+    rows = ["change.edges=tonight_edges.csv", "change.nodes=tonight.csv:id", "change.features=tonight.csv:a,b,c,d,e,f"]
+    main(["update", summary("run")["store"], *rows, "output=grown", "drift=9", "overwrite=true"])
+    main(["predict", "run", "store=grown", "hydra.run.dir=every"])
+    main(["predict", "run", "store=grown", "changed=run/predict", "hydra.run.dir=few"])
+    assert "Predictions: 7 of 41 nodes are computed again" in caplog.text
+    few, every = (pq.read_table(f"{name}/predictions.parquet") for name in ("few", "every"))
+    assert few.num_rows == 41 and few.equals(every)
+    config = Path("run/config.yaml")
+    before = config.read_text()
+    try:  # that of a run of before the setting was there
+        config.write_text("".join(line for line in before.splitlines(True) if not line.startswith("changed:")))
+        caplog.clear()
+        main(["predict", "run", "store=grown", "changed=true"])
+        assert "Predictions: 7 of 41 nodes" in caplog.text
+    finally:
+        config.write_text(before)
+        logging.getLogger("lightning.pytorch.predictions").removeHandler(caplog.handler)
+    assert pq.read_table("run/predict/predictions.parquet").equals(every)
+
+
+def test_changed_goes_with_a_store_that_is_predicted(capsys):
+    assert "changed=True goes with gnnscale predict RUN store=" in refused(capsys, "predict", "run", "changed=true")
+    assert "changed=True goes with" in refused(capsys, "test", "run", "store=grown", "changed=true")
+    line = refused(capsys, "predict", "run", "store=grown", "changed=nowhere.parquet")
+    assert "changed=nowhere.parquet: no such file" in line
 
 
 def test_a_graph_without_labels_is_predicted():

@@ -36,6 +36,7 @@ def stores(tmp_path_factory):
 def predicted(store, module, path) -> list[str]:
     """Let a `PredictionWriter` write a row for every node, and return the node types of the rows."""
     trainer = SimpleNamespace(datamodule=SimpleNamespace(store=store), is_global_zero=True)
+    trainer.predict_dataloaders, trainer.precision = None, "32-true"
     writer = gs.PredictionWriter(path)
     writer.on_predict_start(trainer, module)
     rows = {"nodes": np.arange(store.num_nodes), "prediction": torch.zeros(store.num_nodes, dtype=torch.int64)}

@@ -128,6 +128,9 @@ class MemorySource:
             return self.features[torch.from_numpy(nodes)]
         return to_sparse(self.graph.x[torch.from_numpy(nodes)])
 
+    def store_ids(self, nodes):
+        return np.asarray(nodes, np.int64)
+
     def degree(self, nodes):
         return self.graph.degree.numpy()[nodes]
 
@@ -152,7 +155,7 @@ class MemorySource:
         if self.rank == 0:
             shape = (self.num_nodes if num_rows is None else num_rows, dim)
             if self.shared.folder is None:
-                nothing = np.nan if dtype == np.float32 else 0x7FC0  # not a number in bfloat16
+                nothing = np.nan if np.dtype(dtype).kind == "f" else 0x7FC0  # not a number in bfloat16
                 self.shared.tables[name] = np.full(shape, nothing, dtype)
             else:
                 path = self.shared.folder / f"{name}.npy"

@@ -86,11 +86,13 @@ def test_mode_and_device_are_as_before():
     assert not model.training
 
 
-def test_a_model_in_float64():
-    graph, model = make_graph(), build(GCN, 12).double().eval()
-    expected = model(graph.x, graph.edge_index, degree=graph.degree, indptr=graph.indptr).detach()
+@pytest.mark.parametrize("in_channels", [3, 40])
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_model_in_float64(kind, in_channels):
+    graph, model = make_graph(in_channels=in_channels), build(kind, in_channels).double().eval()
+    expected = model(graph.x.double(), graph.edge_index, degree=graph.degree, indptr=graph.indptr).detach()
     table = layerwise_inference(model, MemorySource(graph)).table
-    torch.testing.assert_close(torch.from_numpy(table), expected.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(table), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_rank_without_rows_goes_along():
