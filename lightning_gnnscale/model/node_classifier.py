@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
-from ..errors import StrategyError, check_count, short
+from ..errors import StrategyError, short
 from ..graph import batch_of
 from ..traits import BackboneTraits, InputsTraits
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, known_to_numpy, width_of
