@@ -49,7 +49,7 @@ def run(config: DictConfig) -> None:
 
 def versions(advice: list[str]) -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
-    found = {"python": platform.pythonversion_of(), "system": f"{platform.system()} {platform.release()}"}
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in _PACKAGES:
         found[name] = version_of(name) or "not installed"
         if not version_of(name) and name != "triton":

@@ -15,6 +15,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import Processes, RankPlace, device_batches
 from lightning_gnnscale.loader.device_batches import DeviceBatches, tensors_of
 from lightning_gnnscale.loader.part_loader import PartLoader
+from lightning_gnnscale.sampler.data_sampler import DataSampler
 from lightning_gnnscale.sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures
 from tests.says import said
 
@@ -252,7 +253,8 @@ def test_a_checkpoint_counts_the_batches_handed_over_not_those_ahead():
 @pytest.mark.parametrize(("ahead", "device", "number"), [(2, GPU, 2), (0, GPU, None), (2, torch.device("cpu"), None)])
 def test_a_datamodule_sends_its_training_batches_to_a_gpu(tmp_path, monkeypatch, ahead, device, number):
     monkeypatch.setattr(device_batches, "CopyStream", lambda device: LateStream())
-    monkeypatch.setattr(PartLoader, "sample_on", lambda self, device: None)  # no card is here to sample on
+    for there in (PartLoader, DataSampler):  # no card is here to sample on
+        monkeypatch.setattr(there, "sample_on", lambda self, device: None)
     graph = gs.SyntheticGraph(300, 1200, num_communities=3, seed=0)
     data = {"features": graph.features(4), "labels": graph.labels(), "masks": graph.masks()}
     options = {"num_parts": 2, "batch_size": 16, "device_batches": ahead, "partitioner": "random"}
@@ -273,7 +275,8 @@ def test_a_datamodule_sends_its_training_batches_to_a_gpu(tmp_path, monkeypatch,
 @pytest.mark.parametrize("node_types", [1, 2])
 def test_a_loader_of_pyg_sends_its_batches_after_their_transform(monkeypatch, node_types):
     monkeypatch.setattr(device_batches, "CopyStream", lambda device: LateStream())
-    monkeypatch.setattr(PartLoader, "sample_on", lambda self, device: None)  # no card is here to sample on
+    for there in (PartLoader, DataSampler):  # no card is here to sample on
+        monkeypatch.setattr(there, "sample_on", lambda self, device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     edges, x = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]), torch.arange(10.0).view(5, 2)
     if node_types == 1:
