@@ -49,7 +49,7 @@ _RANGES = {
 _BENCH_AXES = ("graphs", "models", "methods", "partitioners", "policies", "samplers", "sources", "workloads", "parts")
 _BENCH_AXES += ("seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas")
 _MAY_BE_ZERO = ("sample_ms", "minutes", "seed", "patience", "replicate_share", "requests_ahead", "warm_runs")
-_MAY_BE_ZERO += ("import_repeats",)
+_MAY_BE_ZERO += ("import_repeats", "timed_batches")
 # Of each of the callbacks.
 _RANGES_OF_CALLBACK = {
     "": ("null or settings with a _target_", lambda value: isinstance(value, dict)),

@@ -371,7 +371,7 @@ class PartLoader:
         self._resume_at = 0 if at_end else state["delivered"]
         self._delivered = self.length if at_end else state["delivered"]
 
-    def __iter__(self) -> Iterator[MiniBatch | StepBatches | None]:
+    def __iter__(self) -> Iterator[Any]:
         # Nothing is read before the first batch is requested: Lightning sets the epoch after making the iterator.
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start

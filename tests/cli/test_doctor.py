@@ -28,7 +28,7 @@ def test_it_tells_of_all_that_matters(tmp_path, capsys):
 
 def test_it_advises(monkeypatch, tmp_path):
     advice = []
-    monkeypatch.setattr(doctor, "version_of", lambda name: "2.6.2" if name == "lightning" else "not installed")
+    monkeypatch.setattr(doctor, "version_of", lambda name: "2.6.2" if name == "lightning" else None)
     monkeypatch.setattr(doctor, "memory_limit_bytes", lambda: 1 << 30)
     monkeypatch.setattr(doctor, "_SLOW_DISK", 1 << 60)
     doctor.versions(advice)

@@ -307,7 +307,9 @@ def train_averaged(folder, root):
 def test_weights_travel_only_when_gradients_are_joined_or_somebody_looks(root, tmp_path):
     num_values = sum(parameter.numel() for parameter in make_model("gcn").parameters())
     num_tensors = len(list(make_model("gcn").parameters()))
-    gradients = 8 * (num_values + num_tensors + 1)  # float64, behind a header
+    # float64, in slices for each process and the sum of its own, behind a header
+    slices = 8 * (WORLD_SIZE + 1) * -(-num_values // WORLD_SIZE)
+    gradients = slices + 8 * (num_tensors + 1)
     weights = 8 * (num_values + 1)
     # Adam's two moments a weight, and its count of steps a tensor
     joined_again = gradients + 8 * (3 * num_values + num_tensors + 1)
@@ -327,8 +329,8 @@ def test_weights_travel_only_when_gradients_are_joined_or_somebody_looks(root, t
         for name in AVERAGED:
             large = [count for count in results[name][1] if count >= num_values]
             sent = sum(told[name, "gradients"].values()) + sum(told[name, "evaluation"].values())
-            headers = 8 * (num_tensors + 1) * sum(1 for count in told[name, "gradients"].values() if count)
-            assert 8 * sum(large) == sent - headers
+            others = (slices + 8 * (num_tensors + 1)) * sum(1 for count in told[name, "gradients"].values() if count)
+            assert 8 * sum(large) == sent - others
 
 
 BACKBONES = ("graphsage", "gat", "sgc")

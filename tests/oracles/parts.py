@@ -10,7 +10,8 @@ from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
 from lightning_gnnscale.partition_store.part_graph import PartGraph
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from tests.oracles.gather_rows import decode_codes_reference, encode_codes_reference
+
+from .gather_rows import decode_codes_reference, encode_codes_reference
 
 
 @dataclass

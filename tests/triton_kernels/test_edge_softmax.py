@@ -73,7 +73,7 @@ def test_places_on_the_cpu():
 
 COMPILE = """
 from tests.triton_kernels.hopper import compiled
-from lightning_gnnscale.triton_kernels.aggregate import kernel
+from lightning_gnnscale.triton_kernels.aggregate import kernel as kernels
 
 for values, sums in (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")):
     for back in (False, True):
@@ -82,7 +82,7 @@ for values, sums in (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")):
         given |= dict(place_ptr="*i64", indptr_ptr="*i64", num_rows="i32", num_edges="i32", heads="i32", BACK=back,
                       PLACED=back, LIMIT=1024, EDGES=128, HEADS=4)
         given |= dict(WRITES=back)
-        for kernel in (kernel.softmax_kernel, kernel.softmax_hubs_kernel):
+        for kernel in (kernels.softmax_kernel, kernels.softmax_hubs_kernel):
             found = compiled(kernel, **given)
             assert not found.atomics and found.spilled in (0, None), (values, found)
 """
