@@ -21,7 +21,7 @@ from .layer_source import EvaluationPass, StoreLayerSource
 
 
 class FewNodes:
-    """The full neighbourhoods of some nodes, in memory, as a `LayerSource` of their own; nodes are numbered anew.
+    """The full neighbourhoods of some nodes, in memory, as a `LayerSource` of their own; nodes are numbered from 0.
 
     Numbers are in the order of store ids, so that sums have the order that they have over the whole graph. One process
     reads it by itself: nothing waits for another rank.

@@ -138,7 +138,7 @@ class LayerSource(Protocol):
         """Set the bits of a bitmap (NodeSet.bits) that are set on any rank, in place; every rank must call it."""
 
     def store_ids(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the (num,) int64 store ids of nodes, which a source of few nodes numbers anew."""
+        """Return the (num,) int64 store ids of nodes, which a source of few nodes numbers in its own way."""
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""

@@ -1,4 +1,4 @@
-"""A stored graph as a data set, to partition it anew: its nodes, in the order of the store, by the user's ids."""
+"""A stored graph as a data set, to partition it again: its nodes, in the order of the store, by the user's ids."""
 
 import os
 from collections.abc import Iterator
