@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import socket
+import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -141,6 +142,25 @@ class Journal:
                 (self.folder / name).unlink(missing_ok=True)
             self.write(step)
         return damage
+
+    def write_undamaged(self, write: Callable[[], None], stacklevel: int = 4) -> None:
+        """Write the files, and those again that are found damaged before the manifest certifies them.
+
+        Args:
+            write: Makes the steps that are not done.
+            stacklevel: Of the warning, so that it names the line of the user.
+
+        Raises:
+            PartitionStoreError: a file is damaged for the second time.
+        """
+        write()
+        damage = self.forget_damaged()
+        if damage:
+            warnings.warn(f"{damage[0]}; what is damaged is made again", stacklevel=stacklevel)
+            write()
+            damage = self.forget_damaged()
+        if damage:
+            raise PartitionStoreError(f"{damage[0]}, for the second time: check the disk, or choose another root")
 
     def close(self) -> None:
         """Close the journal file."""

@@ -73,7 +73,7 @@ def load_store(store, name: str | None = None) -> GraphDataset:
     """
     store = store if isinstance(store, PartitionStore) else PartitionStore.open(os.path.expanduser(store))
     if store.schema is not None:
-        raise ValueError(f"{store.root}: {SEVERAL_TYPES.replace('updated', 'partitioned anew')}")
+        raise ValueError(f"{store.root}: {SEVERAL_TYPES.replace('updated', 'partitioned again')}")
     stream, edge_columns = StoreStream(store), {column: store.edge_column(column) for column in EDGE_COLUMNS}
     if (
         stream.to_undirected and store.edge_time is not None

@@ -4,6 +4,7 @@ import shutil
 import warnings
 import zlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def tell_drift(store: PartitionStore, most: float) -> None:
     if share is not None and share > most:
         warnings.warn(
             f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
-            f"partitioned, and drift={most:g} is the share by which that may grow: partition anew, "
+            f"partitioned, and drift={most:g} is the share by which that may grow: partition again, "
             f"gnnscale partition dataset=store dataset.store={store.root}",
             stacklevel=4,
         )
@@ -183,14 +184,7 @@ def _write_version(
     )
     try:
         _check_disk(old, change, folder)
-        for last in (False, True):
-            _write_files(journal, old, change, nodes, budget, progress)
-            damage = journal.forget_damaged()
-            if not damage:
-                break
-            if last:
-                raise PartitionStoreError(f"{damage[0]}, for the second time: check the disk, or choose another root")
-            warnings.warn(f"{damage[0]}; what is damaged is made again", stacklevel=4)
+        journal.write_undamaged(partial(_write_files, journal, old, change, nodes, budget, progress), stacklevel=5)
         _write_manifest(journal, old, change, nodes, source)
     except (ValueError, EdgeStreamError):
         clear_folder(folder)

@@ -1,6 +1,5 @@
 """Write a partition store in bounded memory: resumable after a kill, atomic, locked against a second writer."""
 
-import warnings
 import zlib
 from dataclasses import asdict
 from functools import partial
@@ -130,7 +129,9 @@ def write_partition_store(
                 try:
                     _check_unchanged(files, _partitioned(p, files), "since it was partitioned: partition again")
                     check_disk(root, inputs, p, journal)
-                    _write_whole(journal, inputs, budget, progress or _silent, check_finite)
+                    journal.write_undamaged(
+                        partial(_write_files, journal, inputs, budget, progress or _silent, check_finite)
+                    )
                     _write_manifest(journal, inputs, source)
                     _check_unchanged(files_now(), files, "while the store was written: run the same command again")
                 except (ValueError, EdgeStreamError, _InputChanged):
@@ -158,18 +159,6 @@ def _partitioned(p, files: dict) -> dict:
     stored = {path for path, *_ in files["edges"]}
     known = [list(state) for state in PartitioningTraits(p).edge_files if state[0] in stored]
     return {"edges": files["edges"]} if len(known) < len(stored) else {"edges": known}
-
-
-def _write_whole(journal: Journal, inputs: StoreInputs, budget: WriteBudget, *options) -> None:
-    """Write the files, and those again that are found damaged before the manifest certifies them."""
-    _write_files(journal, inputs, budget, *options)
-    damage = journal.forget_damaged()
-    if damage:
-        warnings.warn(f"{damage[0]}; what is damaged is made again", stacklevel=4)
-        _write_files(journal, inputs, budget, *options)
-        damage = journal.forget_damaged()
-    if damage:
-        raise PartitionStoreError(f"{damage[0]}, for the second time: check the disk, or choose another root")
 
 
 def _write_files(
