@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 # Below Lightning's own logger, so that it logs where the Trainer does.
 _log = logging.getLogger("lightning.pytorch.validation")
 MODES = ("mini_batch", "full_batch")
-SCOPES = ("auto", "part", "graph")
+SCOPES = ("auto", "part", "parts", "graph")
 SEED_ORDERS = ("graph", "part")
 
 
@@ -104,13 +104,16 @@ class PartitionDataModule(StoredGraphDataModule):
             follows edges from target to source, so direction="both" needs a store with both directions.
         batch_size: Seeds per batch, >= 1.
         halo_hops: Hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
-        scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
-            seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an edge of the whole graph on each rank);
+        scope: "part": batches stay inside core and halo; "parts": inside the parts that a batch mixes, which are
+            sampled as one graph: which parts are together changes from epoch to epoch, and so do the edges between
+            parts that batches follow (`halo_hops=1`, gradient averaging); "graph": they cross parts and ranks get equal
+            shares of the seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an edge of the whole graph
+            on each rank);
             "auto": "part", but "graph" under gradient averaging where a batch cannot mix parts (other samplers than
             `NeighborSampler` and `LayerwiseSampler`), or `rows` are tiered or their owners'. Under gradient averaging
             "part" makes each batch of a chunk of several parts, and every rank takes a share.
-        interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory. Where workers of
-            "ray" have a cap that holds fewer parts, as many as it holds.
+        interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory, or with
+            scope="parts" as many again. Where workers of "ray" have a cap that holds fewer parts, as many as it holds.
         seed_order: Where the seeds of a batch that crosses parts come from. "graph": from all over its rank's share.
             "part": a batch is `interleave_parts` chunks, the seeds of each of one part, and every rank takes a share:
             where workers of "ray" ask owners, a chunk is made where its seeds are.
@@ -190,6 +193,8 @@ class PartitionDataModule(StoredGraphDataModule):
         self.source = self.rows.source(source_settings(source), self.sampler, scope)
         if seed_order == "part":
             self._check_seeds_by_part()
+        if scope == "parts":
+            self._check_together()
         self._held: HeldGraph | None = None
         self.loader_options = LoaderOptions(
             batch_size,
@@ -228,6 +233,20 @@ class PartitionDataModule(StoredGraphDataModule):
                 'rows=owners gives each rank the seeds of the parts that its machine holds, seed_order="part" '
                 "a share of each part: leave one of them out"
             )
+
+    def _check_together(self) -> None:
+        """Refuse what does not go with parts that are sampled as one graph.
+
+        Raises:
+            ValueError: the message names the remedy.
+        """
+        if not mixes_parts(self.sampler):
+            raise ValueError(
+                f'scope="parts" is for NeighborSampler and LayerwiseSampler, got {short(self.sampler)}: use '
+                'scope="auto"'
+            )
+        if self.halo_hops != 1:
+            raise ValueError(f'scope="parts" takes halo_hops=1, got {self.halo_hops}: use scope="part", or 1')
 
     @property
     def kernel_set(self) -> str:
@@ -350,7 +369,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def owners(self, world_size: int, weights: Any) -> np.ndarray:
         """Return (num_parts,) int64: the rank of so many that owns each part and trains its targets, under a policy."""
         trainable = self.sampler.trains_on_links or "train" in self.store.masks
-        if self.scope_under(weights) == "part" or not trainable:
+        if self.scope_under(weights) != "graph" or not trainable:
             return np.arange(self.store.num_parts) % world_size
         counts = [len(nodes) for nodes in part_targets(self.store, self.sampler).values()]
         return rank_of_parts(counts, np.diff(self.store.part_offsets), world_size)
@@ -454,7 +473,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if self._mixes(weights):
             halo_hops = None if scope == "graph" else self.halo_hops
             given = (halo_hops, self.interleave_parts, options, features, source, place)
-            return make_interleaved_loader(self.store, self.sampler, *given)
+            return make_interleaved_loader(self.store, self.sampler, *given, together=scope == "parts")
         if weights is not None and weights.equal_batches:
             check_even_parts(part_targets(self.store, self.sampler), place.num_ranks)
         options = replace(options, passes=1 if weights is None else weights.passes_per_epoch)
@@ -562,7 +581,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._held
 
     def scope_under(self, weights: Any) -> str:
-        """Return the scope of batches under a weight policy: "part" or "graph"."""
+        """Return the scope of batches under a weight policy: "part", "parts" or "graph"."""
         if self.scope != "auto":
             return self.scope
         if weights is None or not weights.equal_batches or self.mode == "full_batch":
@@ -579,7 +598,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None: the default."""
         mixed = mixes_parts(self.sampler) if weights is None else self._mixes(weights)
-        return self.interleave_parts if mixed and self.scope_under(weights) == "part" else 0
+        return self.interleave_parts if mixed and self.scope_under(weights) != "graph" else 0
 
     def samples_whole(self, weights: Any) -> bool:
         """Whether batches sample the whole graph under a weight policy."""
@@ -729,7 +748,7 @@ class PartitionDataModule(StoredGraphDataModule):
             weights = self._weights
             scope, passes = self.scope_under(weights), 1 if weights is None else weights.passes_per_epoch
             options = replace(self.loader_options, passes=passes)
-            if "part" in (scope, self.seed_order) and self._mixes(weights):
+            if (scope != "graph" or self.seed_order == "part") and self._mixes(weights):
                 chunks = min(self.interleave_parts, self.store.num_parts)
                 options = replace(options, batch_size=-(-options.batch_size // chunks))
             work = epoch_work(self.store, self.sampler, self.halo_hops, scope, options)
@@ -744,6 +763,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "device_batches": self.device_batches + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({} if self._sampled_on == "auto" else {"sampled_on": self._sampled_on}),
+            **({"sampled_together": True} if self.scope == "parts" else {}),
             **({"samples_whole": True} if self.samples_whole(self._weights) else {}),
             **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
             **({"grouped_weights": True} if self._sampled_by.weighted else {}),

@@ -107,7 +107,7 @@ class RowsSetting:
         """
         if self.owners is None:
             return source
-        if scope == "part":
+        if scope in ("part", "parts"):
             raise ValueError('rows=owners is for batches that cross parts: use scope="graph", or rows="auto"')
         asking = SourceTraits(source).asking
         self.owners.check(sampler, source.in_process or asking is not None)
@@ -202,17 +202,21 @@ def check_scope(scope: str, weights, sampler) -> None:
     """Refuse settings under which training would differ from what it promises, alike on every rank.
 
     Args:
-        scope: "part" or "graph".
+        scope: "part", "parts" or "graph".
         weights: The strategy's weight policy; None under another strategy.
         sampler: Sampler of the loader.
 
     Raises:
         StrategyError: the message names the remedy.
     """
-    if scope == "graph" and weights is not None and not weights.equal_batches:
+    if scope in ("graph", "parts") and weights is not None and not weights.equal_batches:
         raise StrategyError(
-            f'scope="graph" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or use '
-            "weights=GradientAveraging()"
+            f'scope="{scope}" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or '
+            "use weights=GradientAveraging()"
+        )
+    if scope == "parts" and weights is None:
+        raise StrategyError(
+            'scope="parts" mixes parts in batches, as strategy="gnnscale" does: use it, or scope="part"'
         )
     if scope == "graph" and isinstance(sampler, FullBatchSampler):
         raise StrategyError(
@@ -326,15 +330,16 @@ def choose_reads(
     parts = loader.walk.num_batches
     whole = halo_hops is None or halo_hops > 1
     rows = np.full(len(parts), store.num_nodes) if whole else store.part_rows[list(parts)]
-    parts_held = min(loader.walk.parts_open, len(parts)) + (not source.in_process)
+    parts_held = min(loader.parts_held, len(parts)) + (not source.in_process)
     batches_ahead = loader.options.batches_ahead
     part_bytes = part_sizes(store, first, list(parts), whole)
+    two_held = min(2 * loader.parts_together, len(parts)) + (not source.in_process)
     held_bytes = loader.walk.most_held(part_bytes, parts_held)
     reads = choose_row_reads(
         packed,
         first,
         free_bytes=free_bytes,
-        part_rows=int(rows.max(initial=0)),
+        part_rows=loader.walk.most_held(rows, loader.parts_together),
         held_rows=loader.walk.most_held(rows, parts_held),
         parts_held=parts_held,
         batches_held=batches_ahead + 2,
@@ -355,8 +360,8 @@ def choose_reads(
         epoch_use(store, loader, first, rows, whole),
         free_bytes=free_bytes,
         part_bytes=held_bytes,
-        two_parts_bytes=loader.walk.most_held(part_bytes, min(2, len(parts)) + (not source.in_process)),
-        open_share=min(loader.walk.parts_open / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
+        two_parts_bytes=loader.walk.most_held(part_bytes, two_held),
+        open_share=min(loader.parts_held / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
     )
 
 
@@ -459,6 +464,7 @@ def make_interleaved_loader(
     features,
     source: SourceSettings,
     place: RankPlace,
+    together: bool = False,
 ) -> PartLoader:
     """Return a loader over all parts; each batch mixes chunks of several, and every rank has as many batches.
 
@@ -467,6 +473,7 @@ def make_interleaved_loader(
             of any.
         open_parts: Parts that a batch mixes, >= 1; fewer where the source holds no more.
         store, sampler, options, features, source, place: See `make_part_loader`.
+        together: Whether the parts that a batch mixes are sampled as one graph.
     """
     if halo_hops is None:
         edges = SourceTraits(source).owners is None
@@ -486,7 +493,7 @@ def make_interleaved_loader(
         sampler,
         options,
         interleave=Interleave(
-            place.ranks.start, place.num_ranks, open_parts, spread=halo_hops is None, num_ranks=len(place.ranks)
+            place.ranks.start, place.num_ranks, open_parts, halo_hops is None, len(place.ranks), together
         ),
         source=connected,
     )

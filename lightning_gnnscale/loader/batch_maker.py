@@ -24,6 +24,7 @@ from .batch_columns import OF_EDGES, edge_data, edge_ids, node_data, pair_data, 
 from .batch_source import BatchKey
 from .buffer_pool import BufferPool
 from .device_columns import columns_there
+from .part_walk import PartUnions
 from .staged_part import StagedPart
 
 
@@ -36,8 +37,9 @@ class BatchOrder:
         shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
             batch.
         num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
-        parts_open: Number of parts that batches are requested from at a time.
+        parts_open: Number of parts, or of their unions, that batches are requested from at a time.
         passes: Passes over a part in one epoch. The epochs of keys count these passes.
+        unions: Parts that are sampled as one graph; None: each alone.
     """
 
     batch_size: int = 512
@@ -46,6 +48,11 @@ class BatchOrder:
     num_ranks: int | None = None
     parts_open: int = 2
     passes: int = 1
+    unions: PartUnions | None = None
+
+    def unit(self, key: BatchKey) -> int | tuple[int, ...]:
+        """Return what a batch is sampled from: its part, or the union that its part is in."""
+        return key.part if self.unions is None else self.unions.of(key.part, key.epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +104,7 @@ class BatchMaker:
             GNNScaleError: whatever went wrong, with part, batch and epoch.
         """
         try:
-            part = staged()
+            part = staged().of(key.part)
             prepare = self.build if fill and self.gathers else self.sample
             return prepare(part, self.items(key, part), batch_key(*key))
         except torch.OutOfMemoryError as error:

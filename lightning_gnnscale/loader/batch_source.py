@@ -47,7 +47,7 @@ class BatchSource(Protocol):
         """
 
     def expect_part(self, part: int) -> None:
-        """Announce the part that is wanted next, so that it can be loaded in time; may do nothing."""
+        """Announce what is wanted next, see `BatchOrder.unit`, so that it can be loaded in time; may do nothing."""
 
     def forget(self) -> None:
         """Drop what was requested and not taken, at the end of an iteration; requests may follow."""

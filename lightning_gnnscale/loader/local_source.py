@@ -40,7 +40,7 @@ class LocalSource:
         staged = None
         if self.num_threads:
             self._start()
-            staged = self._cache.request(key.part, self._stager)
+            staged = self._cache.request(self.maker.order.unit(key), self._stager)
         with self._changed:
             self._queue.add(self._line, key, staged)
         if self.num_threads:
@@ -94,7 +94,7 @@ class LocalSource:
             attempt = self._queue.start(self._queue.pending[:1])
         job = attempt.jobs[0]
         try:
-            staged = job.context or self._cache.request(job.key.part, None)
+            staged = job.context or self._cache.request(self.maker.order.unit(job.key), None)
             result = self.maker.make(job.key, staged.result)
         except Exception as error:
             result = error

@@ -29,7 +29,7 @@ from .device_batches import DeviceBatches
 from .epoch_reads import EpochReads
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches, run_lengths
-from .part_walk import Interleave, InterleavedWalk, PartWalk, Position, in_order, visits_together
+from .part_walk import Interleave, InterleavedWalk, PartUnions, PartWalk, Position, in_order, visits_together
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .row_sweep import RowSweep, fill_swept, swept_table
 from .source_settings import SourceFactory
@@ -180,6 +180,7 @@ class PartLoader:
         self.length = -(-self._rank_chunks // self.chunks) if pad_to is None else pad_to
         self.reads, self._columns = options.reads, data.columns
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
+        self._unions = self._unions_of(tuple(parts), counts)
         self._stager = data.stager(targets, sampler, options.seed)
         maker = maker or BatchMaker(sampler, data.features, pool or BufferPool(), return_e_id=options.return_e_id)
         self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
@@ -205,6 +206,13 @@ class PartLoader:
         if self.per_step > 1:
             return InterleavedWalk(parts, counts, 0, 1, self.per_step, options.seed, shuffle=False)
         return PartWalk(parts, counts, options.passes)
+
+    def _unions_of(self, parts: tuple[int, ...], counts: dict[int, int]) -> PartUnions | None:
+        if self.interleave is None or not self.interleave.together:
+            return None
+        skipped = frozenset(part for part in parts if not counts[part])
+        options, interleave = self.options, self.interleave
+        return PartUnions(parts, skipped, interleave.open_parts, options.seed, options.shuffle, interleave.spread)
 
     @property
     def _rank_chunks(self) -> int:
@@ -311,8 +319,8 @@ class PartLoader:
         return found[0]._replace(**means)
 
     def _footprint(self, position: Position) -> Footprint:
-        key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
-        staged = replace(self._stager, features=None, kept=None)(position.part)
+        key = self._key(position)
+        staged = replace(self._stager, features=None, kept=None)(self._maker.order.unit(key))
         batch, graph = self._maker.make(key, lambda: staged, fill=False), staged.graph
         nodes = batch.n_id.numpy() - graph.core_start
         own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
@@ -349,7 +357,7 @@ class PartLoader:
             "length": self.length,
             "batch_size": self.options.batch_size,
             "seed": self.options.seed,
-            "interleave": self.interleave and [*self.interleave[1:3], *["spread"] * self.interleave.spread],
+            "interleave": self.interleave and self.interleave.told,
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -424,8 +432,18 @@ class PartLoader:
 
     @property
     def _parts_open(self) -> int:
-        """Number of parts that batches are requested from at a time."""
-        return min(2, self.walk.parts_open) if self.reads.by_part else self.walk.parts_open
+        """Number of parts, or of unions of parts, that batches are requested from at a time."""
+        return min(2, self.walk.parts_open) if self.reads.by_part or self._unions else self.walk.parts_open
+
+    @property
+    def parts_together(self) -> int:
+        """Number of parts that are sampled as one graph."""
+        return 1 if self._unions is None else self._unions.size
+
+    @property
+    def parts_held(self) -> int:
+        """Number of parts that are in memory at a time."""
+        return self.walk.parts_open if self._unions is None else 2 * self._unions.size
 
     def _order(self) -> BatchOrder:
         return BatchOrder(
@@ -434,6 +452,7 @@ class PartLoader:
             self.options.drop_last,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self._parts_open,
+            unions=self._unions,
             passes=self.options.passes,
         )
 
@@ -491,7 +510,12 @@ class PartLoader:
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        return len({position.part for position in (*pending, coming)}) <= self._parts_open + further
+        unit = self._maker.order.unit
+        there = {unit(self._key(position)) for position in (*pending, coming)}
+        return len(there) <= self._parts_open + further
+
+    def _key(self, position: Position) -> BatchKey:
+        return BatchKey(self.options.seed, position.epoch, position.part, position.batch)
 
     def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
@@ -529,12 +553,12 @@ class PartLoader:
                 ahead = max(self._most_ahead, SourceTraits(source).batches_ahead) + self.per_step - 1
                 most = self.chunks * ahead
                 while coming and len(pending) < most and self._has_space(pending, coming):
-                    source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
+                    source.request(self._key(coming))
                     pending.append(coming)
                     coming = next(positions, None)
-                following = pending.popleft().following
-                if following is not None:
-                    source.expect_part(following)
+                taken = pending.popleft()
+                if taken.following is not None:
+                    source.expect_part(self._maker.order.unit(self._key(taken._replace(part=taken.following))))
                 _, batch = source.ready()
                 if not (coming or pending):
                     source.forget()  # Lightning stops asking at the last batch: no thread may outlive it

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise, zip_longest
 from typing import Any, ClassVar, NamedTuple
 
@@ -262,14 +263,67 @@ def spread_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
     return [part for turn in zip_longest(longer, shorter) for part in turn if part is not None]
 
 
+def visiting_order(parts: Sequence[int], seed: int, epoch: int, shuffle: bool, spread: bool) -> list[int]:
+    """Return the parts in the order in which an `InterleavedWalk` opens them in an epoch; arguments as there."""
+    if not shuffle:
+        return list(parts)
+    return (spread_parts if spread else shuffled_parts)(parts, seed, epoch)
+
+
+@dataclass(frozen=True)
+class PartUnions:
+    """Which parts are sampled as one graph in an epoch: those that an `InterleavedWalk` opens one after another.
+
+    Args:
+        parts: All parts.
+        skipped: Those of them that have no batches.
+        size: Parts of a union, >= 1; the last one of an epoch may have fewer.
+        seed, shuffle, spread: As of the `InterleavedWalk`.
+
+    Source: Chiang et al., Cluster-GCN, KDD 2019, section 3.2: edges between clusters that are chosen together are
+        kept; Armada: a worker samples over all parts in its memory. Differs: who is with whom is a function of the
+        seed and the epoch, so that batches do not depend on who makes them.
+    """
+
+    parts: tuple[int, ...]
+    skipped: frozenset[int]
+    size: int
+    seed: int
+    shuffle: bool = True
+    spread: bool = False
+
+    def in_order(self, epoch: int) -> list[tuple[int, ...]]:
+        """Return the unions of an epoch in the order in which their first parts are visited."""
+        order = visiting_order(self.parts, self.seed, epoch, self.shuffle, self.spread)
+        order = [part for part in order if part not in self.skipped]
+        return [tuple(sorted(order[at : at + self.size])) for at in range(0, len(order), self.size)]
+
+    def of(self, part: int, epoch: int) -> tuple[int, ...]:
+        """Return the union of a part in an epoch, ascending."""
+        return _union_of(self, epoch)[part]
+
+
+@lru_cache(maxsize=16)
+def _union_of(unions: PartUnions, epoch: int) -> dict[int, tuple[int, ...]]:
+    return {part: union for union in unions.in_order(epoch) for part in union}
+
+
 class Interleave(NamedTuple):
-    """How a process takes part in an `InterleavedWalk`; see there."""
+    """How a process takes part in an `InterleavedWalk`; see there. `together`: whether parts that are opened one after
+    another are sampled as one graph, see `PartUnions`.
+    """
 
     rank: int = 0
     world_size: int = 1
     open_parts: int = 4
     spread: bool = False
     num_ranks: int = 1
+    together: bool = False
+
+    @property
+    def told(self) -> list[int | str]:
+        """What a checkpoint within an epoch keeps of it."""
+        return [self.world_size, self.open_parts, *["spread"] * self.spread, *["together"] * self.together]
 
 
 @dataclass(frozen=True)
@@ -348,7 +402,8 @@ class InterleavedWalk:
 
     def _turns(self, epoch: int) -> Iterator[Position]:
         """Yield the chunks of the first rank."""
-        coming = deque(part for part in self._order(epoch) if self.num_batches[part])
+        order = visiting_order(self.parts, self.seed, epoch, self.shuffle, self.spread)
+        coming = deque(part for part in order if self.num_batches[part])
         open_parts = deque((coming.popleft(), 0) for _ in range(min(self.open_parts, len(coming))))
         while open_parts:
             part, step = open_parts.popleft()
@@ -358,11 +413,6 @@ class InterleavedWalk:
                 open_parts.append((part, step + 1))
             elif coming:
                 open_parts.append((coming.popleft(), 0))
-
-    def _order(self, epoch: int) -> list[int]:
-        if not self.shuffle:
-            return list(self.parts)
-        return (spread_parts if self.spread else shuffled_parts)(self.parts, self.seed, epoch)
 
 
 def _rank_by_rank(turns: Iterator[Position], chunks: int, num_ranks: int) -> Iterator[Position]:

@@ -11,7 +11,7 @@ from textwrap import shorten
 from ..errors import GNNScaleError, check_seconds, short
 from ..events import clock, record
 from ..sampler.minibatch import MiniBatch
-from .batch_maker import BatchMaker, batch_error
+from .batch_maker import BatchMaker, BatchOrder, batch_error
 from .batch_segments import SegmentQueue
 from .batch_source import BatchKey
 from .batch_worker import START_METHODS, Failed, Made, NeedsSpace, WorkerProcess
@@ -32,7 +32,7 @@ class WorkerCrew:
     Args:
         stage: part id to `StagedPart`.
         maker: a `BatchMaker`.
-        parts_open: parts that are in memory at a time.
+        order: the maker's, which says what batches are sampled from.
         num_workers, queue_bytes, start_method, timeout_s: see `ProcessSource`.
 
     Attributes:
@@ -44,7 +44,7 @@ class WorkerCrew:
         self,
         stage: Callable[[int], StagedPart],
         maker: SharedValue,
-        parts_open: int,
+        order: BatchOrder,
         num_workers: int,
         queue_bytes: int,
         start_method: str,
@@ -52,7 +52,8 @@ class WorkerCrew:
     ):
         self.queue, self.changed = SegmentQueue(queue_bytes, timeout_s / 2), threading.Condition()
         self._timeout_s, self._maker, self._start_method, self._owner = timeout_s, maker, start_method, os.getpid()
-        self._cache = PartCache(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
+        self._cache = PartCache(lambda part: SharedValue(stage(part), f"part {part}"), order.parts_open)
+        self._order = order
         self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
         self._workers: set[WorkerProcess] = set()
         self._num_workers = self._able = num_workers
@@ -67,7 +68,7 @@ class WorkerCrew:
         if self._broken is not None:
             self._broken, self._able = None, self._num_workers
             self._begin()
-        staged = self._cache.request(key.part, self._stager)
+        staged = self._cache.request(self._order.unit(key), self._stager)
         with self.changed:
             self.queue.add(self.queue.line, key, staged)
             self.changed.notify_all()
@@ -370,7 +371,7 @@ class ProcessSource:
         """
         if self._crew is None:
             maker = SharedValue(self._maker, "what prepares batches")
-            self._crew = WorkerCrew(self._stage, maker, self._maker.order.parts_open, *self._options)
+            self._crew = WorkerCrew(self._stage, maker, self._maker.order, *self._options)
             self._end = weakref.finalize(self, self._crew.stop)
         self._crew.request(key)
 

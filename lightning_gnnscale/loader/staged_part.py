@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,18 @@ from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
-from ..partition_store.part_graph import local_rows
+from ..partition_store.part_graph import local_rows, union_of_parts
 from ..partition_store.planned_reads import RankedNodes, read_slice
 from ..sampler.protocol import BatchSampler, num_slices
 from .part_walk import even_slices, order_key
 
 _BLOCK = 1 << 20  # nodes
+
+
+class PartStates(NamedTuple):
+    """What a sampler prepared for each part of a union of parts."""
+
+    by_part: dict[int, Any]
 
 
 @dataclass
@@ -58,6 +64,22 @@ class StagedPart:
         arrays = (*graph, *self.graph.columns.values(), *self.nodes.values(), self.masks, *self.edges.values())
         own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
+
+    def of(self, part: int) -> "StagedPart":
+        """Return what the batches of a part are sampled from; of a union of parts, with that part's targets."""
+        if not isinstance(self.state, PartStates):
+            return self
+        with self._lock:
+            if part not in self._items:
+                self._items[part] = replace(
+                    self,
+                    graph=replace(self.graph, part=part),
+                    state=self.state.by_part[part],
+                    _items={},
+                    _lock=self._lock,
+                    _there=self._there,
+                )
+            return self._items[part]
 
     def on_device(self, make: Callable[["StagedPart"], Any]) -> Any:
         """Return what is made of the part on a device: at the first call, kept as long as the part."""
@@ -148,21 +170,30 @@ class PartStager:
                     held["masks"][at : at + _BLOCK] |= read_slice(mask[at : at + _BLOCK]).astype(np.uint8) << bit
         return replace(self, held=held)
 
-    def __call__(self, part: int) -> StagedPart:
-        """Return the part, ready.
+    def __call__(self, part: int | tuple[int, ...]) -> StagedPart:
+        """Return a part, or a union of parts, ready.
 
         Raises:
             ValueError: a target lies outside the core of the part.
         """
-        return self.prepared(self.loaded(part), part)
+        loaded = self.loaded(part)
+        if not isinstance(part, tuple):
+            return self.prepared(loaded, part)
+        nodes, sampler = loaded.graph.halo_nodes, self.sampler
+        targets = {one: np.searchsorted(nodes, self.targets[one]) for one in part}
+        state = sampler.prepare(loaded.graph, targets[part[0]], self.seed)
+        return replace(loaded, state=PartStates({one: sampler.with_targets(state, targets[one]) for one in part}))
 
-    def loaded(self, part: int) -> StagedPart:
+    def loaded(self, part: int | tuple[int, ...]) -> StagedPart:
         """Return the part before its sampler is prepared."""
         with clock.doing("read"):
             return self._loaded(part)
 
-    def _loaded(self, part: int) -> StagedPart:
-        graph = self.load_part(part)
+    def _loaded(self, part: int | tuple[int, ...]) -> StagedPart:
+        if isinstance(part, tuple):
+            graph = union_of_parts([self.load_part(one) for one in part])
+        else:
+            graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()
         nodes = {name: self._local_values(name, graph) for name in self._columns}

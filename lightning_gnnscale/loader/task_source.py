@@ -255,7 +255,7 @@ class TaskSource:
         """Request a batch, and its part where it is not loaded."""
         if self._stager is None:
             self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
-        part = self._parts[key] = self._cache.request(key.part, self._stager)
+        part = self._parts[key] = self._cache.request(self.maker.order.unit(key), self._stager)
         self.scheduler.request(key)
         if not part.done():
             part.add_done_callback(lambda _: self.scheduler.wake())
@@ -288,5 +288,5 @@ class TaskSource:
         self._cache.clear()
 
     def _graph(self, dag_id: int, key: BatchKey) -> BatchGraph:
-        part = self._parts.pop(key).result()
+        part = self._parts.pop(key).result().of(key.part)
         return self.workflow.instance(dag_id, batch_key(*key), part, self.maker.items(key, part))

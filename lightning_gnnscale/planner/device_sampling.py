@@ -64,13 +64,15 @@ def size_sampling(
     samples_whole: bool = False,
     part_rows: int | None = None,
     mixed_parts: int = 0,
+    sampled_together: bool = False,
     grouped_edge_types: int = 0,
     grouped_weights: bool = False,
 ) -> SamplingSize:
     """Predict what sampling takes of a GPU, and where it is.
 
     Args:
-        run, shape, part_rows, mixed_parts, grouped_edge_types, grouped_weights: As of `predict_training`.
+        run, shape, part_rows, mixed_parts, sampled_together, grouped_edge_types, grouped_weights: As of
+            `predict_training`.
         free_bytes: Memory of a GPU before training; None: unlimited.
         sampled_on: The sampler's `device`, "auto", "cpu" or "cuda".
         samples_whole: Whether batches sample the whole graph, not parts.
@@ -81,7 +83,10 @@ def size_sampling(
     if sampled_on not in DEVICES:
         raise ValueError(f"planner.sampled_on must be one of {', '.join(DEVICES)}, got {short(sampled_on)}")
     whole = replace(run, num_parts=1) if samples_whole else run
-    rows, parts = part_reach(whole, None if samples_whole else part_rows), held_parts(whole, mixed_parts)
+    rows, parts = (
+        part_reach(whole, None if samples_whole else part_rows),
+        held_parts(whole, mixed_parts, sampled_together),
+    )
     edges, id_bytes = math.ceil(whole.num_edges / whole.num_parts), id_dtype(rows).itemsize
     of_edge = id_bytes + (8 + run.edge_row_bytes if run.edge_row_bytes else 0)
     of_edge += GROUPED_BYTES_AN_EDGE * bool(grouped_edge_types) + WEIGHTED_BYTES_AN_EDGE * grouped_weights

@@ -226,10 +226,10 @@ def part_reach(run: RunSize, part_rows: int | None) -> int:
     return min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), run.num_nodes)
 
 
-def held_parts(run: RunSize, mixed_parts: int) -> int:
-    """Return the parts that a process holds: its part, or those of a batch, and the next one if any."""
+def held_parts(run: RunSize, mixed_parts: int, sampled_together: bool = False) -> int:
+    """Return the parts that a process holds: its part, or those of a batch, and the next one, or the next batch's."""
     if mixed_parts:
-        return min(max(1, min(mixed_parts, run.num_parts)) + 1, run.num_parts)
+        return min(mixed_parts + (mixed_parts if sampled_together else 1), run.num_parts)
     return min(2, math.ceil(run.num_parts / run.num_processes))
 
 
@@ -255,6 +255,7 @@ def predict_training(
     *,
     part_rows: int | None = None,
     mixed_parts: int = 0,
+    sampled_together: bool = False,
     on_gpu: bool = False,
     to_gpu: bool = False,
     grouped_edge_types: int = 0,
@@ -275,6 +276,7 @@ def predict_training(
         part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
+        sampled_together: whether these parts are sampled as one graph: those of the next batch are in memory too.
         on_gpu: a GPU's memory: parts and embeddings stay on the host.
         to_gpu: the host's memory, where batches go to a GPU through pinned copies.
         grouped_edge_types: edge types by which fan-outs, times or weights group a copy of each part's edges; 0: none.
@@ -319,7 +321,7 @@ def predict_training(
         placed = (placed_rows + cache_rows) * stored + PLACE_BYTES_A_NODE * num_nodes
     if on_gpu:
         return int(batches + step + model + placed)
-    held = held_parts(run, mixed_parts)
+    held = held_parts(run, mixed_parts, sampled_together)
     parts = held * (2 * 4 * part_edges + 24 * reach)
     if grouped_edge_types:  # edges by edge type, their positions here and in the store; row starts
         edge_bytes = GROUPED_EDGE_BYTES + (WEIGHT_BYTES if grouped_weights else 0)

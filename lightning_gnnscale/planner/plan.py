@@ -28,7 +28,7 @@ from .tier_sizes import plan_tiers
 _OF_BATCHES = frozenset(one.name for one in fields(BatchShape))
 _OF_TRAINING = frozenset(inspect.signature(predict_training).parameters) - {"run", "shape", "on_gpu"}
 _OF_TRAINING |= {"pinned_rows", "simulated_rows"}
-_OF_SAMPLING = ("part_rows", "mixed_parts", "grouped_edge_types", "grouped_weights")
+_OF_SAMPLING = ("part_rows", "mixed_parts", "sampled_together", "grouped_edge_types", "grouped_weights")
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
 _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}
 

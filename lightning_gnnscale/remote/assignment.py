@@ -8,7 +8,7 @@ from ..loader.batch_source import BatchKey
 from ..loader.part_walk import shuffled_parts
 from ..loader.work_queue import Attempt, Job, Line, WorkQueue
 from ..rng import fold
-from .messages import GROUPS_AT_WORKER, Setup
+from .messages import GROUPS_AT_WORKER, Setup, Unit
 
 _ASSIGN = 0x6465616C
 
@@ -36,18 +36,24 @@ def assign_parts(
     Source: Armada's coordinator. Differs: it is a function, not a process, so no process has to be asked; and parts
         are assigned to machines, whose workers share them.
     """
+    return assign_in_turn(shuffled_parts(sorted(parts), seed, epoch), machines, able, fold(seed, epoch, _ASSIGN))
+
+
+def assign_in_turn(
+    units: Sequence[Unit], machines: Sequence[Hashable], able: Collection[Hashable], key: int
+) -> dict[Unit, Hashable]:
+    """Assign parts, or unions of parts, that are opened one after another: see `assign_parts`; `key` is random."""
     if not set(able) & set(machines):
         raise ValueError(f"able must be machines of workers, at least one, got {sorted(map(str, able))}")
     workers = {machine: list(machines).count(machine) for machine in sorted(set(machines), key=str)}
     # Each worker is at an even step of its machine's: machines with equally many workers take turns.
     turns = [((number + 0.5) / count, machine) for machine, count in workers.items() for number in range(count)]
     turns = [machine for _, machine in sorted(turns, key=lambda turn: (turn[0], str(turn[1])))]
-    first = fold(seed, epoch, _ASSIGN) % len(turns)  # who gets one more is random too
-    assigned = shuffled_parts(sorted(parts), seed, epoch)
-    owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(assigned)}
+    first = key % len(turns)  # who gets one more is random too
+    owner = {unit: turns[(first + number) % len(turns)] for number, unit in enumerate(units)}
     takers = [machine for machine in turns if machine in able]
-    orphans = [part for part in assigned if owner[part] not in able]
-    return owner | {part: takers[(first + number) % len(takers)] for number, part in enumerate(orphans)}
+    orphans = [unit for unit in units if owner[unit] not in able]
+    return owner | {unit: takers[(first + number) % len(takers)] for number, unit in enumerate(orphans)}
 
 
 @dataclass(eq=False)
@@ -58,18 +64,18 @@ class Rank(Line):
         setup: How its batches are made.
         iteration: The iteration that it is in.
         told: First place of each run of batches that it asked for in this iteration.
-        latest: Places and parts of the last `Setup.open_parts` of them, ascending.
+        latest: Places and parts, or unions of parts, of the last `Setup.open_parts` of them, ascending.
     """
 
     setup: Setup
     iteration: int = 0
     told: set[int] = field(default_factory=set)
-    latest: list[tuple[int, int]] = field(default_factory=list)
+    latest: list[tuple[int, Unit]] = field(default_factory=list)
 
     def note(self, first: int, keys: Sequence[BatchKey]) -> None:
         """Note a run of batches that it asks for, from a place on. Runs may come in any order."""
         self.told.add(first)
-        parts = [(place, key.part) for place, key in enumerate(keys, first)]
+        parts = [(place, self.setup.unit(key)) for place, key in enumerate(keys, first)]
         self.latest = sorted(self.latest + parts)[-self.setup.open_parts :]
 
     def start_again(self) -> None:
@@ -107,8 +113,8 @@ class Assignment:
         self.machines: dict[int, Hashable] = {}
         self.able: set[int] = set()
         self.capped: set[int] = set()
-        self._last_part: dict[int, int] = {}
-        self._assigns: dict[tuple, dict[int, Hashable]] = {}
+        self._last_part: dict[int, Unit] = {}
+        self._assigns: dict[tuple, dict[Unit, Hashable]] = {}
 
     def credits_of(self, setup: Setup) -> int:
         """Return how many groups may be under way or ready at a time when one of a setup is started."""
@@ -135,12 +141,12 @@ class Assignment:
         self.able.discard(worker)
         self._assigns.clear()
 
-    def owned(self, setup: Setup, key: BatchKey, worker: int) -> tuple[int, ...]:
-        """Return the parts that a worker's machine is assigned in the epoch of a key."""
+    def owned(self, setup: Setup, key: BatchKey, worker: int) -> tuple[Unit, ...]:
+        """Return the parts, or unions of parts, that a worker's machine is assigned in the epoch of a key."""
         mine = self.machines[worker]
         return tuple(part for part, machine in self._assign(setup, key).items() if machine == mine)
 
-    def wanted(self, setup: Setup, worker: int) -> tuple[int, ...]:
+    def wanted(self, setup: Setup, worker: int) -> tuple[Unit, ...]:
         """Return the parts of a setup on a worker's machine that have batches to be made, or under way.
 
         The part whose last batch comes first is the first.
@@ -150,12 +156,13 @@ class Assignment:
         for attempt in self.queue.attempts:
             if not attempt.is_over and self.machines.get(attempt.worker) == mine:
                 jobs += [job for job in attempt.jobs if job.line.setup.name == setup.name]
-        last: dict[int, int] = {}
+        last: dict[Unit, int] = {}
         for job in jobs:
-            last[job.key.part] = max(job.place, last.get(job.key.part, 0))
+            unit = setup.unit(job.key)
+            last[unit] = max(job.place, last.get(unit, 0))
         return tuple(sorted(last, key=lambda part: (last[part], part)))
 
-    def worker_of(self, setup: Setup, key: BatchKey, part: int) -> int | None:
+    def worker_of(self, setup: Setup, key: BatchKey, part: Unit) -> int | None:
         """Return a worker of the machine that a part is assigned to; None: it belongs to none, or no worker is able."""
         if setup.is_whole or not self.able:
             return None
@@ -170,15 +177,17 @@ class Assignment:
         one_part, last = worker in self.capped, self._last_part.get(worker)
 
         def turn(job: Job) -> tuple:
-            stays = not one_part or job.key.part == last
+            stays = not one_part or job.line.setup.unit(job.key) == last
             return not (one_part and job.is_wanted_next), not stays, job.place - job.line.head.place
 
         mine = mine or self._beyond(worker)
         mine.sort(key=turn)
         if mine:
-            setup, part = mine[0].line.setup, mine[0].key.part
+            setup = mine[0].line.setup
+            part = setup.unit(mine[0].key)
             one_part = one_part and not setup.is_whole
-            mine = [job for job in mine if job.line.setup.name == setup.name and (job.key.part == part or not one_part)]
+            mine = [job for job in mine if job.line.setup.name == setup.name]
+            mine = [job for job in mine if not one_part or setup.unit(job.key) == part]
         jobs = mine[: self.batches_per_group]
         if not any(job.is_wanted_next for job in jobs):  # no rank waits: there is time, and a cap
             short = len(jobs) < self.batches_per_group
@@ -186,7 +195,7 @@ class Assignment:
                 return None
             if self.queue.num_needed >= self.credits_of(jobs[0].line.setup):
                 return None
-        self._last_part[worker] = jobs[0].key.part
+        self._last_part[worker] = jobs[0].line.setup.unit(jobs[0].key)
         return self.queue.start(jobs, worker)
 
     def _is_of(self, job: Job, worker: int) -> bool:
@@ -196,7 +205,7 @@ class Assignment:
         setup, mine = job.line.setup, self.machines[worker]
         if setup.is_whole:
             return self._home(job) in (None, mine)
-        return self._assign(setup, job.key)[job.key.part] == mine
+        return self._assign(setup, job.key)[setup.unit(job.key)] == mine
 
     def _home(self, job: Job) -> Hashable | None:
         """Return the machine that is to make a batch of the whole graph; None: any, or no worker is able there."""
@@ -219,7 +228,7 @@ class Assignment:
                 found.append(job)
         return found
 
-    def _assign(self, setup: Setup, key: BatchKey) -> dict[int, Hashable]:
+    def _assign(self, setup: Setup, key: BatchKey) -> dict[Unit, Hashable]:
         epoch = key.epoch // setup.passes
         name = (setup.name, key.seed, epoch)
         if name not in self._assigns:
@@ -227,5 +236,9 @@ class Assignment:
                 del self._assigns[next(iter(self._assigns))]
             machines = list(self.machines.values())
             able = {self.machines[worker] for worker in self.able} or machines
-            self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
+            if setup.unions is None:
+                self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
+            else:
+                units = setup.unions.in_order(key.epoch)
+                self._assigns[name] = assign_in_turn(units, machines, able, fold(key.seed, epoch, _ASSIGN))
         return self._assigns[name]

@@ -27,7 +27,7 @@ from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph
 from ..partition_store.features import Column, as_stored, merge_rows
 from ..partition_store.typed_features import TypedFeatures, TypedRows, merge_node_types
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
-from .messages import GroupRequest, Setup
+from .messages import GroupRequest, Setup, Unit
 
 _THREADS = 64  # workers of a machine that may ask at a time
 _RETRY_S = 0.05
@@ -35,7 +35,7 @@ _LET_GO_S = 2.0  # a worker that is silent for longer has the part in use
 _SPACE_LIMIT_S = 120.0
 _START_RETRY_S = 0.3
 
-PartName = tuple[str, int]  # a setup's name, and a part
+PartName = tuple[str, Unit]  # a setup's name, and a part or a union of parts
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class PartHolder:
         self._most_held = 0
         self._reads: Counter[int] = Counter()
 
-    def open(self, member: Member, part: int, request: GroupRequest) -> Opened:
+    def open(self, member: Member, part: Unit, request: GroupRequest) -> Opened:
         """Return a part for a worker, read now unless it is held.
 
         Args:
@@ -237,7 +237,7 @@ class PartHolder:
             is_new, cached.is_new = cached.is_new, False
         return Opened(value.handle, is_new)
 
-    def expect(self, part: int, setup: Setup) -> None:
+    def expect(self, part: Unit, setup: Setup) -> None:
         """Read a part that is wanted soon, where it drives out none: under a cap, one whose size is known."""
         name = (setup.name, part)
         with self._changed:
@@ -415,7 +415,7 @@ class WorkerParts:
         self._lock = Lock()
         self.reads: Counter[int] = Counter()
 
-    def get(self, part: int, request: GroupRequest, stage: PartStager, features: Column | None) -> HeldPart:
+    def get(self, part: Unit, request: GroupRequest, stage: PartStager, features: Column | None) -> HeldPart:
         """Return a part; it stays until `release`.
 
         Args:
@@ -456,7 +456,7 @@ class WorkerParts:
             self._mapped.pop(name, None)
             return True
 
-    def expect(self, part: int, setup: Setup) -> None:
+    def expect(self, part: Unit, setup: Setup) -> None:
         """Have a part read ahead; returns at once."""
         if not setup.is_whole and self._group is not None:
             self._handle().expect.remote(part, setup)
@@ -484,7 +484,7 @@ class WorkerParts:
             self._holder = holder_of_parts(self._group)
         return self._holder
 
-    def _open(self, part: int, request: GroupRequest) -> HeldPart:
+    def _open(self, part: Unit, request: GroupRequest) -> HeldPart:
         """Map a part; asks again where the holder ended meanwhile."""
         deadline = time.monotonic() + START_LIMIT_S
         while True:
@@ -514,7 +514,7 @@ class WorkerParts:
     def _has_ended(self, error: Exception) -> bool:
         return self._group is not None and isinstance(error, import_ray().exceptions.RayActorError)
 
-    def _asked(self, part: int, request: GroupRequest) -> Opened:
+    def _asked(self, part: Unit, request: GroupRequest) -> Opened:
         if self._group is None:
             return self._holder.open(self._member, part, request)
         ray = import_ray()

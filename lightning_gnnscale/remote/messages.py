@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..loader.batch_source import BatchKey
+from ..loader.part_walk import PartUnions
 from ..loader.work_queue import SLOW_S
 from ..partition_store import PartitionStore
 from .batch_group import BatchGroup
 
 GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
 _FETCH_LIMIT_S = 60.0
+Unit = int | tuple[int, ...]  # a part, or the parts of a union
 
 
 class WorkerSettings(NamedTuple):
@@ -147,6 +149,7 @@ class Setup(NamedTuple):
         chunks: Chunks of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
             another; else 1.
         open_parts: Parts that batches come from in turn: a part is done once another has its turn.
+        unions: Which parts are sampled as one graph; a machine reads, holds and swaps such a union as it does a part.
     """
 
     name: str
@@ -160,6 +163,18 @@ class Setup(NamedTuple):
     homes: Mapping[int, Hashable] | None = None
     chunks: int = 1
     open_parts: int = 1
+    unions: PartUnions | None = None
+
+    def unit(self, key: BatchKey) -> Unit:
+        """Return what a batch is sampled from, see `BatchOrder.unit`."""
+        return key.part if self.unions is None else self.unions.of(key.part, key.epoch)
+
+    @property
+    def num_units(self) -> int:
+        """Parts, or unions of parts, that an epoch reads; 0 where machines hold the whole graph."""
+        if self.is_whole:
+            return 0
+        return len(self.parts if self.unions is None else self.unions.in_order(0))
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, unpickled; to be called where the batches are made."""
@@ -181,7 +196,7 @@ class GroupRequest(NamedTuple):
         coordinator: Name of the coordinator; the worker keeps its view of the coordinator's cache under this name.
         setup: Setup that all the keys share.
         keys: Keys of the batches.
-        owned: Parts of the setup that are assigned to the worker's machine in this epoch.
+        owned: Parts of the setup, or unions of parts, that are assigned to the worker's machine in this epoch.
         wanted: Parts of the setup that batches are to be made of now, assigned to the worker's machine; the one that
             is done first is the first.
         coming: Parts that the next batches of a rank come from, wherever they are made.
@@ -192,9 +207,9 @@ class GroupRequest(NamedTuple):
     coordinator: str
     setup: Setup
     keys: list[BatchKey]
-    owned: tuple[int, ...]
-    wanted: tuple[int, ...] = ()
-    coming: tuple[int, ...] = ()
+    owned: tuple[Unit, ...]
+    wanted: tuple[Unit, ...] = ()
+    coming: tuple[Unit, ...] = ()
     update: Any = None
     number: int = 0
 

@@ -23,6 +23,7 @@ from .messages import (
     GroupRequest,
     Setup,
     Table,
+    Unit,
 )
 from .ray_worker import start_workers
 from .versioned_cache import CacheUpdate, TrainerCache
@@ -188,7 +189,7 @@ class Coordinator:
             self._hand_out()
         return await job.context
 
-    async def expect(self, rank: str, part: int, key) -> None:
+    async def expect(self, rank: str, part: Unit, key) -> None:
         """Have a part read ahead by the worker that it is assigned to."""
         setup = self._ranks[rank].setup
         worker = self._assign.worker_of(setup, key, part)
@@ -222,7 +223,7 @@ class Coordinator:
         setups = {state.setup.name: state.setup for state in self._ranks.values()}
         asks = any(setup.shard_map is not None for setup in setups.values())
         return {
-            "parts": sum(len(setup.parts) for setup in setups.values() if not setup.is_whole),
+            "parts": sum(setup.num_units for setup in setups.values()),
             "busy_s": self._totals.get("busy_s", 0.0),
             "parts_read": self._totals.get("reads", 0),
             "num_workers": len(self._workers),

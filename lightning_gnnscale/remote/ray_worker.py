@@ -16,7 +16,7 @@ from .batch_group import narrowest, pack_group
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
 from .held_parts import HeldPart, Member, WorkerParts, gather_union, holder_of_parts
 from .holder import HeldGraph, num_bytes, store_of
-from .messages import GroupHeader, GroupPayload, GroupRequest, Setup, WorkerSettings
+from .messages import GroupHeader, GroupPayload, GroupRequest, Setup, Unit, WorkerSettings
 from .versioned_cache import WorkerView
 
 SETUPS_KEPT = 16
@@ -55,7 +55,7 @@ class PreparationWorker:
         begun, asked = time.perf_counter(), request.keys
         header = GroupHeader([-1] * len(asked), [None] * len(asked), pid=os.getpid())
         batches: list = []
-        parts: dict[int, HeldPart] = {}
+        parts: dict[Unit, HeldPart] = {}
         try:
             stage, maker = self._opened(request.setup)
         except Exception as error:
@@ -82,7 +82,7 @@ class PreparationWorker:
             header.rows_gathered, header.rows_away, header.bytes_away = asked_rows
         return header, payload
 
-    def expect(self, setup: Setup, part: int) -> None:
+    def expect(self, setup: Setup, part: Unit) -> None:
         """Have a part read that is wanted soon, where it drives out none."""
         self.parts.expect(part, setup)
 
@@ -95,7 +95,7 @@ class PreparationWorker:
         counts = [graph.counts for graph in list(self._graphs.values())]
         return {name: sum(getattr(one, name) for one in counts) for name in ("asked", "unanswered")}
 
-    def reads(self) -> dict[int, int]:
+    def reads(self) -> dict[Unit, int]:
         """Return how often each part was read for this worker, whatever the setup."""
         return dict(self.parts.reads)
 
@@ -128,10 +128,11 @@ class PreparationWorker:
             header.rows_sent, header.row_bytes = getattr(rows, "num_featured", len(wanted)), num_bytes(rows)
         return GroupPayload(group, missing, rows)
 
-    def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict[int, HeldPart]):
-        if key.part not in parts:
-            parts[key.part] = self.parts.get(key.part, request, stage, maker.table)
-        return parts[key.part].staged
+    def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict[Unit, HeldPart]):
+        unit = maker.order.unit(key)
+        if unit not in parts:
+            parts[unit] = self.parts.get(unit, request, stage, maker.table)
+        return parts[unit].staged
 
     def _opened(self, setup: Setup) -> tuple:
         """Return stage and maker; the latest ones stay. Called by one thread at a time."""

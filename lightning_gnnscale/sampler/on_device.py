@@ -206,6 +206,9 @@ class DeviceSampler(BatchSampler):
         _log.info("Part %s is sampled on %s, from %s", part.part, self.on, where)
         return DeviceState(host, there)
 
+    def with_targets(self, state: DeviceState, targets: np.ndarray) -> DeviceState:
+        return state._replace(host=self.own.with_targets(state.host, targets))
+
     def items(self, state: DeviceState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         return self.own.items(state.host, batch_size, drop_last, order_key)
 

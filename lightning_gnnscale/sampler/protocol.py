@@ -185,6 +185,12 @@ class BatchSampler(ABC):
             return_e_id: Whether `Subgraph.e_id` is asked for.
         """
 
+    def with_targets(self, state: Any, targets: np.ndarray) -> Any:
+        """Return a state of `prepare` with other targets; of samplers whose batches mix parts: their states have
+        targets.
+        """
+        return state._replace(targets=targets)
+
     def check_schema(self, schema: GraphSchema | None) -> None:  # noqa: B027 - most samplers name no relation
         """Raise ValueError where the graph's schema, None without one, has not the edge types that samples name."""
 

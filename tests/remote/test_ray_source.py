@@ -1,12 +1,14 @@
 """Workers of Ray's: the same batches bit for bit, in memory of the trainer, and with nothing left behind."""
 
 import threading
+from collections import Counter
 
 import numpy as np
 import psutil
 import pytest
 from ray_world import WORLD, all_contents, make_loader, whole_loader
 
+from lightning_gnnscale.loader import Interleave
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.remote import RayWorkers
@@ -86,6 +88,29 @@ def test_batches_without_features_and_of_the_whole_graph(workers):
     pids = set(loaders[1]._source.worker_pids)
     loaders[1].close()
     assert len(pids) == 2
+
+
+@pytest.mark.parametrize("cache_rows", [0, 60])
+def test_unions_of_parts_are_read_once_an_epoch_and_give_the_batches_of_threads(workers, cache_rows):
+    together = {"interleave": Interleave(open_parts=2, together=True), "batch_size": 12}
+    loader = workers(RayWorkers(address="auto", batches_per_group=2, cache_rows=cache_rows), **together)
+    local, apart = make_loader(**together), make_loader(**together | {"interleave": Interleave(open_parts=2)})
+    loader._source.begin()
+    before = loader._source.report()["reads"]
+    for epoch in (0, 1):
+        for done in (loader, local, apart):
+            done.set_epoch(epoch)
+        found = all_contents(loader)
+        assert found == all_contents(local) != all_contents(apart)
+    read = Counter()
+    for one in loader._source.report()["reads"]:
+        read.update(one)
+    for one in before:
+        read.subtract(one)
+    assert set(filter(lambda unit: isinstance(unit, tuple), read)) == {
+        unit for epoch in (0, 1) for unit in loader._maker.order.unions.in_order(epoch)
+    }
+    assert sum(read.values()) <= 2 * 3
 
 
 def test_batches_lie_in_memory_of_the_trainer(workers):
