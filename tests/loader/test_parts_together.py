@@ -1,4 +1,4 @@
-"""Parts that a batch mixes are sampled as one graph: `scope="parts"`. Oracle: rows of the full graph, in plain Python."""
+"""Parts that a batch mixes are sampled as one graph, `scope="parts"`; the oracle reads rows of the full graph."""
 
 import lightning as L
 import numpy as np
@@ -27,9 +27,8 @@ def write(root, undirected: bool, **columns):
     p = gs.partition(stream, "spring", PARTS, evaluate=False)
     features = rng.random((NODES, 5)).astype(np.float32)
     labels, train = rng.integers(0, 3, NODES), rng.random(NODES) < 0.7
-    return gs.write_partition_store(
-        root, stream, p, features=features, labels=labels, masks={"train": train, "val": ~train, "test": ~train}, **columns
-    )  # fmt: skip
+    masks = {"train": train, "val": ~train, "test": ~train}
+    return gs.write_partition_store(root, stream, p, features=features, labels=labels, masks=masks, **columns)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +76,10 @@ def row_in(store, parts, node: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["directed", "undirected", "columned"])
 @pytest.mark.parametrize("parts", [(2,), (0, 1), (1, 3, 5), tuple(range(PARTS))], ids=str)
 def test_a_union_has_the_rows_of_its_parts_and_their_columns(kind, parts, store, columned, tmp_path):
-    chosen = {
-        "directed": lambda: store,
-        "undirected": lambda: write(tmp_path / "s", True),
-        "columned": lambda: columned,
-    }
-    store = chosen[kind]()
+    if kind == "undirected":
+        store = write(tmp_path / "store", True)
+    elif kind == "columned":
+        store = columned
     graphs = [load_part_graph(store, 1, part) for part in parts]
     union = union_of_parts(graphs)
     nodes = union.halo_nodes
@@ -199,9 +196,8 @@ def test_ranks_share_an_epoch_and_a_resumed_one_goes_on(store):
         assert [batch.n_id.tolist() for batch in again] == whole[-1][1:]
         loader.close()
     assert len(whole[0]) == len(whole[1]) > 2
-    alone = make_interleaved_loader(
-        store, SAMPLERS["uniform"], 1, 3, LoaderOptions(batch_size=24, seed=3), None, gs.Threads(), RankPlace(0, 2, 0, 0, 2)
-    )  # fmt: skip
+    given = (1, 3, LoaderOptions(batch_size=24, seed=3), None, gs.Threads(), RankPlace(0, 2, 0, 0, 2))
+    alone = make_interleaved_loader(store, SAMPLERS["uniform"], *given)
     with pytest.raises(ValueError, match="interleave="):
         alone.load_state_dict(state)
 
