@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.loader import BatchKey
-from lightning_gnnscale.loader.part_walk import InterleavedWalk
+from lightning_gnnscale.loader.part_walk import visiting_order
 from lightning_gnnscale.loader.work_queue import WorkQueue
 from lightning_gnnscale.remote.assignment import Assignment, Rank, assign_parts
 from lightning_gnnscale.remote.messages import Setup
@@ -247,7 +247,7 @@ def test_epochs_and_seeds_deal_differently_and_evenly():
 
 @pytest.mark.parametrize("epoch", range(4))
 def test_parts_that_are_open_together_lie_on_different_machines(epoch):
-    order = InterleavedWalk(range(12), dict.fromkeys(range(12), 1), 0, 1, 3, seed=7)._order(epoch)
+    order = visiting_order(range(12), 7, epoch, shuffle=True, spread=False)
     owner = assign_parts(range(12), "abc", "abc", 7, epoch)
     assert all(len({owner[part] for part in order[first : first + 3]}) == 3 for first in range(10))
 
