@@ -64,7 +64,7 @@ class KnownIds:
         if count and given.are_strings != self.are_strings:
             kinds = ("strings", "integers") if given.are_strings else ("integers", "strings")
             raise ValueError(
-                f"nodes: the ids are {kinds[0]}, and those of the store are {kinds[1]}{self._of}: name nodes as it does"
+                f"nodes: the ids{self._of} are {kinds[0]}, and those of the store are {kinds[1]}: name nodes as it does"
             )
         self.given = np.arange(0) if given is None else self._number(given)
         self._num_new = int((self.given >= self.num_old).sum())
@@ -193,7 +193,7 @@ class KnownIds:
     def _of_another_kind(self) -> str:
         kinds = ("integers", "strings") if self.are_strings else ("strings", "integers")
         hint = "; id_type='string' reads those of text files so" if self.are_strings else ""
-        return f"node ids are {kinds[0]}, and those of the store are {kinds[1]}{self._of}: name nodes as it does{hint}"
+        return f"node ids{self._of} are {kinds[0]}, and those of the store are {kinds[1]}: name nodes as it does{hint}"
 
     def _find(self, values) -> np.ndarray:
         if isinstance(values, Strings) and not self.are_strings:

@@ -31,6 +31,7 @@ from .reader import PartitionStore
 from .typed_change import (
     MappedEdges,
     added_edges,
+    check_clocks,
     grown_schema,
     may_lack_time,
     removed_by_type,
@@ -195,6 +196,7 @@ def _given_by_type(store: PartitionStore, change: GraphChange) -> _Given:
     schema = grown_schema(store, change)
     rows = rows_by_type(change, schema)
     listed = {number: listed_nodes(f"nodes[{schema.node_types[number]!r}]", own.nodes) for number, own in rows.items()}
+    check_clocks(change, rows, schema)
     known = KnownIdsByType(store, schema, listed)
     removed = _removed_nodes(known, removed_by_type(change, schema))
     edges, columns, may_lack = added_edges(store, change, known, schema)
@@ -451,8 +453,12 @@ def _dropped(store: PartitionStore, known: KnownIds | KnownIdsByType, edges: Edg
 
 
 def _not_there(known, schema: GraphSchema | None, src: int, dst: int, edge_type: int) -> ValueError:
-    of_type = "" if schema is None else f" of type {','.join(schema.edge_types[edge_type])}"
-    ends = f"from {known.said(src)} to {known.said(dst)}{of_type}"
+    of_type = ""
+    if schema is not None:
+        if not schema.listed[edge_type]:
+            src, dst, edge_type = dst, src, schema.reverse[edge_type]
+        of_type = f"of type {','.join(schema.edge_types[edge_type])} "
+    ends = f"{of_type}from {known.said(src)} to {known.said(dst)}"
     return ValueError(f"removed_edges: no edge {ends} is in the store: name edges that it has")
 
 

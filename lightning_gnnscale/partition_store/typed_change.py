@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dataset.columns import EDGE_COLUMNS
+from ..dataset.columns import EDGE_COLUMNS, opened
 from ..dataset.graph_change import GraphChange, is_by_type, listed_by_type, listed_nodes
 from ..dataset.hetero_edges import clocks_of_edges, described_edges, joined_columns, keyed, opened_edges
 from ..edge_stream import NodeIds
@@ -112,8 +112,19 @@ def rows_by_type(change: GraphChange, schema: GraphSchema) -> dict[int, GraphCha
             found[number] = GraphChange(**columns)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-    same_clock({f"times of {schema.node_types[number]}": own.node_time for number, own in found.items()})
     return found
+
+
+def check_clocks(change: GraphChange, rows: Mapping[int, GraphChange], schema: GraphSchema) -> None:
+    """Refuse dates beside numbers among the times of a change's nodes and edges."""
+    clocks = {f"times of {schema.node_types[number]}": own.node_time for number, own in rows.items()}
+    clocks = {name: opened(times) for name, times in clocks.items() if times is not None}
+    if change.edge_time is not None:
+        clocks["edge_time"] = opened(change.edge_time)
+    elif is_by_type(change.edges):
+        with _told("edges"):
+            clocks |= clocks_of_edges(schema, _described(schema, change.edges)[1])
+    same_clock(clocks)
 
 
 def removed_by_type(change: GraphChange, schema: GraphSchema) -> dict[int, NodeIds]:
@@ -218,21 +229,24 @@ def _opened(
         columns = {_OF_EDGES[name]: values for name, values in plain.items() if values is not None}
         given = {",".join(listed[0]): {"edges": given, **columns}}
     with _told(what):
-        names = [",".join(one) for one in schema.edge_types]
-        found, sources = described_edges(schema.node_types, given, names)
+        found, sources = _described(schema, given)
         if found.edge_types != schema.edge_types:  # of a column of names
-            _number_of(what, schema, found.edge_types[schema.num_edge_types])
-        same_clock(clocks_of_edges(schema, sources))
-        opened = [opened_edges(one, schema, _nodes_of(known, one), CHUNK_EDGES, change.reader) for one in sources]
-        _refuse_reverses(what, schema, opened)
-        edges = HeteroStream(opened, schema, known.sizes)
+            schema.edge_type_number(found.edge_types[schema.num_edge_types])
+        streams = [opened_edges(one, schema, _nodes_of(known, one), CHUNK_EDGES, change.reader) for one in sources]
+        _refuse_reverses(what, schema, streams)
+        edges = HeteroStream(streams, schema, known.sizes)
         edges.count()
         values = [one for _, one in sources]
         lacking = {
-            name: _used_types([one for one, own in zip(opened, values, strict=True) if own[key] is None])
+            name: _used_types([one for one, own in zip(streams, values, strict=True) if own[key] is None])
             for name, key in _OF_EDGES.items()
         }
-        return edges, joined_columns(values, opened), {name: types for name, types in lacking.items() if types}
+        return edges, joined_columns(values, streams), {name: types for name, types in lacking.items() if types}
+
+
+def _described(schema: GraphSchema, edges: Any) -> tuple[GraphSchema, list]:
+    """Return what `described_edges` does, with edge types in the numbers of a schema."""
+    return described_edges(schema.node_types, edges, [",".join(one) for one in schema.edge_types])
 
 
 def _nodes_of(known: KnownIdsByType, source: tuple) -> dict[str, dict[str, Any]]:
@@ -244,21 +258,20 @@ def _nodes_of(known: KnownIdsByType, source: tuple) -> dict[str, dict[str, Any]]
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Have errors name the argument."""
+    """Have errors name the argument, and how an edge type that the store lacks is added."""
     try:
         yield
     except (ValueError, EdgeStreamError) as error:
-        kind = EdgeStreamError if isinstance(error, EdgeStreamError) else ValueError
-        told = str(error)
-        raise kind(told if told.startswith(f"{what}:") else f"{what}: {told.removeprefix('edges: ')}") from None
+        kind, told = EdgeStreamError if isinstance(error, EdgeStreamError) else ValueError, str(error)
+        told = told if told.startswith(f"{what}:") else f"{what}: {told.removeprefix('edges: ')}"
+        unknown = what == "edges" and told.startswith(f"{what}: edge type '") and " must be one of: " in told
+        remedy = f"; new_edge_types=['{told.split(chr(39))[1]}'] adds it" if unknown else ""
+        raise kind(f"{told}{remedy}") from None
 
 
 def _number_of(what: str, schema: GraphSchema, edge_type: tuple[str, ...]) -> int:
-    try:
+    with _told(what):
         return schema.edge_type_number(edge_type)
-    except ValueError as error:
-        remedy = f"; new_edge_types=['{','.join(edge_type)}'] adds it" if what == "edges" else ""
-        raise ValueError(f"{what}: {error}{remedy}") from None
 
 
 def _used_types(sources: Sequence[EdgesByType]) -> set[int]:

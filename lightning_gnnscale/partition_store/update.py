@@ -140,10 +140,12 @@ def tell_drift(store: PartitionStore, most: float) -> None:
     share, cut = drift_of(store.manifest), store.version["cut"]
     record("update", root=str(store.root), cut=cut, balance=store.version["balance"], **store.version["counts"])
     if share is not None and share > most:
+        again = f"gnnscale partition dataset=store dataset.store={store.root}"
+        if store.schema is not None:
+            again = "the whole graph from its data set"
         warnings.warn(
             f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
-            f"partitioned, and drift={most:g} is the share by which that may grow: partition again, "
-            f"gnnscale partition dataset=store dataset.store={store.root}",
+            f"partitioned, and drift={most:g} is the share by which that may grow: partition again, {again}",
             stacklevel=4,
         )
 
