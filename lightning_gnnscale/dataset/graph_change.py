@@ -13,7 +13,7 @@ from ..edge_stream.relations import HeteroStream, IdsByNodeType
 from ..errors import EdgeStreamError, check_mapping, short
 from ..foreign import csr_of, is_pyg
 from ..traits import StreamTraits
-from ..values import ALWAYS
+from ..values import ALWAYS, same_clock
 from .columns import EDGE_COLUMNS, CSRArrays, masks_by_name, opened, read_rows, read_values
 from .graph_dataset import GraphDataset
 
@@ -92,6 +92,8 @@ class GraphChange:
             raise ValueError(f"{rows[0]} is given without nodes: name the node of each row, nodes=")
         if rows and isinstance(self.nodes, Mapping):
             raise ValueError(f"{rows[0]} is given beside nodes by node type: give it there, with its nodes")
+        clocks = {name: getattr(self, name) for name in ("node_time", "edge_time")}
+        same_clock({name: opened(times) for name, times in clocks.items() if times is not None})
         values = [name for name in EDGE_COLUMNS if getattr(self, name) is not None]
         if values and self.edges is None:
             raise ValueError(f"{values[0]} is given without edges: give the new edges, edges=")
@@ -210,7 +212,7 @@ def _of_typed_dataset(dataset: GraphDataset) -> dict[str, Any]:
                 given[what] = own
             elif own is not None:
                 given.setdefault("columns", {})[what] = own
-        if count and (given or ids[number] is not None):
+        if count and (given or _are_listed(ids[number])):
             nodes[name] = {"nodes": np.arange(count) if ids[number] is None else ids[number], **given}
     values = {name: getattr(dataset, name) for name in EDGE_COLUMNS} if num_edges else {}
     return {"edges": stream if num_edges else None, "nodes": nodes or None, **values}
@@ -237,6 +239,11 @@ def rows_between(table: Any, rows: slice) -> Any:
     return CSRArrays(indptr[rows.start : rows.stop + 1] - first, indices[first:last], data[first:last], shape)
 
 
+def _are_listed(ids: Any) -> bool:
+    """Whether ids of nodes were given, and not taken from the edges."""
+    return isinstance(ids, NodeIds) and ids.listed is not None
+
+
 def _any_known(labels: np.ndarray, regression: bool) -> bool:
     return bool(np.isfinite(labels).any() if regression else (labels >= 0).any())
 
@@ -250,9 +257,8 @@ def _of_dataset(dataset: GraphDataset) -> dict[str, Any]:
     num_nodes, num_edges = dataset.stream.count()
     ids = StreamTraits(dataset.stream).node_ids
     has_rows = bool(dataset.masks or dataset.node_columns) or any(columns[name] is not None for name in NODE_COLUMNS)
-    listed = ids is not None and getattr(ids, "listed", None) is not None
     nodes = None
-    if has_rows or listed:
+    if has_rows or _are_listed(ids):
         nodes = np.arange(num_nodes) if ids is None else ids
     return {**columns, "edges": dataset.stream if num_edges else None, "nodes": nodes}
 
