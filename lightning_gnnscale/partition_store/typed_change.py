@@ -51,6 +51,11 @@ class MappedEdges(HeteroStream):
         super().__init__(sources, schema, sizes, edges.chunk_edges, **rules)
         self._edges, self._numbers, self._said = edges, numbers, said
 
+    @property
+    def seekable(self) -> bool:
+        """Whether edges can be skipped without reading them: those of the stream are read from the first on."""
+        return False
+
     def _numbered_blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with closing(self._edges.chunks()) as chunks:
             for chunk in chunks:

@@ -66,6 +66,13 @@ def test_a_version_is_partitioned_anew_without_its_data_set(capsys):
     assert load_store(again).name == "again"
 
 
+def test_a_store_that_is_in_the_way_is_told_by_the_settings(capsys):
+    main(["update", "ring", "change.removed_nodes=gone_nodes.csv:id", "drift=9"])
+    told = refused(capsys, "update", "ring", "change.removed_edges=gone.csv")
+    assert "replace it with overwrite=true or choose another output=" in told
+    assert "output must be another folder than the store's" in refused(capsys, "update", "ring", "output=ring")
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

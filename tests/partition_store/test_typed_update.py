@@ -16,6 +16,7 @@ from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.partition_store import update_store, write_partition_store
 from lightning_gnnscale.partition_store.journal import Journal
+from lightning_gnnscale.partition_store.typed_change import MappedEdges
 from tests.partition_store.small_graphs import TINY, Given, all_bytes
 from tests.partition_store.test_update import same_files
 from tests.says import said
@@ -400,6 +401,15 @@ def test_a_data_set_of_several_types_is_a_change(no_disk_wait, tmp_path, store):
     assert labels["paper 10"] == 0 and labels["paper 50"] == -1  # a data set without labels changes none
     with pytest.raises(ValueError, match=said("edges 'author,reads,paper' new_edge_types")):
         update_store(store, gs.hetero_graph(nodes, {"author,reads,paper": pair("c", 50)}, to_undirected=False))
+
+
+def test_new_edges_are_read_from_any_chunk():
+    stream = little(chunk_edges=2).stream
+    edges = MappedEdges(stream, np.arange(9)[::-1].copy(), stream.sources, stream.schema, [3, 4, 2])
+    whole = [(chunk.src.tolist(), chunk.dst.tolist()) for chunk in edges.chunks()]
+    assert len(whole) == 3 and whole[0] == ([8, 7], [5, 4])
+    for start in range(1, len(whole)):
+        assert [(chunk.src.tolist(), chunk.dst.tolist()) for chunk in edges.chunks(start)] == whole[start:]
 
 
 @pytest.mark.filterwarnings("ignore:.*listed:UserWarning", "ignore:.*join two parts:UserWarning")
