@@ -116,7 +116,8 @@ def in_words_of_shell(text: str) -> str:
         value = _LITERALS.get(found[3], found[3].strip("'\""))
         return f"{_KEY_OF[found[2]]}={value}"
 
-    text = _ARGUMENT.sub(said, text)
+    text = re.sub(r"\b(choose|give) another root\b", r"\1 another output=", _ARGUMENT.sub(said, text))
+    text = re.sub(r"^root(?= must be another folder)", "output", text)
     return re.sub(r"\bedge_stream\.(\w+)", lambda found: _KEY_OF.get(found[1], found[0]), text)
 
 

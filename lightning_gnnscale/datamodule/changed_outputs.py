@@ -149,6 +149,8 @@ def _earlier(
     """Return the file of the version before, or None, and why there is none."""
     if store.version is None:
         return None, f"{store.root} is no update of another store"
+    if store.schema is not None and store.schema.num_node_types > 1:
+        return None, "the graph has several node types, each with ids of its own"
     if own is None or BackboneTraits(module.backbone).layer is None or not isinstance(loader, EvaluationLoader):
         return None, "they are not computed layer by layer"
     evaluation: EvaluationPass = loader.evaluation

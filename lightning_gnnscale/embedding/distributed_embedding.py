@@ -13,6 +13,7 @@ from ..events import record
 from ..loader import BufferPool
 from ..partition_store import PartitionStore
 from ..partition_store.typed_features import NodeTypesWithRows, said_node_types
+from ..partition_store.versions import earlier_version
 from ..placement.shared_rows import gather_objects
 from ..rng import fold
 from ..sampler.minibatch import RowsByNodeType
@@ -394,16 +395,27 @@ class DistributedEmbedding:
         wait_for_others()
 
     def _places_of(self, saved: list[dict[str, Any]]) -> np.ndarray | None:
-        """Return where the nodes of the rows were in the earlier version that was saved; None: where they are now."""
+        """Return where rows were in the earlier version that was saved, -1 of new ones; None: where they are now."""
         layout = saved[0].get("store")
-        if self.store is None or self.node_types is not None or layout in (None, self.store.layout_fingerprint):
+        if self.store is None or layout in (None, self.store.layout_fingerprint):
             return None
         try:
-            return self.store.places_in(layout)
+            places = self.store.places_in(layout)
         except PartitionStoreError:
             if saved[0]["num_nodes"] != self.num_nodes:
                 raise
             return None  # another store of the same nodes: as many rows are taken as they are
+        return places if self.node_types is None else self._row_places(places, layout)
+
+    def _row_places(self, places: np.ndarray, layout: str) -> np.ndarray:
+        """Return where rows of some node types were in an earlier version, of where its nodes were."""
+        earlier = NodeTypesWithRows.of(earlier_version(self.store, layout), self.node_types.names)
+        rows = np.full(self.num_rows, -1)
+        for nodes, own in self.node_types.runs(slice(0, self.num_rows)):
+            was = places[nodes]
+            found = was[was >= 0]
+            rows[own][was >= 0] = found if earlier is None else earlier.row_ids(found)
+        return rows
 
     def _load_earlier(self, folder: Path, saved: list[dict[str, Any]], places: np.ndarray) -> None:
         check_shape(folder, saved, (None, self.dim, self.dtype.str))

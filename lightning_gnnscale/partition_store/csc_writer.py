@@ -265,7 +265,7 @@ class RowWriter:
         """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
         relation = np.empty(0, np.uint8)
         if self.edge_type is not None:
-            relation = self.inputs.relations.edge_type_of(edge)
+            relation = self.edge_types(edge)
             order_edge_types(offsets, src, edge, relation)
         if self.inputs.stream.to_undirected and self.inputs.edge_time is not None:
             edge = np.maximum(edge, ~edge)  # each is an event of its own, none is a repeat
@@ -302,6 +302,10 @@ class RowWriter:
         for file, values in zip(self.loops, self_weights(first_row, offsets, src, weights_of), strict=True):
             file.append(values)
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.edge_files)
+
+    def edge_types(self, edge: np.ndarray) -> np.ndarray:
+        """Return the types of some edges by edge id, that of a reverse where it is a complement."""
+        return self.inputs.relations.edge_type_of(edge)
 
     def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray, relation: np.ndarray) -> int:
         """Return how many edges are listed after another of the same two nodes, with other values than the first."""

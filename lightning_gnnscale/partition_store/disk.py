@@ -1,8 +1,8 @@
 """How much memory and disk the writer may take, and what it needs, reported before it begins."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..dataset.feature_storage import feature_bytes
 from ..errors import PartitionStoreError
@@ -41,21 +41,35 @@ class WriteBudget:
                 raise ValueError(f"WriteBudget.{name} must be at least 1, got {value}")
 
 
-def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
+def check_disk(inputs: StoreInputs, p, journal: Journal) -> None:
     """Report how much disk the work needs at most, and refuse if it is not free."""
-    needed = disk_bytes(inputs)
-    there = sum(path.stat().st_size for path in journal.folder.iterdir())
-    free = shutil.disk_usage(root.parent).free
-    if needed - there > free:  # a closer bound is worth the pass that a quality may take
+
+    def closer() -> int:  # worth the pass that a quality may take
         quality = PartitioningTraits(p).quality
         counted = quality is not None and quality.halo_hops == 1
         halo_rows = sum(quality.halo_per_part) if counted else None
-        needed = disk_bytes(inputs, 1.0 if quality is None else quality.edge_cut_ratio, halo_rows)
-    record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
+        return disk_bytes(inputs, 1.0 if quality is None else quality.edge_cut_ratio, halo_rows)
+
+    check_space(journal, disk_bytes(inputs), closer)
+
+
+def check_space(journal: Journal, needed: int, closer: Callable[[], int] | None = None) -> None:
+    """Report how many bytes the work of a journal needs at most, and refuse if they are not free.
+
+    Args:
+        journal: What is written already counts.
+        needed: Bytes.
+        closer: Returns a closer bound, where the first one is too high.
+    """
+    folder = journal.folder
+    there, free = sum(path.stat().st_size for path in folder.iterdir()), shutil.disk_usage(folder).free
+    if needed - there > free and closer is not None:
+        needed = closer()
+    record("store_disk", root=str(folder), needed_bytes=needed, written_bytes=there, free_bytes=free)
     if needed - there > free:
         raise PartitionStoreError(
-            f"{root}: writing needs about {format_bytes(needed - there)} at its peak,"
-            f" {format_bytes(free)} are free; free space or choose another root"
+            f"{folder}: writing needs about {format_bytes(needed - there)} at its peak, {format_bytes(free)} are free; "
+            "free space or choose another root"
         )
 
 

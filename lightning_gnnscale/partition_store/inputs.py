@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,19 @@ def group_by_part(part_id, num_parts, out):
 def _invert(original_nid, store_nid):
     for store_id in range(len(original_nid)):
         store_nid[original_nid[store_id]] = store_id
+
+
+def type_starts(part_id: np.ndarray, type_offsets: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return (num_parts * num_node_types + 1,) store ids at which each part's node types begin, part by part.
+
+    Args:
+        part_id: (num_nodes,) int32 parts by original id.
+        type_offsets: (num_node_types + 1,) original ids at which node types begin.
+        num_parts: Number of parts.
+    """
+    ends = pairwise(np.asarray(type_offsets).tolist())
+    counts = np.stack([np.bincount(part_id[first:last], minlength=num_parts) for first, last in ends])
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1), dtype=np.int64)])
 
 
 _HASH_BLOCK = 1 << 24

@@ -394,6 +394,12 @@ def type_prefix(node_type: int | None) -> str:
     return "" if node_type is None else f"kind{node_type}_"
 
 
+def without_prefix(name: str) -> str:
+    """Return the name of a file without the prefix of a node type."""
+    prefix, _, stem = name.partition("_")
+    return stem if prefix.startswith("kind") and prefix[len("kind") :].isdigit() else name
+
+
 def _length(files: dict, name: str) -> int:
     return files[name]["shape"][0] if name in files else 0
 

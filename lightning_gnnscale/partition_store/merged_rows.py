@@ -19,21 +19,35 @@ CHANGES = "node_changes.npy"
 NEW, FEATURES, LABELS, IN_EDGES = 1, 2, 4, 8  # bits of a node's byte there
 
 
+class DroppedEdges(NamedTuple):
+    """Edges of a store that go, ascending.
+
+    Attributes:
+        row, src: (num_dropped,) store ids of their ends.
+        edge_type: (num_dropped,) their types; (0,) in a graph of one node type and edge type.
+    """
+
+    row: np.ndarray
+    src: np.ndarray
+    edge_type: np.ndarray
+
+
 class OldRows(NamedTuple):
     """The rows of the store before the update, and what of them stays.
 
     Attributes:
         csc: The rows.
+        edge_type: (num_edges,) type of each edge; (0,) in a graph of one node type and edge type.
         before: (num_nodes,) old store id of each new one, -1 of a new node; ascending but for these.
         after: (num_old,) new store id of each old one, -1 of a node that is removed.
-        drop_row, drop_src: (num_removed,) old store ids of the ends of edges that go, ascending by both.
+        dropped: Edges that go, in old store ids.
     """
 
     csc: CSC
+    edge_type: np.ndarray
     before: np.ndarray
     after: np.ndarray
-    drop_row: np.ndarray
-    drop_src: np.ndarray
+    dropped: DroppedEdges
 
 
 class JoinedValues:
@@ -64,9 +78,20 @@ class JoinedValues:
 class _MergedWriter(RowWriter):
     """Writes rows as `RowWriter` does, and beside them what changed of each node."""
 
-    def __init__(self, journal: Journal, inputs: StoreInputs, ids: StoreIds):
+    def __init__(self, journal: Journal, inputs: StoreInputs, ids: StoreIds, old: OldRows):
         self.changes = journal.open_file("rows", CHANGES, np.uint8)
+        self._old = old
         super().__init__(journal, inputs, ids)
+
+    def edge_types(self, edge: np.ndarray) -> np.ndarray:
+        """Return the types of old edges, and of new ones behind them."""
+        num_old, old = self._old.csc.num_edges, np.maximum(edge, ~edge)
+        out = np.empty(len(edge), self.inputs.relations.edge_type_dtype)
+        is_new = old >= num_old
+        out[~is_new] = self._old.edge_type[old[~is_new]]
+        added = edge[is_new]
+        out[is_new] = self.inputs.relations.edge_type_of(np.where(added < 0, ~(~added - num_old), added - num_old))
+        return out
 
     @property
     def files(self) -> list:
@@ -111,7 +136,7 @@ def merge_rows(
     """
     if journal.is_done("rows"):
         return
-    writer = _MergedWriter(journal, inputs, ids)
+    writer = _MergedWriter(journal, inputs, ids, old)
     buffer = SortBuffer(max(1, budget.sort_edges // 4), id_dtype(inputs.num_nodes), inputs.carries_edge_ids)
     block, ends = _Block(id_dtype(inputs.num_nodes), inputs.carries_edge_ids), {group.stop for group in runs.groups}
     keeps_repeats = not inputs.stream.to_undirected or inputs.edge_time is not None
@@ -124,7 +149,8 @@ def merge_rows(
                 new = buffer.sort(num_new, last - first, inputs.num_nodes)
                 rows = slice(begin + first, begin + last)
                 flags = np.array(changed[rows])
-                merged = _merge_range(old, rows, new, keeps_repeats, flags, block)
+                types = None if keeps_repeats or inputs.relations is None else inputs.relations.edge_type_of(new[2])
+                merged = _merge_range(old, rows, (*new, types), keeps_repeats, flags, block)
                 writer.changes.append(flags)
                 written += writer.write(begin + first, *merged)
             if journal.due(written) or bucket + 1 in ends:
@@ -144,12 +170,15 @@ def _merge_range(old: OldRows, rows: slice, new: tuple, keeps_repeats: bool, fla
     begin, end = (int(alive[0]), int(alive[-1]) + 1) if len(alive) else (0, 0)
     indptr = np.array(old.csc.indptr[begin : end + 1])
     first, last = int(indptr[0]), int(indptr[-1])
-    dropped = slice(*np.searchsorted(old.drop_row, [begin, end]).tolist())
+    dropped = slice(*np.searchsorted(old.dropped.row, [begin, end]).tolist())
     offsets = np.zeros(len(before) + 1, np.int64)
+    *sorted_edges, new_type = new
     src, edge = block.columns(last - first + len(new[1]))
     count = _merge(
-        before, begin, indptr, old.csc.indices[first:last], old.after, old.drop_row[dropped], old.drop_src[dropped],
-        *new, old.csc.num_edges, keeps_repeats, offsets, src, edge, flags,
+        before, begin, indptr, old.csc.indices[first:last], np.array(old.edge_type[first:last]), old.after,
+        *(column[dropped] for column in old.dropped), *sorted_edges,
+        np.empty(0, np.uint16) if new_type is None else new_type.astype(np.uint16),
+        old.csc.num_edges, keeps_repeats, offsets, src, edge, flags,
     )  # fmt: skip
     if count < 0:
         raise PartitionStoreError(f"csc_indices names a node that does not exist; {REMEDY}")
@@ -186,18 +215,22 @@ def count_cut(csc: CSC, part_offsets: np.ndarray) -> tuple[int, int]:
     return edges, cut
 
 
-def first_missing(csc: CSC, rows: np.ndarray, sources: np.ndarray) -> int:
-    """Return the position of the first of some edges, ascending by (row, source), that is not there; -1: all are."""
-    return int(_first_missing(csc.indptr, csc.indices, rows, sources))
+def first_missing(csc: CSC, edges: DroppedEdges, edge_type: np.ndarray | None) -> int:
+    """Return the position of the first of some edges that is not there; -1: all are."""
+    edge_type = np.empty(0, np.uint8) if edge_type is None else edge_type
+    return int(_first_missing(csc.indptr, csc.indices, edge_type, *edges))
 
 
 @kernel
 def _merge(
-    before, begin, indptr, indices, after, drop_row, drop_src, new_offsets, new_src, new_edge, num_old_edges,
-    keeps_repeats, offsets, src, edge, flags,
+    before, begin, indptr, indices, types, after, drop_row, drop_src, drop_type, new_offsets, new_src, new_edge,
+    new_type, num_old_edges, keeps_repeats, offsets, src, edge, flags,
 ):  # fmt: skip
-    """Merge rows; return the edges written, or -1 where an old source does not exist."""
-    count, drop, with_edge = 0, 0, len(edge) > 0
+    """Merge rows; return the edges written, or -1 where an old source does not exist.
+
+    Old edges of equal ends are ascending by type; new ones behind them are not, and have `new_type` where repeats go.
+    """
+    count, drop, with_edge, with_type = 0, 0, len(edge) > 0, len(drop_type) > 0
     for row in range(len(before)):
         new, new_end, start, changed = new_offsets[row], new_offsets[row + 1], count, False
         first = last = indptr[0]
@@ -211,15 +244,31 @@ def _merge(
                 source = np.int64(indices[place - indptr[0]])
                 if source < 0 or source >= len(after):
                     return -1
-                while drop < len(drop_row) and drop_row[drop] == before[row] and drop_src[drop] < source:
+                while (
+                    drop < len(drop_row)
+                    and drop_row[drop] == before[row]
+                    and (
+                        drop_src[drop] < source
+                        or (with_type and drop_src[drop] == source and drop_type[drop] < types[place - indptr[0]])
+                    )
+                ):
                     drop += 1
                 gone = drop < len(drop_row) and drop_row[drop] == before[row] and drop_src[drop] == source
+                gone = gone and (not with_type or drop_type[drop] == types[place - indptr[0]])
                 mapped = np.int64(after[source])
                 if gone or mapped < 0:
                     changed = True
                     continue
             while new < new_end and (place == last or new_src[new] < mapped):
                 is_repeat = not keeps_repeats and count > start and src[count - 1] == new_src[new]
+                if is_repeat and len(new_type) > 0:
+                    is_repeat, back = False, count - 1
+                    while back >= start and src[back] == new_src[new] and not is_repeat:
+                        at = edge[back]  # an old place, or a new edge that was merged before this one
+                        is_old = 0 <= at < num_old_edges
+                        of_back = types[at - indptr[0]] if is_old else new_type[new - (count - back)]
+                        is_repeat = of_back == new_type[new]
+                        back -= 1
                 changed = changed or not is_repeat
                 src[count] = new_src[new]
                 if with_edge:
@@ -251,16 +300,19 @@ def _count_cut(begin, end, indptr, indices):
 
 
 @kernel
-def _first_missing(indptr, indices, rows, sources):
+def _first_missing(indptr, indices, types, rows, sources, wanted):
     for i in range(len(rows)):
         low, end = indptr[rows[i]], indptr[rows[i] + 1]
         high = end
         while low < high:
             middle = (low + high) // 2
-            if indices[middle] < sources[i]:
+            less = indices[middle] < sources[i]
+            if len(wanted) > 0 and indices[middle] == sources[i]:
+                less = types[middle] < wanted[i]
+            if less:
                 low = middle + 1
             else:
                 high = middle
-        if low == end or indices[low] != sources[i]:
+        if low == end or indices[low] != sources[i] or (len(wanted) > 0 and types[low] != wanted[i]):
             return i
     return -1

@@ -6,36 +6,64 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
-from .inputs import StoreIds, relabel
+from .inputs import StoreIds, relabel, type_starts
 from .place_nodes import Loads, place_nodes
 from .reader import PartitionStore
 from .store_change import StoreChange
+from .typed_features import NodeTypes
 
 
 class Renumbered(NamedTuple):
     """The ids of nodes before and after an update.
 
-    Nodes that stay keep their part and their order in it; new ones come behind them. Original ids are numbers from 0
-    without gaps: those behind a removed node move up.
+    Nodes that stay keep their part and their order in it; new ones come behind those of their node type. Original ids
+    are numbers from 0 without gaps: those behind a removed node move up.
 
     Attributes:
         part_id: (num_nodes,) int32 part by original id of the updated store.
         ids: The two id spaces of the updated store.
         original: (num_known,) int64 original id of each number of `KnownIds`, -1 of a node that is removed.
+        numbers: (num_nodes,) number in `KnownIds` of each original id.
         before: (num_nodes,) old store id of each new one, -1 of a new node.
         after: (num_old,) new store id of each old one, -1 of a node that is removed.
+        sizes: By node type, number of nodes; [] in a graph of one node type and one edge type.
+        old_types, new_types: Where the nodes of each node type are, by old and by new store ids; None of such a graph.
     """
 
     part_id: np.ndarray
     ids: StoreIds
     original: np.ndarray
+    numbers: np.ndarray
     before: np.ndarray
     after: np.ndarray
+    sizes: list[int]
+    old_types: NodeTypes | None
+    new_types: NodeTypes | None
 
     @property
     def known(self) -> np.ndarray:
         """(num_nodes,) number in `KnownIds` of each node by store id."""
-        return np.flatnonzero(self.original >= 0)[self.ids.original_nid]
+        return self.numbers[self.ids.original_nid]
+
+    def rows_before(self, node_type: int | None) -> np.ndarray:
+        """Return the old row of each row of a per-node file, -1 of a new node's.
+
+        Args:
+            node_type: Number of the node type that the file is of; None: of all nodes.
+        """
+        if node_type is None:
+            return self.before
+        starts, step = self.new_types.starts, self.new_types.num_node_types
+        runs = [self.before[starts[at] : starts[at + 1]] for at in range(node_type, len(starts) - 1, step)]
+        before = np.concatenate(runs)
+        stays = np.flatnonzero(before >= 0)
+        before[stays] = self.old_types.locate(before[stays].astype(np.int64))[1]
+        return before
+
+    def rows_of(self, numbers: np.ndarray, node_type: int | None) -> np.ndarray:
+        """Return the (num,) int64 rows in a per-node file of nodes by their numbers in `KnownIds`."""
+        nodes = self.ids.store_nid[self.original[numbers]].astype(np.int64)
+        return nodes if node_type is None else self.new_types.locate(nodes)[1]
 
 
 def renumber(store: PartitionStore, change: StoreChange, slack: float) -> Renumbered:
@@ -54,8 +82,14 @@ def renumber(store: PartitionStore, change: StoreChange, slack: float) -> Renumb
     new = place_nodes(indptr, neighbours, part_of_old, _loads(store, change, part_of_old, np.diff(indptr), slack))
     stays = np.ones(len(change.known), bool)
     stays[change.removed] = False
-    original = np.where(stays, np.cumsum(stays) - 1, -1)
-    part_id = np.concatenate([part_of_old, new])[stays]
+    numbers, sizes = np.flatnonzero(stays), []
+    if change.schema is not None:  # new nodes come behind those of their type
+        node_type = change.known.node_type[numbers]
+        numbers = numbers[np.argsort(node_type, kind="stable")]
+        sizes = np.bincount(node_type, minlength=change.schema.num_node_types).tolist()
+    original = np.full(len(stays), -1)
+    original[numbers] = np.arange(len(numbers))
+    part_id = np.concatenate([part_of_old, new])[numbers]
     ids = relabel(part_id, store.num_parts)
     now = original[: store.num_nodes][store.original_nid]
     dtype = id_dtype(max(len(part_id), store.num_nodes))
@@ -63,7 +97,11 @@ def renumber(store: PartitionStore, change: StoreChange, slack: float) -> Renumb
     after[now >= 0] = ids.store_nid[now[now >= 0]]
     before = np.full(len(part_id), -1, dtype)
     before[after[after >= 0]] = np.flatnonzero(after >= 0)
-    return Renumbered(part_id, ids, original, before, after)
+    types = None
+    if sizes:
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        types = NodeTypes.of_runs(type_starts(part_id, ends, store.num_parts), len(sizes))
+    return Renumbered(part_id, ids, original, numbers, before, after, sizes, store.node_types, types)
 
 
 def balances(part_offsets: np.ndarray) -> float:
@@ -87,21 +125,20 @@ def _loads(
 ) -> Loads:
     """Return what parts hold of nodes, edges, and nodes of each mask; degree: (num_new,) of the new nodes."""
     known, count = change.known, store.num_parts
-    is_new = known.given >= known.num_old
-    place = known.given[is_new] - known.num_old
     before = [np.diff(store.part_offsets), np.diff(store.csc.indptr[store.part_offsets])]
     left = [before[0] - np.bincount(part_of_old[change.removed], minlength=count), before[1]]
     weight = [np.ones(known.num_new), degree]
-    rows = {table.name: table.rows for table in change.tables}
+    tables = {table.name: table for table in change.tables}
     for name, mask in sorted(store.masks.items()):
         held = np.add.reduceat(np.append(mask, False).astype(np.int64), np.minimum(store.part_offsets[:-1], len(mask)))
         held[np.diff(store.part_offsets) == 0] = 0
         gone = store.store_nid[change.removed][np.asarray(mask[store.store_nid[change.removed]])]
         before.append(held)
         left.append(held - np.bincount(store.part_of(gone), minlength=count))
-        of_new, given = np.zeros(known.num_new), rows[f"mask_{name}"]
-        if given is not None:
-            of_new[place] = given[is_new]
+        of_new, given = np.zeros(known.num_new), tables[f"mask_{name}"]
+        if given.rows is not None:
+            is_new = given.nodes >= known.num_old
+            of_new[given.nodes[is_new] - known.num_old] = given.rows[is_new]
         weight.append(of_new)
     return Loads.of(np.stack(before), np.stack(left), np.stack(weight, axis=1), slack)
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from ..dataset import CSRArrays, GraphDataset
 from ..dataset.columns import EDGE_COLUMNS
-from ..dataset.graph_change import SEVERAL_TYPES
 from ..edge_stream import EdgeStream
 from ..edge_stream.options import StreamOptions
 from ..edge_stream.stream import FilteredStream
@@ -73,7 +72,10 @@ def load_store(store, name: str | None = None) -> GraphDataset:
     """
     store = store if isinstance(store, PartitionStore) else PartitionStore.open(os.path.expanduser(store))
     if store.schema is not None:
-        raise ValueError(f"{store.root}: {SEVERAL_TYPES.replace('updated', 'partitioned again')}")
+        raise ValueError(
+            f"{store.root}: a graph of several node types or edge types cannot be partitioned again from its store: "
+            "write its store again, from all of it"
+        )
     stream, edge_columns = StoreStream(store), {column: store.edge_column(column) for column in EDGE_COLUMNS}
     if (
         stream.to_undirected and store.edge_time is not None

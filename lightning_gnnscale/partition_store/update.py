@@ -1,6 +1,5 @@
 """Update a store: a new version beside the old one, in sequential passes over its files and the change."""
 
-import shutil
 import warnings
 import zlib
 from dataclasses import asdict
@@ -11,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..dataset.graph_change import GraphChange
-from ..dataset.value_checks import least_value
+from ..dataset.value_checks import least_value, num_classes_of
 from ..errors import EdgeStreamError, PartitionStoreError, check_seconds, disk_errors, short
 from ..events import record, stage
 from ..graph import CSC
 from ..keywords import passes_on
-from ..memory import format_bytes
 from ..object_store import is_url
 from .array_file import ArrayFile, map_rows
-from .disk import WriteBudget
+from .disk import WriteBudget, check_space
 from .halo import pack_halo_features
 from .journal import (
     Journal,
@@ -33,13 +31,22 @@ from .journal import (
     store_folder,
     writer_lock,
 )
-from .manifest import EDGE_COUNTS, EDGE_FILES, FORMAT_VERSION, describe_files, digest, write_manifest
+from .manifest import (
+    EDGE_COUNTS,
+    EDGE_FILES,
+    FORMAT_VERSION,
+    describe_files,
+    digest,
+    type_prefix,
+    without_prefix,
+    write_manifest,
+)
 from .merged_rows import FEATURES, LABELS, count_cut
 from .node_tables import Progress
 from .place_nodes import SLACK
 from .reader import PartitionStore
 from .renumbered import Renumbered, balances, renumber
-from .store_change import StoreChange, read_change
+from .store_change import ChangedTable, StoreChange, read_change
 from .updated_edges import map_csc, write_edges
 from .updated_tables import changed_nodes, link_files, map_table, write_tables
 from .versions import NODE_CHANGES, PARENT_NID, drift_of, version_record
@@ -55,7 +62,7 @@ _ROWS = {
 }
 _HALO = {"halo_offsets", "halo_code", "halo_code_offsets", "halo_nodes"}
 _PACKED = ("halo_count", "halo_places", "halo_features", *(f"halo_features_{n}" for n in ("indptr", "indices", "data")))
-_IDS = ("part_offsets", "original_nid", "store_nid", "user_ids", "user_id_offsets", "user_id_bytes")
+_IDS = ("part_offsets", "original_nid", "store_nid", "kind_starts", "user_ids", "user_id_offsets", "user_id_bytes")
 
 
 @passes_on(GraphChange)
@@ -133,10 +140,12 @@ def tell_drift(store: PartitionStore, most: float) -> None:
     share, cut = drift_of(store.manifest), store.version["cut"]
     record("update", root=str(store.root), cut=cut, balance=store.version["balance"], **store.version["counts"])
     if share is not None and share > most:
+        again = f"gnnscale partition dataset=store dataset.store={store.root}"
+        if store.schema is not None:
+            again = "the whole graph from its data set"
         warnings.warn(
             f"{store.root}: {cut['after']:.1%} of the edges join two parts, {cut['first']:.1%} when the nodes were "
-            f"partitioned, and drift={most:g} is the share by which that may grow: partition again, "
-            f"gnnscale partition dataset=store dataset.store={store.root}",
+            f"partitioned, and drift={most:g} is the share by which that may grow: partition again, {again}",
             stacklevel=4,
         )
 
@@ -183,7 +192,7 @@ def _write_version(
         folder, {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}, budget.checkpoint_bytes
     )
     try:
-        _check_disk(old, change, folder)
+        _check_disk(old, change, journal)
         journal.write_undamaged(partial(_write_files, journal, old, change, nodes, budget, progress), stacklevel=5)
         _write_manifest(journal, old, change, nodes, source)
     except (ValueError, EdgeStreamError):
@@ -212,17 +221,19 @@ def _write_files(
         counts = None if counts is None else np.array([counts[name] for name in EDGE_COUNTS]).T.tolist()
         facts = {"num_arcs": old.num_edges, "symmetric": old.symmetric}
         link_files(journal, old, "rows", [name for name in files if name in _ROWS], **facts)
-        link_files(journal, old, "halo", [name for name in files if name in _HALO], counts=counts)
+        link_files(journal, old, "halo", [name for name in files if without_prefix(name) in _HALO], counts=counts)
         _write_array(journal, "changes", f"{NODE_CHANGES}.npy", flags)
     else:
         write_edges(journal, old, change, nodes, flags, budget, progress)
-    if manifest["pack_halo"]:
-        rows = next(table.rows for table in change.tables if table.name == "features")
-        if change.changes_edges or rows is not None:
-            table = map_table(journal, old, len(nodes.before))
-            pack_halo_features(journal, "", table, old.num_parts, budget, progress)
+    for table in change.tables:
+        if not manifest["pack_halo"] or without_prefix(table.name) != "features":
+            continue
+        prefix = type_prefix(table.node_type)
+        if change.changes_edges or table.rows is not None:
+            rows = map_table(journal, table, old.feature_storage)
+            pack_halo_features(journal, prefix, rows, old.num_parts, budget, progress)
         else:
-            link_files(journal, old, "halo_features", [name for name in _PACKED if name in files])
+            link_files(journal, old, f"{prefix}halo_features", [prefix + n for n in _PACKED if prefix + n in files])
 
 
 def _write_ids(journal: Journal, old: PartitionStore, change: StoreChange, nodes: Renumbered) -> None:
@@ -232,6 +243,8 @@ def _write_ids(journal: Journal, old: PartitionStore, change: StoreChange, nodes
     if journal.is_done("ids"):
         return
     arrays = nodes.ids._asdict() | {PARENT_NID: nodes.before}
+    if change.schema is not None:
+        arrays["kind_starts"] = nodes.new_types.starts
     if change.known.has_names or len(change.removed):  # else the original ids are the user's
         arrays |= change.known.names(nodes.known)
     made = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
@@ -253,10 +266,13 @@ def _write_manifest(
     rows, checksums, num_nodes = journal.state("rows"), journal.checksums(), len(nodes.before)
     delete_files(path for path in journal.folder.glob("*.npy") if path.name not in checksums)
     manifest = {name: value for name, value in old.manifest.items() if name not in ("edge_counts", "version", "files")}
+    manifest |= _typed_fields(manifest, change, nodes)
     manifest |= {"num_nodes": num_nodes, "num_arcs": rows["num_arcs"], "symmetric": rows["symmetric"]}
     if manifest["least_edge_weight"] is not None and change.changes_edges:
         weights = map_rows(journal.folder / "edge_weight.npy", np.float32, (rows["num_arcs"],))
         manifest["least_edge_weight"] = least_value(weights)
+    if "num_edge_classes" in manifest and change.edge_values.get("edge_label") is not None:
+        manifest["num_edge_classes"] = max(old.num_edge_classes, num_classes_of(change.edge_values["edge_label"]))
     counts = journal.state("halo")["counts"]
     if counts is not None:
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
@@ -267,7 +283,7 @@ def _write_manifest(
         "changed_features": int(np.count_nonzero(flags & FEATURES)),
         "changed_labels": int(np.count_nonzero(flags & LABELS)),
         "new_edges": change.num_edges,
-        "removed_edges": len(change.drop_row),
+        "removed_edges": len(change.dropped.row),
     }
     cut = {"before": _cut_of(old.manifest, old.csc, old.part_offsets)}
     cut["after"] = _cut_of(manifest, map_csc(journal, num_nodes), nodes.ids.part_offsets)
@@ -275,6 +291,22 @@ def _write_manifest(
     manifest["version"] = version_record(old, number_of, change.digest, change.renumbers, cut, balance)
     manifest["files"] = describe_files(journal.folder, checksums)
     write_manifest(journal.folder, manifest, source)
+
+
+def _typed_fields(manifest: dict, change: StoreChange, nodes: Renumbered) -> dict:
+    """Return what the manifest says of node types and edge types, and of the columns that node types have."""
+    if change.schema is None:
+        return {}
+    widths: dict[str, list[int | None]] = {}
+    for table in change.tables:
+        if table.node_type is not None:
+            own = widths.setdefault(without_prefix(table.name), [None] * len(nodes.sizes))
+            own[table.node_type] = table.width
+    found = {"schema": change.schema.as_json() | {"kind_sizes": nodes.sizes, "feature_dims": widths.get("features")}}
+    columns = manifest.get("node_columns", {})
+    if columns:
+        found["node_columns"] = {name: widths.get(f"column_{name}", width) for name, width in columns.items()}
+    return found
 
 
 def _cut_of(manifest: dict, csc: CSC, part_offsets: np.ndarray) -> float:
@@ -287,25 +319,27 @@ def _cut_of(manifest: dict, csc: CSC, part_offsets: np.ndarray) -> float:
     return cut / max(1, edges)
 
 
-def _check_disk(old: PartitionStore, change: StoreChange, folder: Path) -> None:
+def _check_disk(old: PartitionStore, change: StoreChange, journal: Journal) -> None:
     """Refuse where the disk may not hold the new files: those of the old store, grown, and the sorted new edges."""
     files = old.manifest["files"]
     grown = 1 + change.known.num_new / max(1, old.num_nodes)
-    rewritten = [name for name in files if change.renumbers or (change.changes_edges and name in _ROWS | _HALO)]
-    rewritten += [table.name for table in change.tables if table.rows is not None and not change.renumbers]
+    edge_files, given = _ROWS | _HALO, {table.name for table in change.tables if table.rows is not None}
+    rewritten = [
+        name
+        for name in files
+        if change.renumbers or name in given or (change.changes_edges and without_prefix(name) in edge_files)
+    ]
     of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {"csc_indices"})
     per_edge = of_edges / max(1, old.num_edges)
     both = 2 if old.manifest["to_undirected"] else 1
-    needed = sum(files[name]["bytes"] * grown for name in set(rewritten) if name in files)
+    needed = sum(files[name]["bytes"] * grown for name in rewritten)
+    needed += sum(np.asarray(table.rows).nbytes for table in change.tables if _is_new_file(table, files))
     needed += change.num_edges * both * (per_edge + 20) + 6 * old.num_nodes
-    there = sum(path.stat().st_size for path in folder.iterdir())
-    free = shutil.disk_usage(folder).free
-    record("store_disk", root=str(folder), needed_bytes=int(needed), written_bytes=there, free_bytes=free)
-    if needed - there > free:
-        raise PartitionStoreError(
-            f"{folder}: the update needs about {format_bytes(int(needed - there))}, {format_bytes(free)} are free;"
-            " free space or choose another root"
-        )
+    check_space(journal, int(needed))
+
+
+def _is_new_file(table: ChangedTable, files: dict) -> bool:
+    return table.name not in files and isinstance(table.rows, np.ndarray)
 
 
 def _silent(what: str, done: int, total: int | None) -> None:

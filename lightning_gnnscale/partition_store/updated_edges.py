@@ -11,6 +11,7 @@ from .disk import WriteBudget
 from .halo import write_halo
 from .inputs import StoreInputs
 from .journal import Journal
+from .manifest import without_prefix
 from .merged_rows import JoinedValues, OldRows, merge_rows
 from .node_tables import Progress
 from .reader import PartitionStore
@@ -33,12 +34,14 @@ def write_edges(
     layout = BucketLayout.plan(inputs.num_nodes, old.num_edges + change.num_edges * both, budget.sort_edges)
     if not journal.is_done("rows"):
         bucket_edges(journal, inputs, nodes.ids.store_nid, layout, budget, progress)
-        rows = OldRows(old.csc, nodes.before, nodes.after, change.drop_row, change.drop_src)
+        edge_type = np.empty(0, np.uint8) if old.edge_type is None else old.edge_type
+        rows = OldRows(old.csc, edge_type, nodes.before, nodes.after, change.dropped)
         merge_rows(
             journal, inputs, nodes.ids, rows, flags, layout, open_runs(journal, inputs, layout), budget, progress
         )
     drop_runs(journal)
-    write_halo(journal, inputs, map_csc(journal, inputs.num_nodes), nodes.ids.part_offsets, None, budget, progress)
+    csc = map_csc(journal, inputs.num_nodes)
+    write_halo(journal, inputs, csc, nodes.ids.part_offsets, nodes.new_types, budget, progress)
     drop_cross(journal)
 
 
@@ -51,9 +54,12 @@ def _inputs(old: PartitionStore, change: StoreChange, nodes: Renumbered) -> Stor
             new = change.edge_values.get(name)
             values[name] = JoinedValues(stored, stored[:0] if new is None else new)
     manifest = old.manifest
+    tables = [table for table in change.tables if without_prefix(table.name) == "features"]
+    typed = [table.node_type for table in tables if table.node_type is not None]
     return StoreInputs(
-        stream=AddedEdges(change, nodes.original, old), part_id=nodes.part_id, num_parts=old.num_parts,
-        seed=manifest["seed"], method=manifest["method"], options={}, pack_halo=manifest["pack_halo"], **values,
+        stream=AddedEdges.of(change, nodes.original, old, nodes.sizes), part_id=nodes.part_id, num_parts=old.num_parts,
+        features=dict.fromkeys(typed), seed=manifest["seed"], method=manifest["method"], options={},
+        pack_halo=manifest["pack_halo"], **values,
     )  # fmt: skip
 
 

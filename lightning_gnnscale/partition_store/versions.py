@@ -81,6 +81,20 @@ def places_in(store, layout: str) -> np.ndarray | None:
     return np.arange(len(store.original_nid)) if places is None else places
 
 
+def earlier_version(store, layout: str):
+    """Return the store of an earlier version, or this one, by its `layout_fingerprint`.
+
+    Raises:
+        PartitionStoreError: it is no earlier version, or it or one between is not beside this one.
+    """
+    root = store.root
+    while store.layout_fingerprint != layout:
+        if store.version is None:
+            raise PartitionStoreError(f"{root}: is neither store {layout[:12]} nor an update of it: name that store")
+        store = _open_parent(store, store.version["parent"], root, layout)
+    return store
+
+
 def _open_parent(store, parent: dict[str, Any], root: Path, layout: str):
     folder = store.root.with_name(parent["name"])
     if not (folder / MANIFEST).is_file() or digest(read_manifest(folder)) != parent["manifest"]:

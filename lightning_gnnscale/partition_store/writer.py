@@ -3,7 +3,6 @@
 import zlib
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from .inputs import (
     check_inputs,
     input_files,
     relabel,
+    type_starts,
 )
 from .journal import (
     Journal,
@@ -128,7 +128,7 @@ def write_partition_store(
                 journal = Journal(folder, head, budget.checkpoint_bytes)
                 try:
                     _check_unchanged(files, _partitioned(p, files), "since it was partitioned: partition again")
-                    check_disk(root, inputs, p, journal)
+                    check_disk(inputs, p, journal)
                     journal.write_undamaged(
                         partial(_write_files, journal, inputs, budget, progress or _silent, check_finite)
                     )
@@ -198,12 +198,7 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
 
 
 def _type_starts(inputs: StoreInputs) -> np.ndarray:
-    """Return (num_parts * num_node_types + 1,) store ids at which each part's node types begin, part by part."""
-    offsets, num_parts = inputs.relations.type_offsets, inputs.num_parts
-    counts = np.stack(
-        [np.bincount(inputs.part_id[first:last], minlength=num_parts) for first, last in pairwise(offsets)]
-    )
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1), dtype=np.int64)])
+    return type_starts(inputs.part_id, inputs.relations.type_offsets, inputs.num_parts)
 
 
 def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:

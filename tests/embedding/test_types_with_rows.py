@@ -366,3 +366,27 @@ def test_machines_count_these_rows(store):
     assert held["some"] - held["none"] == 31 * 36 and held["all"] - held["none"] == NUM * 36
     sent = {name: sum(row.sent_bytes for row in rows) for name, rows in plans.items()}
     assert sent["none"] < sent["some"] < sent["all"]
+
+
+@pytest.mark.filterwarnings("ignore:.*join two parts:UserWarning")
+def test_rows_go_to_the_nodes_that_had_them_in_an_earlier_version(store, tmp_path):
+    """As many authors go as come: rows as they were would be those of others."""
+    rows = gs.DistributedEmbedding.for_store(store, DIM, node_types=["author", "field"]).open()
+    given = np.flatnonzero(store.node_type(np.arange(NUM)) != 0)
+    rows.push(given, np.random.default_rng(1).random((len(given), DIM)))
+    saved = [rows.save(tmp_path / "rows")]
+    first = gs.update_store(
+        store, root=tmp_path / "first", nodes={"author": [25, 26]}, removed_nodes={"author": [0, 7]}
+    )
+    new = gs.update_store(first, root=tmp_path / "second", removed_nodes={"paper": [3]}, nodes={"field": [6]})
+    after = gs.DistributedEmbedding.for_store(new, DIM, node_types=["author", "field"]).open()
+    own = np.flatnonzero(new.node_type(np.arange(new.num_nodes)) != 0)
+    initial = after.pull(own).clone()
+    with pytest.raises(PartitionStoreError, match=said("store not there: restore it")):
+        after.load(tmp_path / "rows", saved)  # the first version is in another folder
+    (tmp_path / store.root.name).symlink_to(store.root)
+    after.load(tmp_path / "rows", saved)
+    was = new.places_in(store.layout_fingerprint)[own]
+    found = after.pull(own)
+    assert (was < 0).sum() == 3 and torch.equal(found[was >= 0], rows.pull(was[was >= 0]))
+    assert torch.equal(found[was < 0], initial[was < 0])

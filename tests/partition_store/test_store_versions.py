@@ -246,13 +246,6 @@ def _holding(root):
     return True
 
 
-def test_a_graph_with_edge_types_is_refused(no_disk_wait, tmp_path):
-    typed = gs.GraphDataset("g", open_edge_stream(EDGES, num_nodes=NUM), edge_type=np.arange(12) % 2)
-    old = write_partition_store(tmp_path / "typed", typed.stream, Given(np.arange(NUM) // 4, 3))
-    with pytest.raises(ValueError, match=said("typed several node types or edge types write")):
-        gs.update_store(old, edges=np.array([[0], [2]]))
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_a_kill_at_any_point_leaves_the_old_version_and_is_gone_on_from(no_disk_wait, tmp_path, form):
     graph, rng = random_graph(60, 300, 3, to_undirected=True), np.random.default_rng(0)
