@@ -16,7 +16,7 @@ from ..edge_stream.stream import backing_memmap
 from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..foreign import csr_of, is_csr, is_sparse
 from ..graph import Batch
-from ..object_store import is_url, local_copy
+from ..object_store import is_url, local_copy, query_of
 from ..values import exact_times, of_tensor, refuse_masked, refuse_outside
 
 _NAMES_OF_BATCHES = {*vars(Batch), "n_id", "e_id", "edge_index", "indptr", "indices", "degree", "batch_size", "part"}
@@ -239,7 +239,7 @@ def read_values(where: str, values: Any, keep_path: bool = True) -> Any:
     if isinstance(values, str | os.PathLike):
         if not named_file(values).is_file() and "://" not in str(values):
             raise ValueError(f"{where}: no such file: {values}")
-        if keep_path and table_path(values) is None:
+        if keep_path and table_path(values) is None and query_of(values) is None:
             return values
     try:
         return np.asanyarray(of_tensor(opened(values)))
@@ -275,8 +275,10 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: s
 
 
 def named_file(path: str | os.PathLike) -> Path:
-    """Return the file of a path that may name columns of the file, as "nodes.parquet:label" does."""
-    found = table_path(path)
+    """Return the file of a path that may name columns of the file, or the database of a query."""
+    query, found = query_of(path), table_path(path)
+    if query is not None:
+        return Path(query[0])
     return Path(path) if found is None else found[0]
 
 
@@ -305,7 +307,7 @@ def masks_by_name(masks) -> dict[str, Any]:
 
     if isinstance(masks, str | os.PathLike):
         masks = local_path(masks)
-        if table_path(masks) is None:
+        if table_path(masks) is None and query_of(masks) is None:
             masks = opened(masks)
     try:
         found, others = marked_by_words(masks, _SPLITS)
@@ -337,7 +339,7 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 def opened(array):
     """Return an array as it is, tables, columns and tensors as arrays, or the file at a path.
 
-    A .npy file is memory-mapped, a table file (Parquet, .csv, .tsv) read; one at a URL is fetched first.
+    A .npy file is memory-mapped, a table file (Parquet, .csv, .tsv) and a query read; one at a URL is fetched first.
 
     Raises:
         ValueError: the file holds no array that can be mapped.
@@ -346,7 +348,7 @@ def opened(array):
         refuse_masked("array", array)
         return array if isinstance(array, np.ndarray) else _as_rows(array)
     path = local_path(array)
-    if table_path(path) is not None:
+    if table_path(path) is not None or query_of(path) is not None:
         return _as_rows(path)
     try:
         return np.load(path, mmap_mode="r")
