@@ -107,33 +107,28 @@ def kept_columns(name: str, reader: pa.RecordBatchReader, places: Iterable[int])
         reader: The source.
         places: Positions of the columns; their values are integers or strings.
     """
-    places, kept, writer, num_bytes = list(places), [], None, 0
+    places, kept, spool, num_bytes = list(places), [], None, 0
     for batch in batches_of(name, reader):
         columns = [_plain(name, batch.column(place)) for place in places]
         plain = pa.record_batch(columns, [str(at) for at in range(len(columns))])
         num_bytes += plain.nbytes
-        if writer is None and num_bytes > IN_MEMORY_BYTES:
+        kept.append(plain)
+        if spool is None and num_bytes > IN_MEMORY_BYTES:
             tell_kept(name)
-            file = nameless_file(Path(tempfile.gettempdir()))
+            spool = nameless_file(Path(tempfile.gettempdir()))
+            writer = pa.ipc.new_stream(spool, plain.schema)
+        if spool is not None:
             with disk_errors(tempfile.gettempdir(), "written to as scratch disk", MAKE_SPACE):
-                writer = pa.ipc.new_stream(file, plain.schema)
-                for before in kept:
-                    writer.write_batch(before)
-            kept = []
-        if writer is None:
-            kept.append(plain)
-        else:
-            with disk_errors(tempfile.gettempdir(), "written to as scratch disk", MAKE_SPACE):
-                writer.write_batch(plain)
-    if writer is not None:
-        with disk_errors(tempfile.gettempdir(), "written to as scratch disk", MAKE_SPACE):
-            writer.close()
-        table = pa.ipc.open_stream(pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))).read_all()
-    elif kept:
-        table = pa.Table.from_batches(kept)
-    else:
-        table = pa.table({str(at): _plain(name, pa.nulls(0, reader.schema.types[at])) for at in places})
-    return table.columns
+                while kept:
+                    writer.write_batch(kept.pop(0))
+    if spool is None:
+        empty = [_plain(name, pa.array([], reader.schema.types[at])) for at in places]
+        kept = kept or [pa.record_batch(empty, [str(at) for at in range(len(empty))])]
+        return pa.Table.from_batches(kept).columns
+    with spool, disk_errors(tempfile.gettempdir(), "read as scratch disk", MAKE_SPACE):
+        writer.close()
+        mapped = mmap.mmap(spool.fileno(), 0, prot=mmap.PROT_READ)  # which keeps the file
+    return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all().columns
 
 
 def _plain(name: str, column: pa.Array) -> pa.Array:
@@ -180,7 +175,8 @@ class KeptRows:
         """Return all of them; at least one chunk has come."""
         if self._file is None:
             return self._chunks[0] if len(self._chunks) == 1 else np.concatenate(self._chunks)
-        return np.memmap(self._file, self._dtype, "r", shape=(self._num_rows, *self._shape))
+        with self._file as file:  # what maps it keeps it
+            return np.memmap(file, self._dtype, "r", shape=(self._num_rows, *self._shape))
 
     def _widen(self, dtype: np.dtype) -> None:
         if dtype != self._dtype and self._file is None:

@@ -9,7 +9,6 @@ import pyarrow as pa
 from ..errors import EdgeStreamError, one_line_of
 from ..memory import free_memory_bytes
 from ..object_store import query_of
-from .parquet import BATCH_ROWS
 
 _LEAST_BYTES, _MOST_BYTES = 128 << 20, 4 << 30
 
@@ -60,11 +59,11 @@ def read_query(source: str) -> pa.RecordBatchReader:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise EdgeStreamError(f"{source}: a query must be one SELECT, got {kinds}: give one that reads rows")
         connection = duckdb.connect(database, read_only=True, config=settings)
-        return connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+        return pa.RecordBatchReader.from_stream(connection.sql(sql))
     except duckdb.ConnectionException as error:
         raise EdgeStreamError(
             f"duckdb:{database}: is open in this process already ({one_line_of(error)[:80]}): close that connection, "
             "or give its query, connection.sql(...), instead of the text"
         ) from None
     except duckdb.Error as error:
-        raise EdgeStreamError(f"{source}: {one_line_of(error)}; mend the query, or make the database anew") from None
+        raise EdgeStreamError(f"{source}: {one_line_of(error)}; mend the query") from None
