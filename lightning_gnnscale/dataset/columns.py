@@ -67,9 +67,11 @@ class Columns:
         labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
         masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
         edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
-        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
-            quantised to 8 or 4 bits with a scale per row, off by at most half a scale (a row's largest magnitude / 127,
-            or / 7) and decoded to float32 as batches are filled. A row with values that are not finite is all NaN then.
+        feature_storage: How features are stored: None, as given; "float32" or "float16"; "bfloat16", dense rows of 2
+            bytes a value, rounded to nearest (an odd number of columns takes 2 bytes more), which are read as float32
+            or into tensors of bfloat16 without loss; "int8" or "int4", dense rows quantised to 8 or 4 bits with a scale
+            per row, off by at most half a scale (a row's largest magnitude / 127, or / 7) and decoded to float32 as
+            batches are filled. A row with values that are not finite is all NaN then.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
@@ -198,7 +200,7 @@ def load_features(features, num_nodes: int) -> np.ndarray | CSRArrays | None:
 
 
 def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> CSRArrays:
-    source = CSRArrays(np.asarray(indptr), np.asarray(indices), np.asarray(data), tuple(int(s) for s in shape))
+    source = CSRArrays(*(np.asarray(of_tensor(one)) for one in (indptr, indices, data)), tuple(int(s) for s in shape))
     if source.shape[0] != num_nodes or len(source.indptr) != num_nodes + 1:
         told = _without_edges("features", num_nodes, source.shape)
         raise ValueError(f"features must have {num_nodes} rows, got CSR of shape {source.shape}{told}")
@@ -346,7 +348,7 @@ def opened(array):
     """
     if not isinstance(array, str | os.PathLike):
         refuse_masked("array", array)
-        return array if isinstance(array, np.ndarray) else _as_rows(array)
+        return of_tensor(array) if isinstance(array, np.ndarray) else _as_rows(array)
     path = local_path(array)
     if table_path(path) is not None or query_of(path) is not None:
         return _as_rows(path)
