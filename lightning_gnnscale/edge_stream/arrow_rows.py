@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import EdgeStreamError, GNNScaleError, disk_errors, one_line_of
-from ..foreign import is_dataset, is_lazy_table, is_row_stream
+from ..foreign import has_all, is_dataset, is_lazy_table, is_row_stream
 from ..memory import format_bytes
 from ..object_store import query_of
 from ..scratch import MAKE_SPACE, nameless_file, write_at
@@ -57,14 +57,16 @@ def open_reader(source: Any) -> pa.RecordBatchReader:
 
 
 def _scan(source: Any) -> pa.RecordBatchReader:
-    if not hasattr(source, "scanner"):
-        return source.to_reader()  # a scan already
+    import pyarrow.dataset
+
+    if isinstance(source, pyarrow.dataset.Scanner):
+        return source.to_reader()
     return source.scanner(batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1).to_reader()
 
 
 def _lazy_reader(source: Any) -> pa.RecordBatchReader:
     schema = source.collect_schema().to_frame().to_arrow().schema
-    if hasattr(source, "collect_batches"):
+    if has_all(source, "collect_batches"):
         frames = source.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True)
     else:
         frames = [source.collect()]
