@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.dataset.columns import Columns
 from lightning_gnnscale.dataset.feature_storage import FEATURE_STORAGE, feature_bytes
+from lightning_gnnscale.dataset.graph_change import GraphChange
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import (
     DenseFeatures,
@@ -19,6 +20,7 @@ from lightning_gnnscale.partition_store import (
     WriteBudget,
     features_of_part,
     input_fingerprint,
+    update_store,
     write_partition_store,
 )
 from lightning_gnnscale.partition_store.disk import disk_bytes
@@ -233,3 +235,17 @@ def test_rows_of_many_halos_are_packed_first(no_disk_wait, tmp_path, sparse):
         rows = table.packed.read(np.arange(first, last))
         rows = rows.dense() if sparse else rows
         np.testing.assert_array_equal(rows, features[store.original_nid[packed]])
+
+
+def test_tensors_of_bfloat16_are_stored_as_they_are_and_updated(no_disk_wait, tmp_path):
+    given = torch.from_numpy(rows_of(5)).bfloat16()
+    store = write(tmp_path / "store", given, feature_storage="bfloat16")
+    assert store.features.array.shape == (90, 12)  # 2 bytes a value, and 2 more of an odd number
+    changed = torch.full((2, 5), 1.0 + 2**-8)  # a tie: rounded to the even 1
+    after = update_store(store, GraphChange(nodes=[3, 90], features=changed), tmp_path / "after")
+    rows = torch.cat([given, torch.ones(1, 5).bfloat16()])
+    rows[3] = 1
+    found = torch.empty(91, 5, dtype=torch.bfloat16)
+    after.verify()
+    assert torch.equal(after.features.read(after.store_nid, found), rows)
+    assert torch.equal(torch.from_numpy(after.features.read(after.store_nid)), rows.float())
