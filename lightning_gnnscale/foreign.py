@@ -3,9 +3,11 @@
 Everything that a user may pass for edges, rows or ids is recognised here, and nowhere else.
 """
 
+import sys
 from typing import Any
 
 _CSR = ("indptr", "indices", "data", "shape")
+_IN_MEMORY = ("iloc", "get_column", "column_names", "to_numpy")  # of tables and columns that hold their rows
 _OF_TABLES = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "iloc", "get_column")
 
 
@@ -91,9 +93,17 @@ def is_lazy_table(source: Any) -> bool:
     return has_all(source, "collect_schema", "collect")
 
 
-def is_table_reader(source: Any) -> bool:
-    """Whether a value is a reader of Arrow, which can be read once."""
-    return hasattr(source, "read_next_batch")
+def is_dataset(source: Any) -> bool:
+    """Whether a value is a data set of pyarrow, or a scan of one."""
+    module = sys.modules.get("pyarrow.dataset")
+    return module is not None and isinstance(source, module.Dataset | module.Scanner)
+
+
+def is_row_stream(source: Any) -> bool:
+    """Whether a value gives rows in batches, and need not hold them: a reader, a query, a lazy table, a data set."""
+    if is_lazy_table(source) or is_dataset(source):
+        return True
+    return speaks_arrow(source) and not any(hasattr(source, name) for name in _IN_MEMORY)
 
 
 def is_pandas(source: Any) -> bool:
@@ -113,12 +123,14 @@ def speaks_arrow(source: Any) -> bool:
 
 def is_table(source: Any) -> bool:
     """Whether a value is a table of pandas, polars or Arrow."""
+    if is_row_stream(source):
+        return False
     return hasattr(source, "columns") and (speaks_arrow(source) or hasattr(source, "__dataframe__"))
 
 
 def is_column(source: Any) -> bool:
     """Whether a value is a column: a Series of pandas or polars, or an array of Arrow."""
-    if is_table(source):
+    if is_row_stream(source) or is_table(source):
         return False
     return speaks_arrow(source) or hasattr(source, "__arrow_c_array__") or has_all(source, "to_numpy", "name")
 

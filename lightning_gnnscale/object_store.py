@@ -47,8 +47,18 @@ def is_url(path: Any) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
+def query_of(path: Any) -> tuple[str, str] | None:
+    """Return the database and the SQL of "duckdb:graph.db?select ..."; None of anything else."""
+    if not isinstance(path, str) or not path.startswith("duckdb:") or is_url(path):
+        return None
+    database, _, sql = path.removeprefix("duckdb:").partition("?")
+    return os.path.expanduser(database), sql
+
+
 def graph_name(edges: str | os.PathLike) -> str:
     """Return a name for the graph whose edges lie at a path or URL: the file's, or its folder's for "edges"."""
+    query = query_of(edges)
+    edges = edges if query is None else query[0]
     path = Path(edges) if is_url(edges) else Path(edges).expanduser().absolute()
     names = (re.sub(r"[^\w-]+", "_", one.name.split(".")[0]).strip("_-") for one in (path, *path.parents))
     return next((name for name in names if name not in ("", "edges")), "graph")

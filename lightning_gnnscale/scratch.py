@@ -7,13 +7,14 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from .across_ranks import first_in_folder
-from .errors import GNNScaleError
+from .errors import GNNScaleError, disk_errors
 from .events import SYSTEM_TEMPORARY
 from .system import preallocate
 
@@ -141,3 +142,76 @@ def _remove_left(parent: Path) -> None:
         shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
         lock_file.unlink(missing_ok=True)
         lock.release()
+
+
+MAKE_SPACE = "make space, or give scratch=<another folder>"
+SLICE_EDGES = 1 << 16  # edges read at a time: they stay in the processor's cache
+
+
+def nameless_file(folder: Path):
+    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends."""
+    with disk_errors(folder, "used for scratch files", MAKE_SPACE):
+        return tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0)
+
+
+def read_at(file, array: np.ndarray, offset: int) -> None:
+    """Fill a contiguous array from a scratch file's bytes at an offset; without a seek, so threads may share it."""
+    view, filled = memoryview(array).cast("B") if array.size else b"", 0
+    with disk_errors(_folder_of(file), "read as scratch disk", MAKE_SPACE):
+        while filled < len(view):
+            got = os.preadv(file.fileno(), [view[filled:]], offset + filled)
+            if not got:
+                raise OSError(f"a scratch file ends at {offset + filled}, {len(view) - filled} bytes too early")
+            filled += got
+
+
+def write_at(file, array: np.ndarray, offset: int) -> None:
+    """Write a contiguous array's bytes to a scratch file at an offset."""
+    view, done = memoryview(array).cast("B") if array.size else b"", 0
+    with disk_errors(_folder_of(file), "written to as scratch disk", MAKE_SPACE):
+        while done < len(view):
+            done += os.pwrite(file.fileno(), view[done:], offset + done)
+
+
+def _folder_of(file) -> str:
+    """Return the folder of a file without a name, where the system reports it."""
+    try:
+        return os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+    except OSError:
+        return tempfile.gettempdir()
+
+
+class EdgeFile:
+    """A file of edges without a name, all ids of one dtype; the system frees it when it is closed."""
+
+    def __init__(self, folder: Path, dtype: np.dtype):
+        self.folder = folder
+        self.dtype = np.dtype(dtype)
+        self.num_edges = 0
+        self._file = nameless_file(folder)
+
+    def append(self, pairs: np.ndarray) -> None:
+        """Write (num_pairs, 2) ids, contiguous and of the file's dtype, at the end."""
+        self.write(self.num_edges, pairs)
+        self.num_edges += len(pairs)
+
+    def write(self, first_edge: int, pairs: np.ndarray) -> None:
+        """Write (num_pairs, 2) ids over the edges from `first_edge` on; `num_edges` stays as it is."""
+        write_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
+
+    def read(self, first_edge: int, pairs: np.ndarray) -> None:
+        """Fill (num_pairs, 2) `pairs` with the edges from `first_edge` on."""
+        read_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the edges [start, stop) as (num_pairs, 2) arrays, overwritten by the next step."""
+        stop = self.num_edges if stop is None else stop
+        buffer = np.empty((min(SLICE_EDGES, max(0, stop - start)), 2), self.dtype)
+        while start < stop:
+            piece = buffer[: min(SLICE_EDGES, stop - start)]
+            self.read(start, piece)
+            yield piece
+            start += len(piece)
+
+    def close(self) -> None:
+        self._file.close()

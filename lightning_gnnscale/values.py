@@ -111,8 +111,12 @@ def refuse_masked(name: str, values: Any) -> None:
 def of_tensor(values: Any) -> Any:
     """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are.
 
+    Arrays of bfloat16, a dtype that packages add to numpy, become float32 too.
+
     ValueError: numpy holds no such tensor: sparse, nested, without data (device "meta"), quantised, or of 8 bits.
     """
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float32) if values.dtype.name == "bfloat16" else values
     if not is_tensor(values):
         return values
     try:

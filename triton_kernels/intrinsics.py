@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 LINE_BYTES = 64  # a cache line, and the unit of the streaming copy
 
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
 def _replaces(plain):
@@ -183,10 +183,14 @@ def copy_bytes(typingctx, target, target_index, source, source_index, count):
 
 
 def _line_decoding(bits, streaming):
-    """Return the function that decodes signed codes to one line of float32: code times step, each rounded once."""
+    """Return the function that decodes a line of float32: signed codes times step, each rounded once; or bfloat16."""
     items, code_bytes = LINE_BYTES // 4, LINE_BYTES // 4 * bits // 8
 
     def plain(target, target_index, address, step):
+        if bits == 16:
+            upper = np.frombuffer(ctypes.string_at(int(address), code_bytes), np.uint16)
+            target[target_index : target_index + items] = (upper.astype(np.uint32) << 16).view(np.float32)
+            return
         codes = np.frombuffer(ctypes.string_at(int(address), code_bytes), np.int8)
         if bits == 4:
             codes = np.stack([codes << 4 >> 4, codes >> 4], 1).reshape(-1)
@@ -195,9 +199,15 @@ def _line_decoding(bits, streaming):
     @_replaces(plain)
     def decode(typingctx, target, target_index, address, step):
         def codegen(context, builder, signature, args):
-            line, packed = ir.VectorType(ir.FloatType(), items), ir.VectorType(_I8, code_bytes)
+            line = ir.VectorType(ir.FloatType(), items)
+            packed = ir.VectorType(_I16, items) if bits == 16 else ir.VectorType(_I8, code_bytes)
             to = _item_pointer(context, builder, signature.args[0], args[0], args[1])
             codes = builder.load(builder.inttoptr(args[2], packed.as_pointer()), align=1)
+            if bits == 16:  # the upper half of a float32
+                words = ir.VectorType(_I32, items)
+                upper = builder.shl(builder.zext(codes, words), ir.Constant(words, [16] * items))
+                _store_line(builder, builder.bitcast(upper, line), builder.bitcast(to, line.as_pointer()), streaming)
+                return context.get_dummy_value()
             if bits == 4:
                 half = ir.Constant(packed, [4] * packed.count)
                 low, high = builder.ashr(builder.shl(codes, half), half), builder.ashr(codes, half)
@@ -212,6 +222,7 @@ def _line_decoding(bits, streaming):
     return decode
 
 
+decode_line16, stream_decoded_line16 = (_line_decoding(16, streaming) for streaming in (False, True))
 decode_line8, stream_decoded_line8 = (_line_decoding(8, streaming) for streaming in (False, True))
 decode_line4, stream_decoded_line4 = (_line_decoding(4, streaming) for streaming in (False, True))
 
@@ -220,6 +231,20 @@ decode_line4, stream_decoded_line4 = (_line_decoding(4, streaming) for streaming
 def float_at(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()), align=1)
+
+    return types.float32(types.int64), codegen
+
+
+def _plain_bfloat_at(address):
+    upper = np.frombuffer(ctypes.string_at(int(address), 2), np.uint16)
+    return (upper.astype(np.uint32) << 16).view(np.float32)[0]
+
+
+@_replaces(_plain_bfloat_at)
+def bfloat_at(typingctx, address):
+    def codegen(context, builder, signature, args):
+        upper = builder.load(builder.inttoptr(args[0], _I16.as_pointer()), align=1)
+        return builder.bitcast(builder.shl(builder.zext(upper, _I32), ir.Constant(_I32, 16)), ir.FloatType())
 
     return types.float32(types.int64), codegen
 

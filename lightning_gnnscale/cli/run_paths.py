@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ..object_store import is_url
+from ..object_store import is_url, query_of
 from ..report.run_files import read_settings, value_at
 from .errors import UsageError, did_you_mean
 from .settings import PACKAGE, described
@@ -102,7 +102,10 @@ def check_paths(config: DictConfig) -> None:
         raise UsageError(f"resume: {resume}: no such checkpoint; {remedy}")
     if store is None and str(dataset.get("_target_")).endswith(_LOADERS):
         for key, path in _files_of(OmegaConf.to_container(dataset, resolve=False), "dataset"):
-            if not (is_url(path) or "${" in path or path == "???" or any(mark in path for mark in "*?[")):
+            if query_of(path) is not None:
+                if not os.path.exists(query_of(path)[0]):
+                    raise UsageError(_not_there(key, query_of(path)[0]))
+            elif not (is_url(path) or "${" in path or path == "???" or any(mark in path for mark in "*?[")):
                 file = re.sub(r"(?<=\w):[^/:]*$", "", path)  # nodes.csv:label names a column
                 if not os.path.exists(_expanded(path)) and not os.path.exists(_expanded(file)):
                     raise UsageError(_not_there(key, file))

@@ -16,7 +16,7 @@ from ..edge_stream.stream import backing_memmap
 from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..foreign import csr_of, is_csr, is_sparse
 from ..graph import Batch
-from ..object_store import is_url, local_copy
+from ..object_store import is_url, local_copy, query_of
 from ..values import exact_times, of_tensor, refuse_masked, refuse_outside
 
 _NAMES_OF_BATCHES = {*vars(Batch), "n_id", "e_id", "edge_index", "indptr", "indices", "degree", "batch_size", "part"}
@@ -67,9 +67,11 @@ class Columns:
         labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
         masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
         edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
-        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
-            quantised to 8 or 4 bits with a scale per row, off by at most half a scale (a row's largest magnitude / 127,
-            or / 7) and decoded to float32 as batches are filled. A row with values that are not finite is all NaN then.
+        feature_storage: How features are stored: None, as given; "float32" or "float16"; "bfloat16", dense rows of 2
+            bytes a value, rounded to nearest (an odd number of columns takes 2 bytes more), which are read as float32
+            or into tensors of bfloat16 without loss; "int8" or "int4", dense rows quantised to 8 or 4 bits with a scale
+            per row, off by at most half a scale (a row's largest magnitude / 127, or / 7) and decoded to float32 as
+            batches are filled. A row with values that are not finite is all NaN then.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
@@ -198,7 +200,7 @@ def load_features(features, num_nodes: int) -> np.ndarray | CSRArrays | None:
 
 
 def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> CSRArrays:
-    source = CSRArrays(np.asarray(indptr), np.asarray(indices), np.asarray(data), tuple(int(s) for s in shape))
+    source = CSRArrays(*(np.asarray(of_tensor(one)) for one in (indptr, indices, data)), tuple(int(s) for s in shape))
     if source.shape[0] != num_nodes or len(source.indptr) != num_nodes + 1:
         told = _without_edges("features", num_nodes, source.shape)
         raise ValueError(f"features must have {num_nodes} rows, got CSR of shape {source.shape}{told}")
@@ -239,7 +241,7 @@ def read_values(where: str, values: Any, keep_path: bool = True) -> Any:
     if isinstance(values, str | os.PathLike):
         if not named_file(values).is_file() and "://" not in str(values):
             raise ValueError(f"{where}: no such file: {values}")
-        if keep_path and table_path(values) is None:
+        if keep_path and table_path(values) is None and query_of(values) is None:
             return values
     try:
         return np.asanyarray(of_tensor(opened(values)))
@@ -275,8 +277,10 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: s
 
 
 def named_file(path: str | os.PathLike) -> Path:
-    """Return the file of a path that may name columns of the file, as "nodes.parquet:label" does."""
-    found = table_path(path)
+    """Return the file of a path that may name columns of the file, or the database of a query."""
+    query, found = query_of(path), table_path(path)
+    if query is not None:
+        return Path(query[0])
     return Path(path) if found is None else found[0]
 
 
@@ -305,7 +309,7 @@ def masks_by_name(masks) -> dict[str, Any]:
 
     if isinstance(masks, str | os.PathLike):
         masks = local_path(masks)
-        if table_path(masks) is None:
+        if table_path(masks) is None and query_of(masks) is None:
             masks = opened(masks)
     try:
         found, others = marked_by_words(masks, _SPLITS)
@@ -337,16 +341,16 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 def opened(array):
     """Return an array as it is, tables, columns and tensors as arrays, or the file at a path.
 
-    A .npy file is memory-mapped, a table file (Parquet, .csv, .tsv) read; one at a URL is fetched first.
+    A .npy file is memory-mapped, a table file (Parquet, .csv, .tsv) and a query read; one at a URL is fetched first.
 
     Raises:
         ValueError: the file holds no array that can be mapped.
     """
     if not isinstance(array, str | os.PathLike):
         refuse_masked("array", array)
-        return array if isinstance(array, np.ndarray) else _as_rows(array)
+        return of_tensor(array) if isinstance(array, np.ndarray) else _as_rows(array)
     path = local_path(array)
-    if table_path(path) is not None:
+    if table_path(path) is not None or query_of(path) is not None:
         return _as_rows(path)
     try:
         return np.load(path, mmap_mode="r")

@@ -8,8 +8,10 @@ from ..errors import short
 from ..foreign import is_csr
 from ..triton_kernels.gather_rows import RowCode
 
-FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
-_CODE_BITS = {"int8": 8, "int4": 4}
+FEATURE_STORAGE = ("float32", "float16", "bfloat16", "int8", "int4")
+_CODE_BITS = {"bfloat16": 16, "int8": 8, "int4": 4}
+_MOST_BFLOAT16 = 2.0**127 * (2 - 2.0**-7)
+_BEYOND_BFLOAT16 = np.float32(2.0**127 * (2 - 2.0**-8))  # rounds to infinity
 
 
 def check_storage(storage: str | None, features) -> None:
@@ -35,7 +37,7 @@ def check_storage(storage: str | None, features) -> None:
 
 
 def row_code(storage: str | None, dim: int) -> RowCode | None:
-    """Return the code of a `feature_storage`; None where rows are plain numbers."""
+    """Return the code of a `feature_storage`; None where rows are of a dtype that numpy has."""
     return RowCode(dim, _CODE_BITS[storage]) if storage in _CODE_BITS else None
 
 
@@ -46,6 +48,23 @@ def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtyp
     """
     code = row_code(storage, dim)
     return (np.dtype(storage or given), dim) if code is None else (np.dtype(np.uint8), code.row_bytes)
+
+
+def held_values(rows: np.ndarray, storage: str | None) -> np.ndarray:
+    """Return numbers as a `feature_storage` holds their magnitude: those beyond it are infinite; None: as they are."""
+    with np.errstate(over="ignore"):
+        if storage not in _CODE_BITS:
+            return rows if storage is None else rows.astype(storage, copy=False)
+        held = rows.astype(np.float32, copy=False)
+        return np.where(np.abs(held) < _BEYOND_BFLOAT16, held, held * 4) if storage == "bfloat16" else held
+
+
+def largest_held(storage: str | None, given: np.dtype) -> tuple[str, float]:
+    """Return the name of the floats that a `feature_storage` is made from, and their largest; None: as given."""
+    if storage == "bfloat16":
+        return storage, _MOST_BFLOAT16
+    floats = np.dtype(np.float32 if storage in _CODE_BITS else storage or given)
+    return floats.name, float(np.finfo(floats).max)
 
 
 def feature_bytes(features, storage: str | None) -> int:

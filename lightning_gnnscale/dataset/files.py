@@ -16,7 +16,7 @@ from ..edge_stream.open import listed_nodes
 from ..edge_stream.options import split_columns, table_path
 from ..errors import UNREADABLE, short, why_no_array
 from ..keywords import passes_on
-from ..object_store import graph_name
+from ..object_store import graph_name, query_of
 from .columns import local_path, masks_by_name, named_file
 from .graph_dataset import GraphDataset, as_mask
 from .hetero_edges import column_of, header_of, numbered
@@ -98,7 +98,7 @@ def load_files(
     """
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {short(reader)}")
-    edge_type = None if edge_type is None else column_of(edges, edge_type)
+    type_column, edge_type = edge_type, None if edge_type is None else column_of(edges, edge_type)
     given = {
         "features": features,
         "labels": labels,
@@ -130,7 +130,7 @@ def load_files(
     stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
     with warnings.catch_warnings():
         if edge_type is not None:  # not "edge_type: not read with the edges": it is read separately
-            column = re.escape(str(split_columns(edge_type)[1]))
+            column = re.escape(split_columns(edge_type)[1] or str(type_column))
             warnings.filterwarnings("ignore", rf".*: {column}: not read with the edges")
         stream = open_edge_stream(edges, **stream_options, **{**header_of(edges, edge_type), **(reader or {})})
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
@@ -201,7 +201,7 @@ def _num_rows(arrays: dict[str, np.ndarray], known: dict[str, int | None]) -> in
 
 
 def _in_memory(path: str) -> bool:
-    return table_path(path) is not None
+    return table_path(path) is not None or query_of(path) is not None
 
 
 def _load(key: str, path: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from ..edge_stream.relations import EdgesByType, PairIds
 from ..edge_stream.stream import EdgeStream
 from ..errors import check_mapping, short
 from ..graph import GraphSchema, check_num_edge_types
+from ..object_store import query_of
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from ..values import ALWAYS, as_array, exact_integers, exact_times
 from .columns import load_features, opened
@@ -283,8 +284,12 @@ def column_of(edges: str, edge_type: str, name: str = "edge_type") -> str:
     Raises:
         ValueError: a name, where the edge file has no columns to look it up in.
     """
-    if table_path(edge_type) is not None or Path(edge_type).suffix == ".npy":
+    if table_path(edge_type) is not None or query_of(edge_type) is not None or Path(edge_type).suffix == ".npy":
         return edge_type
+    query = query_of(edges)
+    if query is not None:
+        column = '"' + edge_type.replace('"', '""') + '"'
+        return f"duckdb:{query[0]}?select {column} from ({query[1].rstrip().rstrip(';')})"
     if table_path(edges) is None or split_columns(edges)[1] is not None:
         raise ValueError(
             f"{name}: {edge_type!r} is taken for a column, and {os.fspath(edges)} is no .csv, .tsv or .parquet file "

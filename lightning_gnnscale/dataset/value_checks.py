@@ -137,13 +137,10 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         yield begin, array[begin : begin + step]
 
 
-def bad_value(place: str, value, dtype: np.dtype) -> ValueError:
-    """Return the error for a value that is not finite, or not in the dtype that it is to be stored in."""
+def bad_value(place: str, value, held_as: str, most: float) -> ValueError:
+    """Return the error for a value that is not finite, or beyond `most`, the largest of the floats it is stored as."""
     if np.isfinite(value):
-        most = np.finfo(dtype).max
-        return ValueError(
-            f"{place} is {value}, and {dtype.name} holds {most:g} at most; choose a wider feature_storage"
-        )
+        return ValueError(f"{place} is {value}, and {held_as} holds {most:g} at most; choose a wider feature_storage")
     return ValueError(f"{place} is {value}; give finite numbers")
 
 
@@ -151,7 +148,8 @@ def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueE
     """Return the error for a NaN, an infinity, or a value beyond `dtype`, at a position of CSR features' `data`."""
     row = int(np.searchsorted(features.indptr, position, side="right")) - 1
     column, value = features.indices[position], features.data[position]
-    return bad_value(f"features: row {row}, column {column}", value, np.dtype(dtype or features.data.dtype))
+    held = np.dtype(dtype or features.data.dtype)
+    return bad_value(f"features: row {row}, column {column}", value, held.name, float(np.finfo(held).max))
 
 
 def _check_several(begin: int, rows: np.ndarray) -> None:

@@ -14,15 +14,14 @@ from ..foreign import (
     has_all,
     is_array,
     is_hetero,
-    is_lazy_table,
     is_pair_of_arrays,
     is_pyg,
+    is_row_stream,
     is_sparse,
     is_table,
-    is_table_reader,
     is_tabular,
 )
-from ..object_store import is_url, local_copy
+from ..object_store import is_url, local_copy, query_of
 from ..system import whole_file
 from .adjacency import AdjacencyStream, open_adjacency, told
 from .array import ArrayStream, open_array, open_bin, open_npy, write_npy_header
@@ -86,8 +85,11 @@ def open_edge_stream(
         source: A path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
             .parquet, a folder or a glob of them); a URL of one of these, such as s3://bucket/edges.csv, which is
             fetched to this machine once, see `local_copy`; a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or
-            tensor, or a pair of (num_edges,) ones; a table of pandas, polars or Arrow, or a pair of its columns; a
-            sparse matrix of SciPy or torch, whose entry (i, j) is an edge from i to j; a `SyntheticGraph`.
+            tensor, or a pair of (num_edges,) ones; a table of pandas, polars or Arrow, or a pair of its columns; what
+            gives rows by `__arrow_c_stream__`, as readers of Arrow and relations of DuckDB do, a lazy table of polars,
+            a data set of pyarrow, or a query such as "duckdb:graph.db?select src, dst from follows": these are read
+            when they are opened, see `kept_columns` and `read_query`; a sparse matrix of SciPy or torch, whose entry
+            (i, j) is an edge from i to j; a `SyntheticGraph`.
         num_nodes: Upper bound of the ids, exclusive; None: counted by the first whole pass (`stream.count()`).
         chunk_edges: Edges per chunk, >= 1.
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
@@ -145,7 +147,7 @@ def _reader_of(source) -> tuple[str, Callable, object]:
     """Return (kind for messages, function that opens it, its argument)."""
     if isinstance(source, SyntheticGraph):
         return "a synthetic graph", _open_synthetic, source
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | os.PathLike) and query_of(source) is None:
         return _reader_of_path(Path(source))
     if is_pyg(source):
         return "PyG data", open_pyg, source
@@ -164,13 +166,10 @@ def _reader_of(source) -> tuple[str, Callable, object]:
 
 def _table_reader(source) -> tuple[str, Callable, object] | None:
     """Return the reader of a table, of a pair of columns, or of arrays of strings; None for another source."""
-    if is_lazy_table(source):
-        raise ValueError(f"edge_stream: a {type(source).__name__} holds no rows yet: give source.collect()")
-    if is_table_reader(source):
-        raise ValueError(
-            f"edge_stream: a {type(source).__name__} can be read once, but edges are read several times: give "
-            "source.read_all(), or the file"
-        )
+    if query_of(source) is not None or is_row_stream(source):
+        from .table import open_rows
+
+        return "a query" if isinstance(source, str) else "rows in batches", open_rows, source
     ends = source if isinstance(source, tuple | list) and len(source) == 2 else [source]
     if not any(map(is_tabular, ends)):
         return None

@@ -90,7 +90,7 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
     """
     if column.null_count:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null)")
+        raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null): leave such rows out")
     if is_text(column.type):
         return Strings.from_arrow(plain_strings(column))
     column = plain_values(name, column)
@@ -197,5 +197,6 @@ def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
             f"{name}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids{LIST_NODES}"
         )
     raise EdgeStreamError(
-        f"{name}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}"
+        f"{name}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}: cast it, "
+        f"in a query {field.name}::bigint"
     )

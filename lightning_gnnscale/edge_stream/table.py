@@ -27,12 +27,14 @@ from ..foreign import (
     speaks_arrow,
     torch_layout,
 )
+from ..object_store import query_of
 from ..values import of_tensor
 from .array import open_array
+from .arrow_rows import KeptRows, batches_of, in_memory, is_streamed, kept_columns, name_of_stream, open_reader
 from .options import StreamOptions, pick_columns, table_path, tell_unread
 from .parquet import BATCH_ROWS, arrow_ids, common_dtype, id_dtype_of, is_text, plain_strings, plain_values
 from .relabel import NodeIds
-from .stream import EdgeStream
+from .stream import EdgeStream, file_identity
 
 _PAIR = "a pair of columns"
 
@@ -87,12 +89,15 @@ def rows_of(values: Any) -> Any:
     share their memory.
 
     Args:
-        values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet, .csv or .tsv file, see
-            `table_path`, which is read whole; anything else is returned as it is.
+        values: A table or a column of pandas, polars or Arrow; rows in batches, see `open_reader`, which are mapped
+            from scratch disk above 64 MiB; a tensor; a path of a Parquet, .csv or .tsv file, see `table_path`, which is
+            read whole; a query, see `read_query`; anything else is returned as it is.
 
     Raises:
         ValueError: a column or a file holds no numbers.
     """
+    if is_streamed(values):
+        return _rows_of_stream(values)
     if isinstance(values, str | os.PathLike):
         found = table_path(values)
         if found is None:
@@ -117,9 +122,22 @@ def rows_of(values: Any) -> Any:
     return rows[0] if len(rows) == 1 else np.column_stack(rows)
 
 
+def _rows_of_stream(source: Any) -> np.ndarray:
+    """Return the rows of a stream as those of a table; above 64 MiB they are mapped from scratch disk."""
+    name, reader = name_of_stream(source), open_reader(source)
+    kept = KeptRows(name)
+    try:
+        kept.append(rows_of(reader.schema.empty_table()))
+        for batch in batches_of(name, reader):
+            kept.append(rows_of(pa.Table.from_batches([batch])))
+    except (ValueError, EdgeStreamError) as error:
+        raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
+    return kept.rows()
+
+
 def ids_or_rows(path: str | os.PathLike) -> np.ndarray:
     """Return one column of a table file: strings as an array of objects, else numbers as `rows_of` gives them."""
-    table = read_table(*_named_columns(path), of_ids=True)
+    table = in_memory(path) if is_streamed(path) else read_table(*_named_columns(path), of_ids=True)
     if table.num_columns == 1 and is_text(table.column(0).type):
         return table.column(0).to_numpy()
     return rows_of(table)
@@ -135,6 +153,7 @@ def marked_by_words(values: Any, words: dict[str, list[str]]) -> tuple[dict[str,
     Raises:
         ValueError, EdgeStreamError: the values are not strings, or several columns.
     """
+    values = in_memory(values)
     if isinstance(values, str | os.PathLike):
         values = read_table(*_named_columns(values), of_ids=True)
     column = as_column(_only_column(values, "words") if is_table(values) else values)
@@ -209,19 +228,38 @@ def _numbers(column: pa.ChunkedArray, name: str, dates: bool = False) -> np.ndar
 
 
 class TableStream(EdgeStream):
-    """Edges of two columns, integers, or strings with relabel, which are shared; chunks are copies."""
+    """Edges of two columns, integers, or strings with relabel, which are shared; chunks are copies.
+
+    Args:
+        name: For messages.
+        ends: The columns.
+        options: The options of all streams.
+        query: Database and SQL that the columns are read by, which identify them; None: their values do.
+    """
 
     seekable = True
 
-    def __init__(self, name: str, ends: tuple[pa.ChunkedArray, pa.ChunkedArray], options: StreamOptions):
-        self._ends = ends
+    def __init__(
+        self,
+        name: str,
+        ends: tuple[pa.ChunkedArray, pa.ChunkedArray],
+        options: StreamOptions,
+        query: tuple | None = None,
+    ):
+        self._ends, self._query = ends, query
         if len(ends[0]) != len(ends[1]):
             raise EdgeStreamError(f"{name}: src has {len(ends[0])} rows, dst {len(ends[1])}; one an edge")
         fields = [pa.field(end, column.type) for end, column in zip(("src", "dst"), ends, strict=True)]
         dtypes = [id_dtype_of(name, field, options.relabel) for field in fields]
         super().__init__(name, options.out_dtype(common_dtype(dtypes)), options, len(ends[0]))
+        self._state = None if query is None else file_identity(query[0])
+
+    def source_files(self) -> list[Path]:
+        return [] if self._query is None else [Path(self._query[0])]
 
     def _identity(self) -> dict:
+        if self._query is not None:
+            return {"database": self._state, "query": self._query[1]}
         digest = hashlib.sha256()
         for start in range(0, self.num_edges, BATCH_ROWS):
             for column in self._ends:
@@ -249,6 +287,22 @@ def open_table(
     return TableStream(name, tuple(table_columns(source, list(places))), options)
 
 
+def open_rows(source, options: StreamOptions, src: str | int | None = None, dst: str | int | None = None) -> EdgeStream:
+    """Read two columns of what gives its rows in batches, see `open_reader`, and stream them; src, dst: `pick_columns`.
+
+    Cost: the two columns in memory up to 64 MiB, of scratch disk above; a batch of the source at a time.
+    """
+    name, reader = name_of_stream(source), open_reader(source)
+    names = [str(column) for column in reader.schema.names]
+    places = pick_columns(name, names, src, dst)
+    for place in places:
+        id_dtype_of(name, reader.schema.field(place), options.relabel)
+    tell_unread(name, names)
+    query = query_of(source)
+    found = None if query is None else (query[0], f"{query[1]} {places}")
+    return TableStream(name, tuple(kept_columns(name, reader, places)), options, found)
+
+
 def open_columns(source, options: StreamOptions) -> EdgeStream:
     """Stream a pair of columns, or arrays of strings: a pair, (2, num_edges) or (num_edges, 2)."""
     if is_array(source) and len(source.shape) == 2 and 2 in source.shape:
@@ -264,11 +318,13 @@ def open_columns(source, options: StreamOptions) -> EdgeStream:
 def listed_ids(ids: Any) -> NodeIds:
     """List the ids of all nodes, see `NodeIds.of`; from a column of strings only the table of ids is made.
 
-    `ids` is an array, a list, a column, or a path of .npy or of a column of a Parquet, .csv or .tsv file.
+    `ids` is an array, a list, a column, rows in batches of one column, a path of .npy or of a column of a Parquet, .csv
+    or .tsv file, or a query.
 
     Raises:
         ValueError, EdgeStreamError: of another shape or type, or an id is missing or repeated.
     """
+    ids = in_memory(ids)
     if isinstance(ids, str | os.PathLike):
         found = table_path(ids)
         if found is None:

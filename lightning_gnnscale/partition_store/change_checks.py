@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dataset.columns import Columns, CSRArrays
-from ..dataset.feature_storage import check_storage
+from ..dataset.feature_storage import check_storage, held_values
 from ..dataset.graph_change import GraphChange
 from ..dataset.value_checks import blocks, check_sparse_features, check_values, tell_odd_nodes
 from .features import Column
@@ -161,16 +161,10 @@ def _check_rows(name: str, rows: Any, column: Column | None, storage: str | None
         check_sparse_features(rows)
         return
     for begin, block in blocks(rows):
-        bad = np.argwhere(~np.isfinite(_held(block, storage))) if block.dtype.kind == "f" else ()
+        bad = np.argwhere(~np.isfinite(held_values(block, storage))) if block.dtype.kind == "f" else ()
         if len(bad):
             row, at = bad[0]
             raise ValueError(f"{name}: row {begin + row}, column {at} is {block[row, at]}; give finite numbers")
-
-
-def _held(rows: np.ndarray, storage: str | None) -> np.ndarray:
-    """Return rows in the dtype that they are stored in, where it is one of floats."""
-    with np.errstate(over="ignore"):
-        return rows.astype(storage) if storage in ("float16", "float32") else rows
 
 
 def _check_dtype(name: str, values: np.ndarray, stored: np.dtype, storage: str | None = None) -> None:

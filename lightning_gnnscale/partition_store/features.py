@@ -1,4 +1,4 @@
-"""Feature tables: dense rows, also quantised to 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
+"""Feature tables: dense rows, also as bfloat16 or quantised, or sparse rows (CSR), gathered by node id."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -52,8 +52,9 @@ class Column(Protocol):
 
         Args:
             ids: (num,) integers in [0, num_rows), in any order.
-            out: Where dense rows go: a (num, dim) array of `dtype`; or a function of (shape, dtype) that gives such
-                memory, called once a node type; None: new memory. Sparse rows take no memory of others.
+            out: Where dense rows go: a (num, dim) array of `dtype`, where there is a `storage` also of float16 or a
+                tensor of bfloat16, which stored bfloat16 fills without loss; or a function of (shape, dtype) that gives
+                such memory, called once a node type; None: new memory. Sparse rows take no memory of others.
 
         Returns:
             (num, dim) rows, `SparseRows` or `TypedRows`.
@@ -338,7 +339,7 @@ def as_stored(features: Column) -> tuple[Column, RowCode | tuple[RowCode | None,
 
 
 def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
-    """Return rows in the form that they are stored in; values beyond float16 become infinite, quantised rows NaN."""
+    """Return rows in the form that they are stored in; values beyond 16 bits become infinite, quantised rows NaN."""
     if storage is None:
         return rows
     code = row_code(storage, rows.shape[1])

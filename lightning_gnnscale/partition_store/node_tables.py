@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..dataset.columns import CSRArrays, check_whole
+from ..dataset.feature_storage import held_values, largest_held
 from ..dataset.value_checks import bad_value, not_finite
 from ..jit import kernel
 from .array_file import ArrayFile
@@ -28,7 +29,7 @@ def write_table(
     progress: Progress,
     convert: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     finite: bool = False,
-    holds: np.dtype | None = None,
+    storage: str | None = None,
 ) -> None:
     """Write `source` as the file `name`, its rows permuted into store order.
 
@@ -36,10 +37,10 @@ def write_table(
         source: (num_nodes, ...) in original order, memory-mapped or not.
         convert: what is done to a block of rows before it is written.
         finite: refuse NaN and infinities, which would spoil every weight that they reach.
-        holds: The dtype that values go through on their way to the disk; with `finite` it must hold them. None: theirs.
+        storage: Of features, which with `finite` must hold the values, see `held_values`; None: as given.
 
     Raises:
-        ValueError: a value is not finite, or beyond what `holds` has; names its row.
+        ValueError: a value is not finite, or beyond what `storage` holds; names its row.
 
     Cost: one sequential read of the source; two blocks of memory.
     """
@@ -56,7 +57,7 @@ def write_table(
         order, offsets = _order(part_id[begin:end], len(cursor))
         check_whole(source)
         if finite:
-            _check_finite(step, source[begin:end], begin, holds)
+            _check_finite(step, source[begin:end], begin, storage)
         rows = np.take(convert(source[begin:end]), order, axis=0)
         for part in np.flatnonzero(np.diff(offsets)):
             run = rows[offsets[part] : offsets[part + 1]]
@@ -151,16 +152,16 @@ def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> in
     return out_columns.nbytes + out_values.nbytes
 
 
-def _check_finite(name: str, rows: np.ndarray, first_row: int, holds: np.dtype | None) -> None:
-    with np.errstate(over="ignore"):
-        held = rows if holds is None else rows.astype(holds, copy=False)
+def _check_finite(name: str, rows: np.ndarray, first_row: int, storage: str | None) -> None:
+    held = held_values(rows, storage)
     if held.dtype.kind != "f" or np.isfinite(np.sum(held, dtype=np.float64)):
         return
     bad = np.argwhere(~np.isfinite(held))
     if len(bad) == 0:  # finite numbers whose sum is not
         return
     row, column = bad[0]
-    raise bad_value(f"{name}: row {first_row + row}, column {column}", rows[row, column], held.dtype)
+    place = f"{name}: row {first_row + row}, column {column}"
+    raise bad_value(place, rows[row, column], *largest_held(storage, held.dtype))
 
 
 def _check_finite_sparse(source: CSRArrays, begin: int, end: int, dtype: np.dtype) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..errors import ObjectStoreError, PartitionStoreError, disk_errors
 from ..events import held_lock, record, stage
@@ -635,7 +636,8 @@ class FetchedRows(DenseFeatures):
         out = memory_of(out, (len(nodes), self.dim), self.dtype)
         for positions in chunks:
             with self.reading(lambda positions=positions: nodes[positions]) as array:
-                out[positions] = DenseFeatures(array, self.storage).read(nodes[positions])
+                rows = DenseFeatures(array, self.storage).read(nodes[positions])
+                out[positions] = rows if isinstance(out, np.ndarray) else torch.from_numpy(rows).to(out.dtype)
         return out
 
     def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple[DenseFeatures, None]:

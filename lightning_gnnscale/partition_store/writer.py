@@ -239,14 +239,13 @@ def _write_features(journal: Journal, name: str, features, storage: str | None, 
     if isinstance(features, CSRArrays):
         write_sparse_table(journal, features, *common, finite=finite, dtype=storage, name=name)
         return
-    holds = storage if row_code(storage, features.shape[1]) is None else np.float32
     ranges = ColumnRanges()
 
     def convert(rows: np.ndarray) -> np.ndarray:
         ranges.add(rows)
         return to_stored(rows, storage)
 
-    write_table(journal, name, f"{name}.npy", features, *common, convert=convert, finite=finite, holds=holds)
+    write_table(journal, name, f"{name}.npy", features, *common, convert=convert, finite=finite, storage=storage)
     if name.endswith("features"):  # further columns of the nodes may be anything
         ranges.tell(name)
 

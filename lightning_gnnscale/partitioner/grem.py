@@ -10,10 +10,11 @@ from ..edge_stream import open_edge_stream
 from ..errors import check_number, short
 from ..graph import id_dtype
 from ..jit import kernel
+from ..scratch import SLICE_EDGES, EdgeFile
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .constraints import MAX_DIMENSIONS, NODES, judge, node_weights, resolve_constraints
-from .graph_access.scratch import SLICE_EDGES, EdgeFile, copy_edges, reserve, scratch_folder, shuffle_edges
+from .graph_access.scratch import copy_edges, reserve, scratch_folder, shuffle_edges
 from .graph_input import GraphInput, graph_partitioner
 from .grem_placement import PlacementState, SeedParts, place_edges
 from .multilevel import Effort, partition_in_memory

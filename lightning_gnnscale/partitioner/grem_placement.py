@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..jit import kernel
+from ..scratch import EdgeFile
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .graph_access.scratch import EdgeFile
 
 _AHEAD = 32  # neighbours, or edges
 _ROWS_AHEAD = 24  # nodes

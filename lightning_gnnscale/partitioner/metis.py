@@ -17,9 +17,10 @@ from ..errors import GNNScaleError, check_number, is_integer, short
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..rng import combine, fold
+from ..scratch import nameless_file, write_at
 from . import phases
 from .constraints import judge, node_weights, part_loads, resolve_constraints
-from .graph_access.scratch import nameless_file, reserve, scratch_folder, write_at
+from .graph_access.scratch import reserve, scratch_folder
 from .graph_access.simple_graph import symmetric_adjacency
 from .graph_input import GraphInput, graph_partitioner
 

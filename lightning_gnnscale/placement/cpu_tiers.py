@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..triton_kernels.gather_rows import RowCode, RowTables, gather_rows, gather_tiers
 from ..triton_kernels.gather_rows.cpu import first_outside
@@ -116,10 +117,10 @@ class CPUTiers:
         nodes = as_ids(nodes) if self.cache is None else checked_nodes(nodes, len(self.places))
         shape, dtypes = (len(nodes), self.dim), (self.dtype,)
         if self.code is not None:
-            shape, dtypes = (len(nodes), self.code.dim), (np.dtype(np.float32), np.dtype(np.float16))
+            shape, dtypes = (len(nodes), self.code.dim), (np.dtype(np.float32), np.dtype(np.float16), torch.bfloat16)
         if out is None:
             out = np.empty(shape, dtypes[0])
-        elif out.shape != shape or out.dtype not in dtypes or not out.flags.c_contiguous:
+        elif tuple(out.shape) != shape or out.dtype not in dtypes or not _is_contiguous(out):
             raise ValueError(
                 f"out must be C-contiguous {dtypes[0]} of shape {shape}, got {out.dtype} of shape {out.shape}"
             )
@@ -149,6 +150,10 @@ class CPUTiers:
     def close(self) -> None:
         """Release the rows."""
         self._tables = self._cached = self._cached_rows = None
+
+
+def _is_contiguous(out: np.ndarray | torch.Tensor) -> bool:
+    return out.is_contiguous() if isinstance(out, torch.Tensor) else out.flags.c_contiguous
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:

@@ -347,7 +347,7 @@ class CUDATiers:
         if out is None:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         fits = isinstance(out, Tensor) and out.is_contiguous() and out.device == self.device
-        dtypes = (self.dtype,) if self.code is None else (torch.float32, torch.float16)
+        dtypes = (self.dtype,) if self.code is None else (torch.float32, torch.float16, torch.bfloat16)
         if not fits or tuple(out.shape) != shape or out.dtype not in dtypes:
             kind = f"{out.dtype} of shape {tuple(out.shape)}" + (f" on {out.device}" if isinstance(out, Tensor) else "")
             raise ValueError(

@@ -174,8 +174,8 @@ class FeatureBuffer(Column):
 
         Args:
             ids: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
-            out: (num, dim) of `dtype`, for codes also float16; C-contiguous, filled in place where given: an array, on
-                CUDA a tensor of the device.
+            out: (num, dim) of `dtype`, for codes also float16 or a tensor of bfloat16; C-contiguous, filled in place
+                where given: an array, on CUDA a tensor of the device.
             on_host: The same ids on the host, where `ids` are on the device: nothing is then waited for.
 
         Returns:

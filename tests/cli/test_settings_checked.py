@@ -67,7 +67,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["+trainer.max_tim=1"], ["trainer.max_tim is not a setting", "max_time"]),
         (["+callbacks.foo.patience=3"], ["callbacks.foo is not a setting"]),
         (["trainer.strategy=ddp"], ["trainer.strategy=ddp has no effect", "say strategy="]),
-        (["feature_storage=int2"], ["feature_storage must be null or one of float32, float16, int8, int4, got 'int2'"]),
+        (["feature_storage=int2"], ["feature_storage must be null or one of float32, float16, bfloat16", "'int2'"]),
         (["datamodule.feature_storage=int8"], ["feature_storage=int8 has no effect", "say feature_storage="]),
         (["datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "takes mode, batch_size, halo_hops"]),
         (["+trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches", "of at least 1, got 0"]),

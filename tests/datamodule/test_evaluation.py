@@ -117,7 +117,7 @@ def test_a_split_that_stands_in_one_part_is_evaluated_like_the_whole_graph(sourc
     assert np.allclose(output.read(wanted), expected[wanted], atol=1e-5)
 
 
-@pytest.mark.parametrize("feature_storage", [None, "int8"])
+@pytest.mark.parametrize("feature_storage", [None, "int8", "bfloat16"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", [gs.model.GCN, gs.model.GraphSAGE])
 def test_broadcasting_from_a_store_equals_groups_of_rows(dataset, tmp_path, feature_storage, weighted, kind):

@@ -16,15 +16,28 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 @pytest.fixture(scope="module")
 def roots(dataset, tmp_path_factory):
     """One store of int8 rows with packed halos, and one of what they decode to."""
-    folder = tmp_path_factory.mktemp("stores")
+    return written(dataset, tmp_path_factory.mktemp("stores"), "int8")
+
+
+@pytest.fixture(scope="module")
+def rounded_roots(dataset, tmp_path_factory):
+    """One store of bfloat16, and one of float32 features that torch has rounded to bfloat16."""
+    roots = written(dataset, tmp_path_factory.mktemp("rounded"), "bfloat16")
+    store = gs.PartitionStore.open(roots[1])
+    given = torch.from_numpy(np.asarray(dataset.features)[store.original_nid]).bfloat16().float()
+    assert store.features.array.tobytes() == given.numpy().tobytes()
+    return roots
+
+
+def written(dataset, folder, storage):
     parts = gs.partition(dataset.stream, "random", num_parts=4, seed=1)
     arrays = {"labels": dataset.labels, "masks": dataset.masks}
-    options = {"features": dataset.features, "feature_storage": "int8", "pack_halo": True}
-    quantised = gs.write_partition_store(folder / "int8", dataset.stream, parts, **arrays, **options)
+    options = {"features": dataset.features, "feature_storage": storage, "pack_halo": True}
+    quantised = gs.write_partition_store(folder / storage, dataset.stream, parts, **arrays, **options)
     decoded = quantised.features.read(quantised.store_nid)
     assert not np.array_equal(decoded, dataset.features)
     gs.write_partition_store(folder / "plain", dataset.stream, parts, **arrays, features=decoded, pack_halo=True)
-    return folder / "int8", folder / "plain"
+    return folder / storage, folder / "plain"
 
 
 def trained(datamodule, weights=None):
@@ -50,14 +63,24 @@ CASES = {
 }
 
 
-@first(2)
-@pytest.mark.parametrize("case", CASES)
-def test_codes_train_as_what_they_decode_to(roots, case):
+def check_alike(roots, case):
     options = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 24, "seed": 3} | CASES[case]
     weights = gs.GradientAveraging() if "scope" in options else None
     of_codes, of_rows = (trained(gs.PartitionDataModule(root, **options), weights) for root in roots)
     assert torch.isfinite(of_codes[0]).all() and torch.equal(of_codes[0], of_rows[0])
     assert of_codes[1] == of_rows[1]
+
+
+@first(2)
+@pytest.mark.parametrize("case", CASES)
+def test_codes_train_as_what_they_decode_to(roots, case):
+    check_alike(roots, case)
+
+
+@first(1)
+@pytest.mark.parametrize("case", ["placed", *(case for case in CASES if case != "placed")])
+def test_bfloat16_trains_as_float32_rounded_to_it(rounded_roots, case):
+    check_alike(rounded_roots, case)
 
 
 def test_full_graph_training_reads_codes(roots):

@@ -1,6 +1,7 @@
 """Every dtype at every door: the value that goes in, or one line of refusal; nothing raises from inside a library."""
 
 import decimal
+import importlib.util
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,9 @@ WHOLE_FLOATS |= {
     "torch grad": torch.arange(4.0, requires_grad=True),
     "torch bfloat16": torch.arange(4).bfloat16(),
 }
+if importlib.util.find_spec("ml_dtypes") is not None:
+    ml_dtypes = importlib.import_module("ml_dtypes")
+    WHOLE_FLOATS["ml_dtypes bfloat16"] = np.array(VALUES, ml_dtypes.bfloat16)
 SOME = [False, True, True, True]
 BOOLEANS = {
     "bool": np.array(SOME),

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import duckdb
 import lightning as L
 import numpy as np
+import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
@@ -86,6 +88,10 @@ def write_graph() -> None:
     stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES)
     for name in ("edges.csv", "edges.parquet", "edges.bin"):
         gs.write_edges(stream, name)
+    with duckdb.connect("graph.db") as database:
+        database.from_arrow(pa.table({"src": edges[0], "dst": edges[1]})).create("follows")
+        people = {"id": np.arange(NUM_NODES), "label": labels, "a": features[:, 0], "b": features[:, 1]}
+        database.from_arrow(pa.table(people)).create("people")
     kinds = ["runtime", "build", "test"]
     lines = [f"p{src},p{dst},{kinds[at % 3]}\n" for at, (src, dst) in enumerate(edges.T)]
     Path("deps.csv").write_text("package,requires,kind\n" + "".join(lines))

@@ -143,14 +143,6 @@ def test_what_is_no_edge_is_refused(kind):
     refused("nodes goes with relabel=True", table(kind), ValueError, nodes=[1], relabel=False)
 
 
-def test_what_cannot_be_read_again_is_refused():
-    with pytest.raises(ValueError, match=said("LazyFrame source.collect()")):
-        open_edge_stream(table("polars").lazy())
-    reader = pa.RecordBatchReader.from_batches(pa.schema([]), [])
-    with pytest.raises(ValueError, match=said("source.read_all()")):
-        open_edge_stream(reader)
-
-
 @pytest.mark.parametrize("form", ["coo", "csr", "csc", "lil", "torch coo", "torch csr", "torch csc"])
 def test_sparse_matrices(form):
     distinct = np.unique(EDGES, axis=1)

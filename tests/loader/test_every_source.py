@@ -129,7 +129,7 @@ def test_halo_rows_come_from_where_they_are_packed(load):
 
 
 @each_value
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 16])
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_of_codes_come_decoded(load, bits, packed):
     quantised, plain = WORLD.quantised(bits)

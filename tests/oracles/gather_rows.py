@@ -32,6 +32,8 @@ def encode_codes_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
     """Return (num, code.row_bytes) uint8 quantised rows; arguments as for `encode_codes`."""
     with np.errstate(over="ignore"):
         rows = rows.astype(np.float32)
+    if code.bits == 16:
+        return _bfloat16_reference(rows, code)
     largest = np.abs(rows).max(1, initial=0)
     broken = ~np.isfinite(largest)
     rows[broken] = 0
@@ -46,8 +48,19 @@ def encode_codes_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
     return out
 
 
+def _bfloat16_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
+    """Round float32 to bfloat16: to the nearest, of two as near to the even one."""
+    bits = rows.view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
+    out = np.zeros((len(rows), code.row_bytes // 2), np.uint16)
+    out[:, : code.dim] = np.where(np.isnan(rows), np.uint64(0x7FC0), rounded)
+    return out.view(np.uint8)
+
+
 def decode_codes_reference(raw: np.ndarray, code: RowCode) -> np.ndarray:
     """Return the (num, code.dim) float32 values of quantised rows."""
+    if code.bits == 16:
+        return (np.ascontiguousarray(raw).view("<u2")[:, : code.dim].astype(np.uint32) << 16).view(np.float32)
     scale = np.ascontiguousarray(raw[:, :SCALE_BYTES]).view("<f4")
     codes = raw[:, SCALE_BYTES:].view(np.int8)
     if code.bits == 4:

@@ -74,6 +74,10 @@ class SmallWorld:
         halos = [self.load_part(part).halo_nodes for part in range(self.num_parts)]
         rows = [self.features.array[halo] for halo in halos]
         for part, copied in enumerate(rows):
+            if self.features.storage.bits == 16:
+                values = decode_codes_reference(copied, self.features.storage) * np.float32(2.0 ** (part + 1))
+                copied[:] = encode_codes_reference(values, self.features.storage)
+                continue
             copied[:, :4] = np.ldexp(copied[:, :4].copy().view(np.float32), part + 1).view(np.uint8)
         packed = replace(self.features, array=np.concatenate(rows))
         offsets = np.cumsum([0, *map(len, halos)])

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.sparse import csr_matrix
 
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.dataset.columns import Columns
 from lightning_gnnscale.dataset.feature_storage import FEATURE_STORAGE, feature_bytes
+from lightning_gnnscale.dataset.graph_change import GraphChange
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import (
     DenseFeatures,
@@ -18,6 +20,7 @@ from lightning_gnnscale.partition_store import (
     WriteBudget,
     features_of_part,
     input_fingerprint,
+    update_store,
     write_partition_store,
 )
 from lightning_gnnscale.partition_store.disk import disk_bytes
@@ -29,7 +32,7 @@ from tests.says import said
 from tests.tiers import all_pairs
 
 GRAPH = random_graph(90, 500, 4, to_undirected=True)
-BITS = {"int8": 8, "int4": 4}
+BITS = {"bfloat16": 16, "int8": 8, "int4": 4}
 
 
 def rows_of(dim, dtype=np.float32):
@@ -77,6 +80,9 @@ def test_rows_come_out_of_every_storage(no_disk_wait, tmp_path, storage, dim, pa
         if storage in BITS:
             half = np.empty((200, dim), np.float16)
             assert of_part.read(nodes, half).tobytes() == wanted[nodes].astype(np.float16).tobytes()
+            upper = torch.empty(200, dim, dtype=torch.bfloat16)
+            for column in (table, of_part):
+                assert torch.equal(column.read(nodes, upper), torch.from_numpy(wanted[nodes]).bfloat16())
     assert ("halo_features" in store.manifest["files"]) == pack_halo
     assert store.feature_storage == storage
 
@@ -86,7 +92,7 @@ def test_a_row_is_one_run_of_the_bytes_that_are_promised(no_disk_wait, tmp_path)
         storage: write(tmp_path / str(storage), rows_of(128), feature_storage=storage).features.nbytes // 90
         for storage in (None, *FEATURE_STORAGE)
     }
-    assert sizes == {None: 512, "float32": 512, "float16": 256, "int8": 132, "int4": 68}
+    assert sizes == {None: 512, "float32": 512, "float16": 256, "bfloat16": 256, "int8": 132, "int4": 68}
 
 
 def test_nothing_said_changes_no_byte(no_disk_wait, tmp_path):
@@ -100,12 +106,12 @@ def test_nothing_said_changes_no_byte(no_disk_wait, tmp_path):
         input_fingerprint(*options, Columns(features=rows_of(5), feature_storage=storage))
         for storage in FEATURE_STORAGE
     }
-    assert len({plain, *others}) == 5
+    assert len({plain, *others}) == 1 + len(FEATURE_STORAGE)
     with pytest.raises(PartitionStoreError, match="overwrite=True"):
         write(tmp_path / "plain", rows_of(5), feature_storage="int8")
 
 
-@pytest.mark.parametrize("storage", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "int8", "int4"])
 def test_buffers_and_interruptions_change_no_byte(no_disk_wait, tmp_path, storage):
     options = {"features": rows_of(7), "pack_halo": True, "feature_storage": storage}
     whole = all_bytes(write(tmp_path / "whole", **options).root)
@@ -144,7 +150,7 @@ def test_sparse_values_are_stored_as_told(no_disk_wait, tmp_path, storage, dtype
 @pytest.mark.parametrize(
     ("features", "storage", "message"),
     [
-        (rows_of(3), "int9", "feature_storage null one float32 float16 int8 int4 'int9'"),
+        (rows_of(3), "int9", "feature_storage null one float32 float16 bfloat16 int8 int4 'int9'"),
         (rows_of(3).astype(np.uint8), "int8", "feature_storage=int8 floats uint8"),
         (rows_of(3).astype(np.int64), "float16", "floats features int64"),
         (csr_matrix(rows_of(3)), "int8", "(CSR) float16 float32"),
@@ -169,6 +175,9 @@ def test_values_that_float16_does_not_hold_are_named(no_disk_wait, tmp_path, spa
     given = csr_matrix(rows) if sparse else rows
     with pytest.raises(ValueError, match=said("row 4 1 70000.0 float16 65504")):
         write(tmp_path / "store", given, feature_storage="float16")
+    rows[4, 1] = 3.4e38  # float32 has it
+    with pytest.raises(ValueError, match=said("row 4 1 3.4e+38 bfloat16 3.38953e+38")):
+        write(tmp_path / "store", rows, feature_storage="bfloat16")
     rows[4, 1] = 1e39
     with pytest.raises(ValueError, match=said("row 4 1 1e+39 float32 3.40282e+38")):
         write(tmp_path / "store", rows, feature_storage="int8")
@@ -184,7 +193,7 @@ def test_values_that_are_no_numbers_are_refused_as_ever(no_disk_wait, tmp_path, 
         write(tmp_path / "store", rows, feature_storage=storage)
     store = write(tmp_path / "store", rows, feature_storage=storage, check_finite=False)
     found = store.features.read(store.store_nid[[6, 7]])
-    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all() == (storage in BITS)
+    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all() == (storage in ("int8", "int4"))
 
 
 def test_a_table_of_other_bytes_than_its_code_is_no_table(no_disk_wait, tmp_path):
@@ -200,12 +209,12 @@ def test_a_table_of_other_bytes_than_its_code_is_no_table(no_disk_wait, tmp_path
 def test_disk_and_plans_count_what_is_stored():
     given = rows_of(128)
     sizes = {}
-    for storage in (None, "float16", "int8", "int4"):
+    for storage in (None, "float16", "bfloat16", "int8", "int4"):
         inputs = check_inputs(GRAPH.stream(), GRAPH.given, Columns(features=given, feature_storage=storage), False)
         dataset = GraphDataset("graph", GRAPH.stream(), given, feature_storage=storage)
         sizes[storage] = dataset.feature_bytes, disk_bytes(inputs)
         assert dataset.batch_row_bytes == (128 * 6 if storage == "float16" else 512)
-    assert [size for size, _ in sizes.values()] == [90 * 512, 90 * 256, 90 * 132, 90 * 68]
+    assert [size for size, _ in sizes.values()] == [90 * 512, 90 * 256, 90 * 256, 90 * 132, 90 * 68]
     assert sizes[None][1] - sizes["int8"][1] == 90 * (512 - 132)
 
 
@@ -226,3 +235,17 @@ def test_rows_of_many_halos_are_packed_first(no_disk_wait, tmp_path, sparse):
         rows = table.packed.read(np.arange(first, last))
         rows = rows.dense() if sparse else rows
         np.testing.assert_array_equal(rows, features[store.original_nid[packed]])
+
+
+def test_tensors_of_bfloat16_are_stored_as_they_are_and_updated(no_disk_wait, tmp_path):
+    given = torch.from_numpy(rows_of(5)).bfloat16()
+    store = write(tmp_path / "store", given, feature_storage="bfloat16")
+    assert store.features.array.shape == (90, 12)  # 2 bytes a value, and 2 more of an odd number
+    changed = torch.full((2, 5), 1.0 + 2**-8)  # a tie: rounded to the even 1
+    after = update_store(store, GraphChange(nodes=[3, 90], features=changed), tmp_path / "after")
+    rows = torch.cat([given, torch.ones(1, 5).bfloat16()])
+    rows[3] = 1
+    found = torch.empty(91, 5, dtype=torch.bfloat16)
+    after.verify()
+    assert torch.equal(after.features.read(after.store_nid, found), rows)
+    assert torch.equal(torch.from_numpy(after.features.read(after.store_nid)), rows.float())

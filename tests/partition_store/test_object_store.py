@@ -27,7 +27,7 @@ def _small_blocks(monkeypatch, tmp_path, no_disk_wait):
     monkeypatch.setenv("GNNSCALE_FETCHED", str(tmp_path / "fetched"))
 
 
-@pytest.fixture(params=["packed", "loose", "codes", "weighted", "sparse"])
+@pytest.fixture(params=["packed", "loose", "codes", "bfloat16", "weighted", "sparse"])
 def kind(request):
     return request.param
 
@@ -40,6 +40,8 @@ def store_of(root, kind="packed", seed=0):
     options = {"features": x, "labels": np.arange(NODES) % 3, "pack_halo": kind != "loose"}
     if kind == "codes":
         options["feature_storage"] = "int8"
+    elif kind == "bfloat16":
+        options["feature_storage"] = kind
     elif kind == "weighted":
         options["edge_weight"] = rng.random(2500).astype(np.float32)
     elif kind == "sparse":

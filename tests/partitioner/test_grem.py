@@ -136,7 +136,7 @@ def test_file_format_and_stream_chunks_change_nothing(tmp_path, suffix, monkeypa
     edges = random_edges()
     monkeypatch.setattr(scratch, "BUCKET_EDGES", 100)
     monkeypatch.setattr(scratch, "STEP_EDGES", 170)
-    monkeypatch.setattr(scratch, "SLICE_EDGES", 37)
+    monkeypatch.setattr("lightning_gnnscale.scratch.SLICE_EDGES", 37)
     order = shuffled([tuple(e) for e in edges.tolist()], 0, bucket_edges=100)
     assert sorted(order) == sorted(map(tuple, edges.tolist()))
     path = write_edges(stream_of(edges, 300, layout="once"), tmp_path / f"edges{suffix}")

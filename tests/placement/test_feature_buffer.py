@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from buffer_cases import DTYPES, GROUPS, counted, placed, quantised_table, table
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def test_every_placement_equals_indexing(
 
 
 @all_pairs
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("dim", [1, 17, 64])
 @pytest.mark.parametrize("policy", [None, "lru", "belady"])
 @pytest.mark.parametrize("host", ["map", "copy"])
@@ -78,6 +79,8 @@ def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, host):
             for dtype in (None, np.float32, np.float16):
                 out = None if dtype is None else np.empty((len(nodes), dim), dtype)
                 assert buffer.read(nodes, out).tobytes() == plain[nodes].astype(dtype or np.float32).tobytes()
+            upper = torch.empty(len(nodes), dim, dtype=torch.bfloat16)
+            assert torch.equal(buffer.read(nodes, upper), torch.from_numpy(plain[nodes]).bfloat16())
         row_bytes = features.array.shape[1]
         cached = 8 * row_bytes if policy else 0
         assert buffer.nbytes == len(placement.rows[device]) * row_bytes + 8 * 60 + cached

@@ -27,7 +27,7 @@ AUTHOR, PAPER, INST, TOPIC = range(4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "quantised"])
+@pytest.fixture(scope="module", params=[False, True, pytest.param("bfloat16", marks=pytest.mark.sweep)])
 def store(request, tmp_path_factory):
     return write_typed(tmp_path_factory.mktemp("node_types") / "store", quantised=request.param)
 

@@ -106,7 +106,7 @@ def test_without_gpus_nothing_is_placed_by_itself():
     assert simulated.device_peak_bytes - plain.device_peak_bytes == pytest.approx(100 * 400 + 8 * NODES, abs=1)
 
 
-@pytest.mark.parametrize("storage", [None, "float16", "int8", "int4"])
+@pytest.mark.parametrize("storage", [None, "float16", "bfloat16", "int8", "int4"])
 def test_what_is_planned_is_what_a_buffer_takes(tmp_path, storage):
     ring = np.stack([np.arange(NODES), (np.arange(NODES) + 1) % NODES])
     features = np.random.default_rng(0).standard_normal((NODES, DIM), np.float32)

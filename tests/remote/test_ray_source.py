@@ -62,7 +62,7 @@ def test_sparse_features_and_epochs_and_iterations_that_are_broken_off(workers):
         assert all_contents(loader) == all_contents(local)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, pytest.param(16, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("cached", [False, True])
 def test_rows_of_codes_travel_as_stored_and_come_decoded(workers, bits, cached):
     quantised, plain = WORLD.quantised(bits)

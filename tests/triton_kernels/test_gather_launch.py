@@ -54,6 +54,7 @@ def test_a_row_is_padded_by_half_of_it_at_most(row_items, most):
     [
         (RowCode(128, 8), 4, 16, 16), (RowCode(128, 4), 4, 16, 16), (RowCode(128, 8), 2, 16, 16),
         (RowCode(65, 8), 4, 16, 4), (RowCode(66, 4), 2, 16, 4), (RowCode(128, 8), 4, 4, 4), (RowCode(1, 4), 2, 16, 2),
+        (RowCode(128, 16), 4, 16, 16),
     ],
 )  # fmt: skip
 def test_decoded_values_are_stored_in_wide_words_where_they_fit(code, value_bytes, alignment, word_bytes):
@@ -134,4 +135,5 @@ def test_hopper_moves_rows_in_words_of_16_bytes_four_at_a_time(rows, tmp_path):
 def test_hopper_reads_codes_in_words_of_4_bytes(tmp_path):
     pytest.importorskip("triton")
     codes = [(8, 128, "fp32", "v4.b32"), (4, 128, "fp32", "v4.b32"), (4, 128, "fp16", "v4.b32"), (8, 65, "fp32", "b32")]
+    codes += [(16, 128, "fp32", "v4.b32"), (16, 65, "fp32", "b32"), (16, 128, "bf16", "v4.b32")]
     run_python(f"{COMPILE}\nCODES = {codes!r}\n{CODES}", TRITON_CACHE_DIR=str(tmp_path))

@@ -56,6 +56,16 @@ def test_values_come_back_within_half_a_scale(bits, dim, dtype, seed):
     assert ((values == 0) | (rows != 0)).all(), "a zero stays exactly zero"
 
 
+def test_bfloat16_is_rounded_to_nearest_and_keeps_what_is_no_number():
+    rows = np.random.default_rng(0).integers(0, 2**32, (500, 7), np.uint32)
+    rows[:5, 0] = 0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x00000001  # two ties, above one, beyond, tiny
+    rows, code = rows.view(np.float32), RowCode(7, 16)
+    raw = encode_codes(rows, code)
+    values, wanted = (decode_codes_reference(each, code) for each in (raw, encode_codes_reference(rows, code)))
+    np.testing.assert_array_equal(values, wanted)  # NaN of any payload is NaN
+    assert values[:5, 0].tolist() == [1.0, 1.015625, 1.0078125, np.inf, 0.0] and raw.shape == (500, 16)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_largest_magnitude_of_a_row_is_kept_to_the_last_bit_or_two(bits):
     rows = some_rows(500, 17)[1:]
@@ -92,10 +102,10 @@ def test_tiny_rows_decode_to_no_subnormal_values(bits):
 
 
 @given(
-    bits=st.sampled_from([8, 4]),
+    bits=st.sampled_from([16, 8, 4]),
     dim=st.sampled_from([0, *DIMS]),
     num=st.integers(0, 60),
-    out_kind=st.sampled_from(["fresh", "pooled", "shifted", "half"]),
+    out_kind=st.sampled_from(["fresh", "pooled", "shifted", "half", "upper half"]),
     rows_dtype=st.sampled_from([np.int32, np.int64, np.uint16]),
     seed=st.integers(0, 1000),
 )
@@ -109,6 +119,10 @@ def test_gathered_rows_equal_the_plain_decoding(bits, dim, num, out_kind, rows_d
     start = 4 if out_kind == "shifted" else 0
     if out_kind == "half":
         out = np.empty((num, dim), np.float16)
+    elif out_kind == "upper half":
+        out = torch.empty(num, dim, dtype=torch.bfloat16)
+        assert torch.equal(gather_rows(raw, rows, out, code), torch.from_numpy(expected).bfloat16())
+        return
     elif out_kind != "fresh":
         out = memory[start : start + num * dim * 4].view(np.float32).reshape(num, dim)
     got = gather_rows(raw, rows, out, code)
@@ -118,7 +132,7 @@ def test_gathered_rows_equal_the_plain_decoding(bits, dim, num, out_kind, rows_d
 
 
 @all_pairs
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("half", [False, True])
 def test_rows_of_several_tables_equal_the_plain_decoding(bits, dim, half):
@@ -151,7 +165,7 @@ def test_what_does_not_fit_is_refused():
     raw = encode_codes(np.ones((3, 5), np.float32), code)
     with pytest.raises(ValueError, match=said("uint8 (num_rows, 12) 5 8")):
         gather_rows(raw[:, :8].copy(), np.array([0]), code=code)
-    with pytest.raises(ValueError, match=said("float32 float16 out float64")):
+    with pytest.raises(ValueError, match=said("float32 float16 bfloat16 out float64")):
         gather_rows(raw, np.array([0]), np.empty((1, 5)), code)
     with pytest.raises(ValueError, match=said("rows[0] [0, 3) 3")):
         gather_rows(raw, np.array([3]), code=code)

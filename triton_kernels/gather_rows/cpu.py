@@ -5,17 +5,20 @@ import numpy as np
 from ...jit import kernel
 from ..intrinsics import (
     LINE_BYTES,
+    bfloat_at,
     byte_at,
     copy_item_from,
     copy_line_from,
     decode_line4,
     decode_line8,
+    decode_line16,
     float_at,
     prefetch,
     prefetch_address,
     store_fence,
     stream_decoded_line4,
     stream_decoded_line8,
+    stream_decoded_line16,
     stream_line_from,
 )
 
@@ -167,9 +170,16 @@ def decode_found(addresses, row_bytes, dim, bits, streams, out):
             prefetch_address(coming + row_bytes - 1)  # a row seldom begins with a line
         if addresses[i] == 0:
             continue
-        step, source, target = float_at(addresses[i]), addresses[i] + SCALE_BYTES, i * dim
+        step, source, target = np.float32(1), addresses[i], i * dim
+        if bits != 16:
+            step, source = float_at(source), source + SCALE_BYTES
         for _ in range(0, whole, LINE_ITEMS):
-            if bits == 8:
+            if bits == 16:
+                if streams:
+                    stream_decoded_line16(out, target, source, step)
+                else:
+                    decode_line16(out, target, source, step)
+            elif bits == 8:
                 if streams:
                     stream_decoded_line8(out, target, source, step)
                 else:
@@ -182,6 +192,9 @@ def decode_found(addresses, row_bytes, dim, bits, streams, out):
             target += LINE_ITEMS
             source += line_bytes
         for column in range(dim - whole):
+            if bits == 16:
+                out[target + column] = bfloat_at(source + 2 * column)
+                continue
             if bits == 8:
                 code = int(byte_at(source + column))
             else:

@@ -99,10 +99,11 @@ def decode_tiers_kernel(
     NUM_TABLES: tl.constexpr, TABLES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, WIDE: tl.constexpr,
     WIDE_NODES: tl.constexpr,
 ):  # fmt: skip
-    """Decode quantised rows to out (num, DIM), ROWS at a time, WORDS words of 32 bits at a time; the rest as in
-    `gather_tiers_kernel`.
+    """Decode quantised rows, or bfloat16 where BITS is 16, to out (num, DIM), ROWS at a time, WORDS words of 32 bits at
+    a time; the rest as in `gather_tiers_kernel`.
     """
     codes_of_word: tl.constexpr = 32 // BITS
+    head_bytes: tl.constexpr = 0 if BITS == 16 else _SCALE_BYTES
     number: tl.constexpr = tl.int64 if WIDE else tl.int32
     table_ids = tl.arange(0, TABLES)
     counts = tl.zeros((ROWS, TABLES), tl.int32)
@@ -117,18 +118,22 @@ def decode_tiers_kernel(
         at = start + rows
         table, address, found = _find(place, bases_ptr, at < num, ROW_BYTES)
         address = tl.multiple_of(address, 4)
-        scale = tl.load(address.to(tl.pointer_type(tl.float32)), mask=found, other=0.0)
-        codes = (address + _SCALE_BYTES).to(tl.pointer_type(tl.int32))
+        if BITS != 16:
+            scale = tl.load(address.to(tl.pointer_type(tl.float32)), mask=found, other=0.0)
+        codes = (address + head_bytes).to(tl.pointer_type(tl.int32))
         place = tl.load(places_ptr + coming, mask=at + step < num, other=0)
         coming = _nodes_at(nodes_ptr, at + 2 * step, num, HAS_NODES, WIDE_NODES)
         target = out_ptr + at * DIM
-        for word in tl.static_range(0, (ROW_BYTES - _SCALE_BYTES) // 4, WORDS):
+        for word in tl.static_range(0, (ROW_BYTES - head_bytes) // 4, WORDS):
             words = word + tl.arange(0, WORDS)
-            inside = found[:, None] & (words < (ROW_BYTES - _SCALE_BYTES) // 4)[None, :]
+            inside = found[:, None] & (words < (ROW_BYTES - head_bytes) // 4)[None, :]
             packed = tl.load(codes[:, None] + words[None, :], mask=inside, other=0)
             # A code goes to the top of its word, and comes down with its sign.
             code = (packed[:, :, None] << (32 - BITS - BITS * lanes)[None, None, :]) >> (32 - BITS)
-            value = code.to(tl.float32) * scale[:, None, None]
+            if BITS == 16:
+                value = (code << 16).to(tl.float32, bitcast=True)
+            else:
+                value = code.to(tl.float32) * scale[:, None, None]
             columns = (words * codes_of_word)[None, :, None] + lanes[None, None, :]
             mask = found[:, None, None] & (columns < DIM)
             tl.store(target[:, None, None] + columns, value.to(out_ptr.dtype.element_ty), mask=mask)

@@ -28,7 +28,8 @@ def gather_rows(
         out: (num, ...) of the table's dtype, C-contiguous, filled in place; fresh memory if None. Where a row is a
             multiple of 64 bytes and `out` is 64-byte aligned, it is written past the cache.
         code: The form of a table (num_rows, code.row_bytes) uint8, whose rows are decoded on the way: out is then
-            (num, code.dim) float32, or float16 where one is given, the float32 values rounded to nearest.
+            (num, code.dim) float32, or float16 or a tensor of bfloat16 where one is given, the float32 values rounded
+            to nearest.
 
     Returns:
         `out`.
@@ -52,12 +53,14 @@ def gather_rows(
     dtype = table.dtype if code is None else _decoded_dtype(out)
     if out is None:
         out = np.empty(shape, dtype)
+    if isinstance(out, Tensor) and out.dtype != torch.bfloat16:
+        return torch.from_numpy(gather_rows(table, rows, out.numpy(), code))
     _check(table, rows, out, shape, dtype)
     row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
     if len(rows) == 0 or row_bytes == 0:
         return out
-    unit = _unit(row_bytes, table, out)
-    if code is None and unit.itemsize == row_bytes:
+    unit = None if code is not None else _unit(row_bytes, table, out)
+    if unit is not None and unit.itemsize == row_bytes:
         cpu.copy_items(np.asarray(table).reshape(-1).view(unit), rows, out.reshape(-1).view(unit))
         return out
     addresses = _addresses(len(rows))
@@ -73,7 +76,8 @@ def encode_codes(rows: np.ndarray, code: RowCode) -> np.ndarray:
     """Return quantised rows, rounded to nearest: a value is at most half a scale from what it decodes to.
 
     The scale of a row is its largest magnitude / code.levels, at least 2**-126; a row of zeros has the scale 0 and
-    decodes to zeros. A row with NaN, infinity or a value beyond float32 decodes to NaN.
+    decodes to zeros. A row with NaN, infinity or a value beyond float32 decodes to NaN. With 16 bits each value is
+    rounded to bfloat16 by itself; one beyond it becomes infinite.
 
     Args:
         rows: (num, code.dim) floats; float64 is rounded to float32 first.
@@ -87,6 +91,12 @@ def encode_codes(rows: np.ndarray, code: RowCode) -> np.ndarray:
     """
     if rows.ndim != 2 or rows.shape[1] != code.dim or rows.dtype.kind != "f":
         raise ValueError(f"rows must be floats of shape (num, {code.dim}), got {rows.dtype} of shape {rows.shape}")
+    if code.bits == 16:
+        out = np.zeros((len(rows), code.row_bytes // 2), np.int16)
+        with np.errstate(over="ignore"):
+            single = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+        out[:, : code.dim] = single.bfloat16().view(torch.int16).numpy()
+        return out.view(np.uint8)
     rows = np.ascontiguousarray(rows, np.float64 if rows.dtype.itemsize == 8 else np.float32)
     packed = np.empty((len(rows), -(-code.dim * code.bits // 8)), np.int8)
     scales = np.empty(len(rows), "<f4")
@@ -120,7 +130,7 @@ def gather_tiers(
         reads: (num_tables,) int64 counters on the device of `out`; the number of rows copied from each table is added
             in place.
         code: Format of quantised rows, which are decoded on the way; `out` is then (num, code.dim) float32 or
-            float16.
+            float16, or a tensor of bfloat16.
 
     Returns:
         `out`.
@@ -137,7 +147,7 @@ def gather_tiers(
     if code is not None:
         if tables.row_bytes != code.row_bytes:
             raise ValueError(f"tables must have quantised rows of {code.row_bytes} bytes, got {tables.row_bytes}")
-        wanted_bytes = code.dim * np.dtype(_decoded_dtype(out)).itemsize
+        wanted_bytes = code.dim * _decoded_dtype(out).itemsize
     if len(out) != num or not contiguous or row_bytes != wanted_bytes:
         raise ValueError(f"out must be C-contiguous, {num} rows of {wanted_bytes} bytes, got {len(out)} of {row_bytes}")
     if num == 0 or row_bytes == 0:
@@ -172,7 +182,7 @@ def _gather_tiers_on_cpu(places, nodes, tables, out, reads, code) -> None:
             raise ValueError(f"nodes[{outside}] must be in [0, {len(places)}), got {nodes[outside]}")
         reads[:] = counted
     if code is not None:
-        _decode_found(addresses, code, _as_array(out))
+        _decode_found(addresses, code, out if out.dtype == torch.bfloat16 else _as_array(out))
         return
     _copy_found(addresses, tables.row_bytes, _as_bytes(out))
 
@@ -186,8 +196,8 @@ def _copy_found(addresses: np.ndarray, row_bytes: int, out: np.ndarray) -> None:
         cpu.copy_found(addresses, row_bytes, LINE_BYTES // unit.itemsize, out.view(unit))
 
 
-def _decode_found(addresses: np.ndarray, code: RowCode, out: np.ndarray) -> np.ndarray:
-    """Decode rows from their addresses into out, (num, code.dim) float32 or float16; a row at 0 stays as it is."""
+def _decode_found(addresses: np.ndarray, code: RowCode, out: np.ndarray | Tensor) -> np.ndarray | Tensor:
+    """Decode rows from their addresses into out, (num, code.dim) as of `gather_rows`; a row at 0 stays as it is."""
     if out.dtype == np.float32:
         streams = code.dim % cpu.LINE_ITEMS == 0 and out.ctypes.data % LINE_BYTES == 0
         cpu.decode_found(addresses, code.row_bytes, code.dim, code.bits, streams, out.reshape(-1))
@@ -197,6 +207,9 @@ def _decode_found(addresses: np.ndarray, code: RowCode, out: np.ndarray) -> np.n
         values = np.empty((len(found), code.dim), np.float32)
         _decode_found(found, code, values)
         here = found != 0
+        if isinstance(out, Tensor):
+            out[first : first + _HALF_ROWS][torch.from_numpy(here)] = torch.from_numpy(values[here]).to(out.dtype)
+            continue
         with np.errstate(over="ignore", invalid="ignore"):
             out[first : first + _HALF_ROWS][here] = values[here]
     return out
@@ -264,12 +277,14 @@ def _as_bytes(out: np.ndarray | Tensor) -> np.ndarray:
     return out.reshape(-1).view(np.uint8)
 
 
-def _decoded_dtype(out: np.ndarray | Tensor | None) -> np.dtype:
-    """Return the dtype that quantised rows are decoded to: float16 where `out` has it, else float32."""
-    half = out is not None and out.dtype in (np.float16, torch.float16)
-    if out is not None and not half and out.dtype not in (np.float32, torch.float32):
-        raise ValueError(f"quantised rows are decoded to float32 or float16, got out of {out.dtype}")
-    return np.dtype(np.float16 if half else np.float32)
+def _decoded_dtype(out: np.ndarray | Tensor | None) -> np.dtype | torch.dtype:
+    """Return the dtype that quantised rows are decoded to: float16 or bfloat16 where `out` has it, else float32."""
+    if out is None:
+        return np.dtype(np.float32)
+    allowed = (torch.float32, torch.float16, torch.bfloat16) if isinstance(out, Tensor) else (np.float32, np.float16)
+    if out.dtype not in allowed:
+        raise ValueError(f"quantised rows are decoded to float32, float16 or bfloat16, got out of {out.dtype}")
+    return out.dtype
 
 
 def _check(table, rows, out, shape, dtype):
@@ -277,7 +292,8 @@ def _check(table, rows, out, shape, dtype):
         raise ValueError(f"table must not hold Python objects, got dtype {table.dtype}")
     if not table.flags.c_contiguous:
         raise ValueError("table must be C-contiguous: pass numpy.ascontiguousarray(table)")
-    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+    contiguous = out.is_contiguous() if isinstance(out, Tensor) else out.flags.c_contiguous
+    if tuple(out.shape) != shape or out.dtype != dtype or not contiguous:
         raise ValueError(f"out must be C-contiguous {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
     outside = cpu.first_outside(rows, len(table))
     if outside >= 0:

@@ -13,14 +13,15 @@ _ROW_MASK = (1 << ROW_BITS) - 1
 
 
 class RowCode(NamedTuple):
-    """The form of rows quantised to a few bits, each row with a scale of its own.
+    """The form of rows quantised to a few bits, each row with a scale of its own, and of rows of bfloat16.
 
     A row is one run of bytes: the scale as little-endian float32; then the codes in two's complement, two a byte with
     4 bits, the first one in the low half; then zeros up to a multiple of 4 bytes. A value is code * scale in float32.
+    With 16 bits the values are bfloat16, little-endian, without a scale: the upper halves of float32.
 
     Attributes:
         dim: values a row, >= 0.
-        bits: 8 or 4.
+        bits: 16, 8 or 4.
     """
 
     dim: int
@@ -29,7 +30,12 @@ class RowCode(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of a stored row, a multiple of 4."""
-        return SCALE_BYTES + -(-(self.dim * self.bits) // 32) * 4
+        return self.head_bytes + -(-(self.dim * self.bits) // 32) * 4
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the scale before the codes."""
+        return 0 if self.bits == 16 else SCALE_BYTES
 
     @property
     def levels(self) -> int:
@@ -157,7 +163,7 @@ def decoding_plan(code: RowCode, value_bytes: int, alignment: int) -> LaunchPlan
     row = code.dim * value_bytes
     word_bytes = min(WORD_BYTES, alignment, row & -row)
     wide = word_bytes == WORD_BYTES
-    code_words = (code.row_bytes - SCALE_BYTES) // 4
+    code_words = (code.row_bytes - code.head_bytes) // 4
     words = THREADS * _LOADS * (4 if wide else 1) * code.bits // 32
     columns = tile_columns(code_words, words)
     rows = max(1, words // columns)

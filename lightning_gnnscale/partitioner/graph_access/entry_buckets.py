@@ -16,7 +16,7 @@ import numpy as np
 from ...edge_stream.read_ahead import read_ahead
 from ...errors import EdgeStreamError
 from ...jit import kernel
-from .scratch import read_at, write_at
+from ...scratch import read_at, write_at
 
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes
 MIN_ENTRIES, MAX_ENTRIES = 1 << 19, 1 << 21  # of a bucket, unless it is one row: what is sorted in memory at a time

@@ -11,10 +11,11 @@ import numpy as np
 from ...edge_stream.read_ahead import read_ahead
 from ...errors import check_number
 from ...jit import kernel
+from ...scratch import nameless_file, read_at
 from .. import phases
 from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, sum_ranges
 from .layout import LayoutReport, ScanState, scan
-from .scratch import AUTO, nameless_file, read_at, reserve, scratch_folder
+from .scratch import AUTO, reserve, scratch_folder
 from .simple_graph import SimpleGraph, tell_graph
 
 BLOCK_EDGES = 1 << 21

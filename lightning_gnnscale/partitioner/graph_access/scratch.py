@@ -15,11 +15,11 @@ from ...errors import GNNScaleError, disk_errors
 from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import below, combine, fold
+from ...scratch import MAKE_SPACE, EdgeFile, nameless_file
 from ...system import preallocate
 from .. import phases
 
 AUTO = "auto"
-_REMEDY = "make space, or give scratch=<another folder>"
 
 
 def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
@@ -52,90 +52,20 @@ def reserve(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def nameless_file(folder: Path):
-    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends."""
-    with disk_errors(folder, "used for scratch files", _REMEDY):
-        return tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0)
-
-
 def nameless_map(folder: Path, shape: tuple[int, ...], dtype) -> np.memmap:
     """Return an array of zeros on scratch disk that is freed with its last user."""
     file, num_bytes = nameless_file(folder), max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    with disk_errors(folder, f"given {num_bytes} bytes of scratch files", _REMEDY):
+    with disk_errors(folder, f"given {num_bytes} bytes of scratch files", MAKE_SPACE):
         file.truncate(num_bytes)
         preallocate(file.fileno(), num_bytes)
     return np.memmap(file, dtype, "r+", shape=shape)
 
 
-def read_at(file, array: np.ndarray, offset: int) -> None:
-    """Fill a contiguous array from a scratch file's bytes at an offset; without a seek, so threads may share it."""
-    view, filled = memoryview(array).cast("B") if array.size else b"", 0
-    with disk_errors(_folder_of(file), "read as scratch disk", _REMEDY):
-        while filled < len(view):
-            got = os.preadv(file.fileno(), [view[filled:]], offset + filled)
-            if not got:
-                raise OSError(f"a scratch file ends at {offset + filled}, {len(view) - filled} bytes too early")
-            filled += got
-
-
-def write_at(file, array: np.ndarray, offset: int) -> None:
-    """Write a contiguous array's bytes to a scratch file at an offset."""
-    view, done = memoryview(array).cast("B") if array.size else b"", 0
-    with disk_errors(_folder_of(file), "written to as scratch disk", _REMEDY):
-        while done < len(view):
-            done += os.pwrite(file.fileno(), view[done:], offset + done)
-
-
-def _folder_of(file) -> str:
-    """Return the folder of a file without a name, where the system reports it."""
-    try:
-        return os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}"))
-    except OSError:
-        return tempfile.gettempdir()
-
-
 BUCKET_EDGES = 1 << 20  # what is permuted in memory at a time, up to MAX_BUCKETS of them
 MAX_BUCKETS = 1024
 STEP_EDGES = 1 << 18  # edges sorted by bucket before they are written
-SLICE_EDGES = 1 << 16  # edges read at a time: they stay in the processor's cache
 
 _BUCKET_SALT, _PERMUTE_SALT = 0x4255434B, 0x5045524D
-
-
-class EdgeFile:
-    """A file of edges without a name, all ids of one dtype; the system frees it when it is closed."""
-
-    def __init__(self, folder: Path, dtype: np.dtype):
-        self.folder = folder
-        self.dtype = np.dtype(dtype)
-        self.num_edges = 0
-        self._file = nameless_file(folder)
-
-    def append(self, pairs: np.ndarray) -> None:
-        """Write (num_pairs, 2) ids, contiguous and of the file's dtype, at the end."""
-        self.write(self.num_edges, pairs)
-        self.num_edges += len(pairs)
-
-    def write(self, first_edge: int, pairs: np.ndarray) -> None:
-        """Write (num_pairs, 2) ids over the edges from `first_edge` on; `num_edges` stays as it is."""
-        write_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
-
-    def read(self, first_edge: int, pairs: np.ndarray) -> None:
-        """Fill (num_pairs, 2) `pairs` with the edges from `first_edge` on."""
-        read_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
-
-    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-        """Yield the edges [start, stop) as (num_pairs, 2) arrays, overwritten by the next step."""
-        stop = self.num_edges if stop is None else stop
-        buffer = np.empty((min(SLICE_EDGES, max(0, stop - start)), 2), self.dtype)
-        while start < stop:
-            piece = buffer[: min(SLICE_EDGES, stop - start)]
-            self.read(start, piece)
-            yield piece
-            start += len(piece)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def shuffle_edges(graph, folder: Path, seed: int, progress=None) -> EdgeFile:

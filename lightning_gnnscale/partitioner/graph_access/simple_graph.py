@@ -11,9 +11,10 @@ import numpy as np
 from ...errors import EdgeStreamError, short
 from ...graph import CSC, id_dtype
 from ...jit import kernel
+from ...scratch import nameless_file, read_at, write_at
 from .. import phases
 from .layout import LayoutReport, ScanState, edge_hash, scan
-from .scratch import AUTO, nameless_file, nameless_map, read_at, reserve, scratch_folder, write_at
+from .scratch import AUTO, nameless_map, reserve, scratch_folder
 
 BLOCK_EDGES = 1 << 16  # edges returned at a time: their buffers stay in the processor's cache
 BUCKET_BYTES = 1 << 25  # records of one bucket of pairs: what is held in memory at a time while repeats are found
