@@ -31,7 +31,8 @@ _NAMES = {
     "model": "NodeClassifier NodeRegressor EdgeClassifier LinkPredictor",
     "strategy": (
         "GNNScaleStrategy ModelAveraging GradientAveraging BoundedGradientStaleness NoExchange "
-        "BroadcastExchange HaloExchange SkipBroadcast EpochFixed EpochAdaptive VariationGap Quantized"
+        "BroadcastExchange HaloExchange SkipBroadcast EpochFixed EpochAdaptive VariationGap Quantized "
+        "RunReceipt reproduce_step"
     ),
     "errors": (
         "GNNScaleError EdgeStreamError PartitionStoreError PlacementError PlanError StrategyError CheckpointError"
