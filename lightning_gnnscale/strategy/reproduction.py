@@ -2,14 +2,16 @@
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 
-from ..errors import GNNScaleError, StrategyError, check_integer
+from ..errors import GNNScaleError, StrategyError, is_integer, short
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..traits import DataTraits, InputsTraits, ModuleTraits, StrategyTraits
 from .receipt import (
@@ -96,8 +98,8 @@ def reproduce_step(
     Args:
         folder: Folder of the run, with `receipt.jsonl`; in Python that of its logger.
         step: Optimizer steps before the one that is compared: 0 is the first, as in the column `step` of metrics.
-        trainer: A new Trainer of one process; under gradient averaging its strategy needs
-            `logical_ranks` as the run had (`check_receipt` says how many). Its fit is ended by an exception of its own
+        trainer: A new Trainer of one process, whose checkpoints are left out; under gradient averaging its strategy
+            needs `logical_ranks` as the run had (the error says how many). Its fit is ended by an exception of its own
             as soon as all is compared.
         model, datamodule: As new as at the run's beginning.
         settings: As those of its `RunReceipt`.
@@ -128,11 +130,13 @@ def reproduce_step(
                 f"logical_ranks={began['logical_ranks']}"
             )
     again = _Reproduction(section, wanted, start, settings, tell)
-    trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, RunReceipt)]
+    trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, RunReceipt | Checkpoint)]
     trainer.callbacks.insert(0, again)
     threads = torch.get_num_threads()
     try:
-        trainer.fit(model, datamodule, ckpt_path=None if start.checkpoint is None else str(start.checkpoint))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")  # left out here
+            trainer.fit(model, datamodule, ckpt_path=None if start.checkpoint is None else str(start.checkpoint))
     except _ReachedError:
         pass
     finally:
@@ -150,10 +154,9 @@ def find_step(sections: list[Section], step: int, folder: str | os.PathLike) -> 
     steps = [row.step for section in sections for rows in section.epochs.values() for row in rows]
     if not steps:
         raise GNNScaleError(f"{folder}: its receipt has no step: the run ended before the first epoch or checkpoint")
-    check_integer("step", step)
-    found = [section for section in sections if section.rows(step)[1]]
+    found = [section for section in sections if is_integer(step) and section.rows(step)[1]]
     if not found:
-        raise ValueError(f"step must be in [{min(steps)}, {max(steps)}], the steps of {folder}, got {step}")
+        raise ValueError(f"step must be in [{min(steps)}, {max(steps)}], the steps of {folder}, got {short(step)}")
     section = found[-1]
     epoch, rows = section.rows(step)
     by_step = section.began["shares_steps"] or section.began["processes"] == 1
