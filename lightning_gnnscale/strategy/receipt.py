@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from ..across_ranks import gather_from_ranks
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, is_integer
 from ..events import machine
 from ..graph import StepBatches, batch_of, batches_of
 from ..kernel_sets import sources_digest
@@ -30,6 +31,7 @@ RECEIPT = "receipt.jsonl"
 FORMAT = 1
 MOST_IDS = 1024  # node ids of a batch that its digest covers; its seeds come beside them
 WEIGHTS_SHARE = 0.005  # of training, for digests of weights between epochs
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LIBRARIES = ("builtins", "torch", "lightning", "torch_geometric", "torchmetrics", "abc", "typing", "collections")
 _ITSELF = __package__.partition(".")[0]
 
@@ -107,7 +109,7 @@ class RunReceipt(Callback):
         folder = self.folder or trainer.log_dir  # which asks the first process
         if trainer.global_rank == 0:
             self._path = Path(folder) / RECEIPT
-            self._write({"run": described_run(trainer, pl_module, self.settings)})
+            self._write({"run": described_run(trainer, pl_module, self.settings)}, "\n")  # a kill may have cut a line
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -160,13 +162,13 @@ class RunReceipt(Callback):
         mark = {"step": trainer.global_step, "epoch": trainer.current_epoch, "within": within, "saved": saved}
         self._write({"mark": mark | {"weights": digest_of_weights(module) if whole else None}})
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any], before: str = "") -> None:
         if self._path is None:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._path, "a") as file:
-                file.write(json.dumps(line, default=str) + "\n")
+                file.write(f"{before}{json.dumps(line, default=str)}\n")
         except OSError as error:  # training is worth more than its receipt
             rank_zero_warn(f"{self._path}: cannot be written ({error.strerror}): this run keeps no receipt from here")
             self._path = None
@@ -234,9 +236,8 @@ def described_run(trainer: pl.Trainer, module: pl.LightningModule, settings: Map
         "processes": trainer.world_size,
         "logical_ranks": strategy.logical_ranks,
         "shares_steps": strategy.weights is None or strategy.weights.equal_batches,
-        "settings": {name: _short_digest([json.dumps(one, sort_keys=True, default=str).encode()])
-                     for name, one in given.items()},
-    }  # fmt: skip
+        "settings": {name: _short_digest([_as_text(one).encode()]) for name, one in given.items()},
+    }
 
 
 def rows_of(step: int, batch: Any, outputs: Any, weights: str | None) -> list[BatchRow]:
@@ -252,8 +253,13 @@ def rows_of(step: int, batch: Any, outputs: Any, weights: str | None) -> list[Ba
     rows = []
     for number, (one, loss) in enumerate(zip(map(batch_of, batches), losses, strict=True)):
         last = weights if number == len(batches) - 1 else None
-        rows.append(BatchRow(step, None if one.key is None else int(one.key), digest_of_batch(one), loss, last))
+        rows.append(BatchRow(step, int(one.key) if is_integer(one.key) else None, digest_of_batch(one), loss, last))
     return rows
+
+
+def _as_text(value: Any) -> str:
+    """Return settings as text, without the places of functions in memory, which no two processes share."""
+    return _ADDRESS.sub("", json.dumps(value, sort_keys=True, default=str))
 
 
 def digest_of_weights(module: nn.Module) -> str:
@@ -264,14 +270,25 @@ def digest_of_weights(module: nn.Module) -> str:
 def digest_of_batch(batch: Any) -> str:
     """Return the digest of a batch's sizes, and where they are on the host of its seeds and some of its nodes."""
     nodes = batch.n_id
-    edges = batch.indices if batch.edge_index is None else batch.edge_index[0]
-    sizes = [len(nodes), 0 if edges is None else len(edges), batch.batch_size or 0, *(batch.num_sampled_nodes or ())]
+    edges = batch.indices if batch.edge_index is None else batch.edge_index
+    seeds = batch.batch_size if is_integer(batch.batch_size) else 0
+    # Batches of others may have anything here, as those of several node types have mappings.
+    sizes = [
+        _length(nodes, 0),
+        _length(edges, -1),
+        seeds,
+        *(one for one in batch.num_sampled_nodes or () if is_integer(one)),
+    ]
     pieces: list[Any] = [np.array(sizes, np.int64)]
-    if isinstance(nodes, Tensor) and nodes.device.type == "cpu" and len(nodes):
+    if isinstance(nodes, Tensor) and nodes.device.type == "cpu" and nodes.ndim == 1 and len(nodes):
         ids, stride = nodes.numpy(), -(-len(nodes) // MOST_IDS)
-        pieces += [np.ascontiguousarray(ids[: min(batch.batch_size or 0, MOST_IDS)])]
+        pieces += [np.ascontiguousarray(ids[: min(seeds, MOST_IDS)])]
         pieces += [np.ascontiguousarray(ids[::stride])]
     return _short_digest(pieces)
+
+
+def _length(values: Any, axis: int) -> int:
+    return int(values.shape[axis]) if isinstance(values, Tensor | np.ndarray) and values.ndim else 0
 
 
 def _bytes_of(tensors: Iterable[tuple[str, Tensor]]) -> Iterable[Any]:

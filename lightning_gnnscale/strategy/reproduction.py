@@ -181,13 +181,13 @@ def nearest_start(sections: list[Section], section: Section, wanted: Wanted, fol
     Raises:
         GNNScaleError: the run went on from a checkpoint that is gone, and no later one is left.
     """
-    known = {}
+    known, own = {}, folder / CHECKPOINTS
     for one in sections[: sections.index(section) + 1]:
         for mark in one.marks:
             if mark["saved"] and (wanted.by_step or not mark["within"]):
                 known[mark["step"]] = mark["weights"]
     found = []
-    for path in sorted((folder / CHECKPOINTS).glob("*.ckpt")):
+    for path in sorted(own.glob("*.ckpt")):
         saved = check_is_lightnings(read_checkpoint(path, mmap=True), path)
         at = saved.get("global_step")
         if at in known and at <= wanted.step and "optimizer_states" in saved:
@@ -195,7 +195,7 @@ def nearest_start(sections: list[Section], section: Section, wanted: Wanted, fol
     for one in sections[: sections.index(section) + 1]:
         from_file = one.began["checkpoint"]
         path = None if from_file is None else Path(from_file)
-        if one.began["step"] > wanted.step or (path is not None and path.parent == folder / CHECKPOINTS):
+        if one.began["step"] > wanted.step or (path is not None and path.resolve().parent == own.resolve()):
             continue
         if path is None or path.is_file():
             found.append(Start(path, one.began["step"], one.began["weights"]))

@@ -152,7 +152,7 @@ def test_wrong_input_is_refused(work, capsys):
     whole = receipt.read_text()
     receipt.write_text(whole.replace('"format": 1', '"format": 9'))
     assert "is of format 9, this version reads 1" in refused(capsys, *run, "step=1")
-    receipt.write_text(whole.splitlines()[0] + "\n" + whole.splitlines()[1][:50])  # a kill in a write
+    receipt.write_text("\n".join(whole.splitlines()[:2]) + "\n" + whole.splitlines()[2][:50])  # a kill in a write
     assert "its receipt has no step" in refused(capsys, *run, "step=1")
     receipt.unlink()
     assert f"has no {RECEIPT}" in refused(capsys, *run, "step=1")
@@ -215,6 +215,8 @@ def test_the_digest_of_a_batch_sees_other_nodes_edges_and_seeds():
 
     one = digest_of_batch(batch([1, 2, 3]))
     assert digest_of_batch(batch([1, 2, 3])) == one
+    typed = batch_of(SimpleNamespace(n_id={"a": 1}, edge_index={}, num_sampled_nodes={"a": [1, 2]}, batch_size="two"))
+    assert digest_of_batch(typed)  # one of others is no error
     for other in (batch([1, 2, 4]), batch([2, 1, 3]), batch([1, 2, 3], edges=4), batch([1, 2, 3], seeds=1)):
         assert digest_of_batch(other) != one
 
