@@ -31,7 +31,8 @@ _NAMES = {
     "model": "NodeClassifier NodeRegressor EdgeClassifier LinkPredictor",
     "strategy": (
         "GNNScaleStrategy ModelAveraging GradientAveraging BoundedGradientStaleness NoExchange "
-        "BroadcastExchange HaloExchange SkipBroadcast EpochFixed EpochAdaptive VariationGap Quantized"
+        "BroadcastExchange HaloExchange SkipBroadcast EpochFixed EpochAdaptive VariationGap Quantized "
+        "RunReceipt reproduce_step"
     ),
     "errors": (
         "GNNScaleError EdgeStreamError PartitionStoreError PlacementError PlanError StrategyError CheckpointError"
@@ -59,6 +60,16 @@ def _strategy(**options: Any):
     return import_module(".strategy", __name__).GNNScaleStrategy(**options)
 
 
+def _read_nodes(node_classifier: ModuleType) -> None:
+    """Give the modules that predict nodes the reader of stores, which `model` does not import."""
+    node_classifier.NodeModule.reader_of = staticmethod(_reader_of)
+
+
+def _reader_of(store: Any):
+    return import_module(".datamodule.few_nodes", __name__).StoreNodes.of(store)
+
+
+register_post_import_hook(_read_nodes, f"{__name__}.model.node_classifier")
 # Now where Lightning is imported, or as soon as it is: commands that partition and processes that only prepare batches
 # never import it, and start in half the time.
 register_post_import_hook(_register, "lightning.pytorch.strategies")

@@ -74,8 +74,10 @@ from .strategy import (
     ModelAveraging,
     NoExchange,
     Quantized,
+    RunReceipt,
     SkipBroadcast,
     VariationGap,
+    reproduce_step,
 )
 
 __version__: str
@@ -131,6 +133,7 @@ __all__ = [
     "PyGStore",
     "Quantized",
     "RayWorkers",
+    "RunReceipt",
     "SaintSampler",
     "SkipBroadcast",
     "SparseAdam",
@@ -153,6 +156,7 @@ __all__ = [
     "place",
     "plan",
     "register_partitioner",
+    "reproduce_step",
     "update_store",
     "write_edges",
     "write_partition_store",

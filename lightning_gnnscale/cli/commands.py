@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
     "test": "evaluate a run's best checkpoint, or any other, on the test nodes",
     "predict": "write the predictions of a run's best checkpoint, or of any other, by your own node ids",
+    "reproduce": "compute a step of a run again from its receipt, and say whether it is the same",
     "partition": "partition a graph and write the partition store",
     "plan": "print how many parts a graph needs and what fits where",
     "verify": "check every byte of a partition store against its checksums",
@@ -38,6 +39,7 @@ COMMANDS = {
 TAKES = {
     "test": "[RUN | CHECKPOINT] ",
     "predict": "[RUN | CHECKPOINT] ",
+    "reproduce": "RUN step=N ",
     "update": "STORE ",
     "verify": "[STORE] ",
     "inspect": "[RUN | CHECKPOINT | STORE] ",
@@ -55,7 +57,7 @@ _FLAGS = (
 )
 ACTIONS = ("list", "sizes", "clean")  # of gnnscale stores
 # Commands whose settings are those of train, and the words by which some of them leave no folder of their own.
-_LIKE_TRAIN = ("train", "test", "predict", "partition", "plan", "verify", "inspect")
+_LIKE_TRAIN = ("train", "test", "predict", "reproduce", "partition", "plan", "verify", "inspect")
 _NO_FOLDER = ["hydra.run.dir=.", "hydra.output_subdir=null"]
 # As in conf/run_folder.yaml: a run's own config has no such line.
 _NEW_FOLDER = "${paths.runs}/${name}/${now:%Y-%m-%d_%H-%M-%S}"
@@ -116,7 +118,7 @@ def locate(name: str, words: list[str]) -> Command:
         raise UsageError(f"{paths[0]} is not a setting: say key=value, or --help")
     if len(paths) > 1:
         raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
-    if name in ("test", "predict") and paths:
+    if name in ("test", "predict", "reproduce") and paths:
         return _of_run(name, paths[0], settings, trusted)
     run = _gone_on_from(settings) if name == "train" else None
     if run is not None:
@@ -192,7 +194,8 @@ def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
     alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     config = checked_config(folder / CONFIG, words, trusted)
-    config.setdefault("changed", False)  # a run may be older than the setting
+    for name, value in (("changed", False), ("step", None)):
+        config.setdefault(name, value)  # a run may be older than the setting
     (alone / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return alone
 

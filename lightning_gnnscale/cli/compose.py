@@ -158,6 +158,25 @@ def written(config: DictConfig) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True)
 
 
+# Settings without which a step is the same: who computes it, what is evaluated, and where files go.
+_NOT_OF_STEPS = ("name", "resume", "elastic", "save_steps", "test", "predict", "changed", "step", "output", "overwrite")
+_NOT_OF_STEPS += ("logger", "callbacks", "paths", "planner", "machines", "num_devices", "verify", "evaluation", "store")
+_NOT_OF_STEPS += ("storage_options", "storage_timeout_s", "store_cache_bytes", "source", "rows", "pack_halo")
+_OF_PROCESSES = ("devices", "num_nodes", "logger", "limit_val_batches", "max_epochs", "enable_progress_bar")
+_OF_PROCESSES += ("check_val_every_n_epoch", "log_every_n_steps", "profiler")
+
+
+def settings_of_steps(config: DictConfig) -> dict[str, Any]:
+    """Return the settings that decide what a step computes, by group: those whose digests a receipt has."""
+    settings = {name: value for name, value in written(config).items() if name not in _NOT_OF_STEPS}
+    trainer, strategy = dict(settings.get("trainer") or {}), dict(settings.get("strategy") or {})
+    settings["trainer"] = {name: value for name, value in trainer.items() if name not in _OF_PROCESSES}
+    settings["strategy"] = {
+        name: value for name, value in strategy.items() if name not in ("start_method", "timeout", "logical_ranks")
+    }
+    return settings
+
+
 def hidden(value: Any) -> Any:
     """Return text, or plain values of a summary, with references instead of environment variables' values."""
     return events.replaced(value, _read)

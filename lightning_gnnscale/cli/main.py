@@ -22,6 +22,7 @@ USAGE = """gnnscale: train graph neural networks on graphs that fit neither the 
 
 usage: gnnscale COMMAND [recipe=NAME | recipe=path/to/file.yaml] [key=value ...] [--multirun] [--help]
        gnnscale test | predict | inspect RUN [key=value ...]     RUN: a run's folder, or a checkpoint in it
+       gnnscale reproduce RUN step=N
        gnnscale report RUN [RUN ...]
        gnnscale verify | inspect STORE
        gnnscale update STORE [key=value ...]
@@ -39,8 +40,8 @@ recipes (gnnscale train recipe=NAME):
 recipes of benchmarks:
 {bench_recipes}
 
-`gnnscale COMMAND --help` lists the settings; test, predict, partition, plan, verify
-and inspect take those of train.
+`gnnscale COMMAND --help` lists the settings; test, predict, reproduce, partition, plan,
+verify and inspect take those of train.
 GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
 
@@ -50,6 +51,7 @@ _RUN = {
     "train": ("train", "run"),
     "test": ("evaluate", "test"),
     "predict": ("evaluate", "predict"),
+    "reproduce": ("reproduce", "run"),
     "partition": ("store", "partition"),
     "plan": ("train", "plan"),
     "report": ("report", "run"),
@@ -287,7 +289,7 @@ def kernel_sets_of(command: str, config) -> list[str]:
     """Return the sets of kernels that a command may need, see `kernels.json`; nothing is imported."""
     if command == "prepare":
         return ["train"]
-    if command not in ("train", "test", "predict", "partition", "bench") or "dataset" not in config:
+    if command not in ("train", "test", "predict", "reproduce", "partition", "bench") or "dataset" not in config:
         return []
     method, dataset = config.partitioner.get("method"), config.dataset.get("_target_", "")
     names = ["store", f"partition:{method}"] if config.store is None else []

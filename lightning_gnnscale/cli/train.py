@@ -28,7 +28,7 @@ from ..memory import format_bytes, process_bytes
 from ..partition_store.composition import store_composition
 from ..planner.host_memory import INTERPRETER_BYTES, WORKER_BYTES
 from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
-from ..strategy import GNNScaleStrategy
+from ..strategy import GNNScaleStrategy, RunReceipt
 from ..traits import (
     CheckpointTraits,
     DataTraits,
@@ -42,7 +42,7 @@ from .checks import (
     planned_devices,
     takes_sampler,
 )
-from .compose import hidden, written
+from .compose import hidden, settings_of_steps, written
 from .elastic import save_within_epochs, take_what_is_there
 from .errors import Interrupted, UsageError, own_settings, show_warning
 from .loggers import EpochLines, log_results, make_loggers
@@ -132,6 +132,8 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     _quiet()
     check_settings(config)
     check_unused(config)
+    if config.get("step") is not None and command != "reproduce":
+        raise UsageError(f"step={config.step} goes with gnnscale reproduce RUN: leave it out")
     if config.get("changed") and not (command == "predict" and config.store):
         raise UsageError(
             f"changed={config.changed} goes with gnnscale predict RUN store=, a store that gnnscale update has "
@@ -293,6 +295,7 @@ def make_trainer(config: DictConfig, folder: Path):
     options = instantiate(config.callbacks) or {}
     callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder(), EpochTimes()]
     callbacks.append(LambdaCallback(setup=partial(set_matmul_precision, products_of(config))))
+    callbacks.append(RunReceipt(folder, settings_of_steps(config)))
     for callback in callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")

@@ -27,6 +27,7 @@ _TYPES = {
     "changed": "bool|str",
     "store_cache_bytes": "int|str|null",
     "storage_timeout_s": "int|float",
+    "step": "int|null",
     **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
     **dict.fromkeys(("resume", "output", "feature_storage", "store"), "str|null"),
 }

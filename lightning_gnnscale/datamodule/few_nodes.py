@@ -19,6 +19,8 @@ from ..sampler import NeighborSampler
 from ..sampler.minibatch import MiniBatch
 from .layer_source import EvaluationPass, StoreLayerSource
 
+MOST_EDGES = 1 << 16  # of neighbourhoods that are one batch
+
 
 class FewNodes:
     """The full neighbourhoods of some nodes, in memory, as a `LayerSource` of their own; nodes are numbered from 0.
@@ -95,36 +97,94 @@ class FewNodes:
         pass
 
 
-def store_ids_of(store: PartitionStore, nodes: Any) -> np.ndarray:
-    """Return the (num,) int64 store ids of some of the user's ids, in any order and repeated or not.
+class StoreNodes:
+    """A store as the prediction of a few of its nodes reads it: implements the model's `NodeReader`.
 
-    Raises:
-        ValueError: an id that the store does not have, or a graph of several node types, whose ids say no node.
+    What is opened is kept, so that further calls read only what they need.
 
-    Cost: at the first call of a store with ids of its own a table of them, which the store keeps.
+    Args:
+        store: Any version.
+
+    Cost: at the first call of a store with ids of its own a table of them; of each fan-outs, and of exact outputs, a
+        read of 8 bytes a node for degrees, 4 of which are kept.
     """
-    if store.schema is not None and store.schema.num_node_types > 1:
-        raise ValueError("nodes: an id counts within its node type here: give store ids, with by_store_id=True")
-    nodes = np.asarray(nodes)
-    if not nodes.size:
-        return np.empty(0, np.int64)
-    if nodes.ndim != 1 or nodes.dtype.kind not in "iuUO":
-        raise ValueError(f"nodes must be a list of ids, integers or strings, got {short(nodes)}")
-    known = store.kept.get("known_ids")
-    if known is None:
-        known = store.kept["known_ids"] = KnownIds(store, None)
-    each, places = np.unique(nodes, return_inverse=True)
-    numbers = known.index_of("nodes", NodeIds.of(each))
-    return np.asarray(store.store_nid[numbers], np.int64)[places.reshape(-1)]
+
+    def __init__(self, store: PartitionStore):
+        self._store = store
+        self._known: KnownIds | None = None
+        self._sources: dict[bool, StoreLayerSource] = {}
+        self._batches: dict[tuple[str, bool], tuple[BatchMaker, Any]] = {}  # by fan-outs, and with edge features or not
+
+    @classmethod
+    def of(cls, store: PartitionStore) -> "StoreNodes":
+        """Return the reader of a store, which keeps it."""
+        if "nodes" not in store.kept:
+            store.kept["nodes"] = cls(store)
+        return store.kept["nodes"]
+
+    def store_ids(self, nodes: Any, by_store_id: bool) -> np.ndarray:
+        """Return (num,) int64 store ids of some of the user's ids, or of store ids, in any order, repeated or not.
+
+        Raises:
+            ValueError: an id that the store does not have, or a graph of several node types, whose ids say no node.
+        """
+        store, nodes = self._store, np.asarray(nodes)
+        if by_store_id:
+            return _checked(store, nodes)
+        if store.schema is not None and store.schema.num_node_types > 1:
+            raise ValueError("nodes: an id counts within its node type here: give store ids, with by_store_id=True")
+        if not nodes.size:
+            return np.empty(0, np.int64)
+        if nodes.ndim != 1 or nodes.dtype.kind not in "iuUO":
+            raise ValueError(f"nodes must be a list of ids, integers or strings, got {short(nodes)}")
+        if self._known is None:
+            self._known = KnownIds(store, None)
+        each, places = np.unique(nodes, return_inverse=True)
+        numbers = self._known.index_of("nodes", NodeIds.of(each))
+        return np.asarray(store.store_nid[numbers], np.int64)[places.reshape(-1)]
+
+    def exact_pass(self, nodes: np.ndarray, num_layers: int, edge_features: bool) -> EvaluationPass:
+        """Return the exact pass of one process over the full neighbourhoods of some nodes: its source is `FewNodes`."""
+        if edge_features not in self._sources:
+            parts = list(range(self._store.num_parts))
+            self._sources[edge_features] = StoreLayerSource(self._store, parts, None, edge_features=edge_features)
+        source = FewNodes(self._sources[edge_features], nodes, num_layers)
+        wanted = NodeSet.of(source.places(nodes), source.num_nodes)
+        return EvaluationPass(source, "few", None, {}, sample=wanted)
+
+    def whole(self, nodes: np.ndarray, num_layers: int, edge_features: bool) -> MiniBatch | None:
+        """Return a batch of some nodes with all neighbours; None: they have more than `MOST_EDGES`, types or times.
+
+        It is made at once, in less time than a pass, which reads and computes larger neighbourhoods in pieces.
+        """
+        store = self._store
+        typed = store.schema is not None and store.schema.num_node_types + store.schema.num_edge_types > 2
+        if typed or store.has["edge_time"] or not _has_few_edges(store, nodes, num_layers):
+            return None
+        return self.sampled(nodes, [-1] * num_layers, 0, edge_features)
+
+    def sampled(self, nodes: np.ndarray, fanouts: Sequence[int], seed: int, edge_features: bool) -> MiniBatch:
+        """Return a batch of some nodes with sampled neighbours, which are a function of a node's id, fan-outs and seed.
+
+        Args:
+            nodes: (num,) store ids, each once.
+            fanouts: As of `NeighborSampler`.
+            edge_features: Whether edges have their features.
+        """
+        name, store = (repr(fanouts), edge_features), self._store
+        if name not in self._batches:
+            sampler = NeighborSampler(fanouts, device="cpu")
+            edges = store.edge_columns(["edge_time"] if edge_features else ["edge_time", "edge_features"])
+            stage = PartStager(lambda part: load_whole_graph(store, part), {0: np.arange(0)}, sampler, {}, 0, edges)
+            self._batches[name] = BatchMaker(sampler, store.features), stage(0)
+        maker, staged = self._batches[name]
+        batch = maker.build(staged, nodes, batch_key(seed, 0, 0, 0))
+        columns = store.node_columns.items()
+        batch.columns = {column: tensors(values.read(batch.host_ids)) for column, values in columns}
+        return batch
 
 
-def checked_store_ids(store: PartitionStore, nodes: Any) -> np.ndarray:
-    """Return (num,) store ids as int64.
-
-    Raises:
-        ValueError: they are no ids of the store.
-    """
-    nodes = np.asarray(nodes)
+def _checked(store: PartitionStore, nodes: np.ndarray) -> np.ndarray:
     if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
         raise ValueError(f"nodes must be a list of store ids, got {short(nodes)}")
     if nodes.size and not (nodes.min() >= 0 and nodes.max() < store.num_nodes):
@@ -133,43 +193,19 @@ def checked_store_ids(store: PartitionStore, nodes: Any) -> np.ndarray:
     return nodes.astype(np.int64)
 
 
-def exact_pass(store: PartitionStore, nodes: np.ndarray, num_layers: int, edge_features: bool) -> EvaluationPass:
-    """Return the exact pass of one process over the full neighbourhoods of some nodes, whose `source` is `FewNodes`.
-
-    Args:
-        nodes: (num,) store ids.
-        num_layers: Layers of the model.
-        edge_features: Whether edges have their features.
-    """
-    name = f"rows, edge_features={edge_features}"
-    if name not in store.kept:
-        parts = list(range(store.num_parts))
-        store.kept[name] = StoreLayerSource(store, parts, None, edge_features=edge_features)
-    source = FewNodes(store.kept[name], nodes, num_layers)
-    wanted = NodeSet.of(source.places(nodes), source.num_nodes)
-    return EvaluationPass(source, "few", None, {}, sample=wanted)
-
-
-def sampled_batch(
-    store: PartitionStore, nodes: np.ndarray, fanouts: Sequence[int], seed: int, edge_features: bool
-) -> MiniBatch:
-    """Return a batch of some nodes with sampled neighbours, which are a function of a node's id, fan-outs and seed.
-
-    Args:
-        nodes: (num,) store ids, each once.
-        fanouts: As of `NeighborSampler`.
-        edge_features: Whether edges have their features.
-
-    Cost: at the first call of each fan-outs a read of 8 bytes a node for degrees, 4 of which the store keeps.
-    """
-    name = f"batches, fanouts={fanouts}, edge_features={edge_features}"
-    if name not in store.kept:
-        sampler = NeighborSampler(fanouts, device="cpu")
-        edges = store.edge_columns(["edge_time"] if edge_features else ["edge_time", "edge_features"])
-        stage = PartStager(lambda part: load_whole_graph(store, part), {0: np.arange(0)}, sampler, {}, 0, edges)
-        store.kept[name] = BatchMaker(sampler, store.features), stage(0)
-    maker, staged = store.kept[name]
-    batch = maker.build(staged, nodes, batch_key(seed, 0, 0, 0))
-    columns = store.node_columns.items()
-    batch.columns = {column: tensors(values.read(batch.host_ids)) for column, values in columns}
-    return batch
+def _has_few_edges(store: PartitionStore, nodes: np.ndarray, num_layers: int) -> bool:
+    """Whether the neighbourhoods of some distinct nodes have at most `MOST_EDGES` edges, those of the last hop too."""
+    indptr, indices = store.csc
+    held, frontier, total = np.empty(0, np.int64), nodes, 0
+    for hop in range(num_layers):
+        begins = np.asarray(indptr[frontier])
+        counts = np.asarray(indptr[frontier + 1]) - begins
+        total += int(counts.sum())
+        if total > MOST_EDGES:
+            return False
+        if hop < num_layers - 1:
+            held = np.concatenate([held, frontier])
+            places = np.repeat(begins - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+            sources = np.asarray(indices[places + np.arange(len(places))])
+            frontier = np.setdiff1d(sources, held).astype(np.int64)
+    return True

@@ -205,6 +205,25 @@ class EvaluationShare(Protocol):
         """Return which rows each layer must have, see `closure`; None: all of them."""
 
 
+class NodeReader(Protocol):
+    """A store as the prediction of a few of its nodes reads it, without a DataModule."""
+
+    def store_ids(self, nodes: Any, by_store_id: bool) -> np.ndarray:
+        """Return the (num,) int64 store ids of a user's ids, or of store ids, which are checked."""
+
+    def sampled(self, nodes: np.ndarray, fanouts: Sequence[int], seed: int, edge_features: bool) -> Any:
+        """Return a batch of (num,) distinct store ids with sampled neighbours."""
+
+    def whole(self, nodes: np.ndarray, num_layers: int, edge_features: bool) -> Any | None:
+        """Return a batch of (num,) distinct store ids with all neighbours; None: `exact_pass` is to be used.
+
+        Its outputs are those of the layers over the full graph.
+        """
+
+    def exact_pass(self, nodes: np.ndarray, num_layers: int, edge_features: bool) -> EvaluationShare:
+        """Return an exact pass over the full neighbourhoods of some store ids, whose `source.nodes` are ascending."""
+
+
 def closure(
     source: LayerSource, wanted: NodeSet, num_layers: int, most: float = MOST_OF_THE_GRAPH
 ) -> list[NodeSet | None]:

@@ -1,8 +1,7 @@
 """The Lightning modules with an output for each node: classes, or numbers; they train, evaluate exactly, predict."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +13,17 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 from ..errors import StrategyError, short
 from ..graph import batch_of
 from ..traits import BackboneTraits, InputsTraits
-from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass, known_to_numpy, width_of
+from .backbone import Backbone
+from .backbone_module import (
+    MAKE_OPTIMIZER,
+    MAKE_SCHEDULER,
+    BackboneModule,
+    is_pass,
+    known_to_numpy,
+    uncompiled,
+    width_of,
+)
+from .layer_source import NodeReader
 from .node_inputs import NodeInputs
 
 UNKNOWN = -1  # label of a node that has none
@@ -26,10 +35,13 @@ class NodeModule(BackboneModule):
     Attributes:
         channels: Width of the outputs.
         loss: Name of a loss, or a callable.
+        reader_of: Returns the reader of a store. Models know no stores: the package sets it, as it registers the
+            strategy, for all modules.
     """
 
     channels: int
     loss: str | Callable[[Tensor, Tensor], Tensor]
+    reader_of: ClassVar[Callable[[Any], NodeReader]]
 
     @property
     def counts_nodes(self) -> bool:
@@ -108,29 +120,36 @@ class NodeModule(BackboneModule):
             ValueError: an id that the store does not have.
             StrategyError: the model does not read what the store has.
 
-        Cost: the edges of the neighbourhood, and its features; nothing that grows with the graph after the first call.
+        Cost: the edges of the neighbourhood, and its features; nothing that grows with the graph after the first call,
+            which keeps 4 bytes a node.
         """
-        few = import_module("..datamodule.few_nodes", __package__)  # what reads stores; a model is used without any
         self._check_store(store)
-        ids = few.checked_store_ids(store, nodes) if by_store_id else few.store_ids_of(store, nodes)
+        reader = NodeModule.reader_of(store)
+        ids = reader.store_ids(nodes, by_store_id)
         if not len(ids):
             return {"nodes": ids, "prediction": self.decide(torch.zeros(0, self.channels))}
-        was_training = self.training
-        self.eval()
+        training = [module for module in self.modules() if module.training]
+        for module in training:
+            module.training = False
         try:
-            return {"nodes": ids, "prediction": self._outputs_of(few, store, ids, fanouts, seed)}
+            return {"nodes": ids, "prediction": self._outputs_of(reader, ids, fanouts, seed)}
         finally:
-            self.train(was_training)
+            for module in training:
+                module.training = True
 
-    def _outputs_of(self, few: Any, store: Any, ids: np.ndarray, fanouts: Sequence[int] | None, seed: int) -> Tensor:
-        """Return what is predicted of (num,) store ids; few: the module `datamodule.few_nodes`."""
-        if fanouts is None:
-            batch = few.exact_pass(store, ids, self._depth(), self.reads_edge_features)
-            outputs = torch.from_numpy(self._infer(batch).read(batch.source.places(ids)))
-            return self.decide(outputs)
+    def _outputs_of(self, reader: NodeReader, ids: np.ndarray, fanouts: Sequence[int] | None, seed: int) -> Tensor:
+        """Return what is predicted of (num,) store ids."""
         each, places = np.unique(ids, return_inverse=True)
-        batch = few.sampled_batch(store, each, fanouts, seed, self.reads_edge_features).to(self.device)
-        return self.decide(self(batch)[: len(each)]).cpu()[torch.from_numpy(places)]
+        batch = None
+        if fanouts is not None:
+            batch = reader.sampled(each, fanouts, seed, self.reads_edge_features)
+        elif self._depth() and self.inputs is None and isinstance(uncompiled(self.backbone), Backbone):
+            batch = reader.whole(each, self._depth(), self.reads_edge_features)
+        if batch is None:
+            share = reader.exact_pass(each, self._depth(), self.reads_edge_features)
+            outputs = torch.from_numpy(self._infer(share).read(np.searchsorted(share.source.nodes, ids)))
+            return self.decide(outputs)
+        return self.decide(self(batch.to(self.device))[: len(each)]).cpu()[torch.from_numpy(places)]
 
     def _depth(self) -> int:
         traits = BackboneTraits(self.backbone)

@@ -12,6 +12,8 @@ from .exchange import (
     VariationGap,
 )
 from .gnnscale import GNNScaleStrategy
+from .receipt import RunReceipt
+from .reproduction import reproduce_step
 from .weights import BoundedGradientStaleness, GradientAveraging, ModelAveraging, WeightPolicy
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "ModelAveraging",
     "NoExchange",
     "Quantized",
+    "RunReceipt",
     "SkipBroadcast",
     "VariationGap",
     "WeightPolicy",
+    "reproduce_step",
 ]

@@ -33,6 +33,7 @@ from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .logical_ranks import LogicalRanks
+from .receipt import keep_receipt
 from .trainer_check import check_module, check_on_exception
 from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
@@ -253,6 +254,7 @@ class GNNScaleStrategy(DDPStrategy):
                     callback._link_checkpoint = checkpoint_file.link_checkpoint  # Lightning's removes, then links
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
+            keep_receipt(trainer)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizer and its schedulers.

@@ -7,6 +7,7 @@ import torch
 import torch_geometric.nn as pyg
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import few_nodes
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE
 from tests.says import said
@@ -83,6 +84,27 @@ def test_edge_weights_and_single_precision(tmp_path):
     rows = module.predict_nodes(store, np.arange(0, NUM, 3))
     expected = of_all(module, store)[torch.from_numpy(rows["nodes"])]
     torch.testing.assert_close(rows["prediction"], expected, rtol=1e-5, atol=1e-5)  # values of order 1
+
+
+@pytest.mark.parametrize("kind", [GCN, GraphSAGE])
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_batch_of_all_neighbours_gives_what_a_pass_does(tmp_path, monkeypatch, kind, weights):
+    store, module, nodes = write(tmp_path / "store", weights=weights), make(kind), np.array([7, 150, 3, 7, 199])
+    batch, seen = module.predict_nodes(store, nodes)["prediction"], []
+    infer = type(module)._infer
+    monkeypatch.setattr(type(module), "_infer", lambda self, share: seen.append(share) or infer(self, share))
+    assert torch.equal(module.predict_nodes(store, nodes)["prediction"], batch) and not seen
+    monkeypatch.setattr(few_nodes, "MOST_EDGES", 3)
+    passed = module.predict_nodes(store, nodes)["prediction"]
+    assert len(seen) == 1
+    torch.testing.assert_close(batch, passed, rtol=1e-12, atol=1e-12)
+
+
+def test_each_part_of_a_module_is_in_the_mode_it_was_in(store):
+    module = make(GraphSAGE).train()
+    module.backbone.eval()
+    module.predict_nodes(store, [3])
+    assert module.training and not module.backbone.training
 
 
 def test_numbers_of_nodes_by_names(tmp_path):

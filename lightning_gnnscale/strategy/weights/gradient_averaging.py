@@ -344,6 +344,10 @@ class BoundedGradientStaleness(GradientAveraging):
         self._apart = False  # replicas have drifted since they were equal
         self._others: list[Tensor] = []
 
+    @property
+    def replicas_equal(self) -> bool:
+        return not self._apart
+
     def _average_for_evaluation(self) -> int:
         if not self._apart:
             return super()._average_for_evaluation()

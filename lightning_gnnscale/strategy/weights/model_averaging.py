@@ -141,6 +141,10 @@ class ModelAveraging(WeightPolicy):
         return averaging.module_state(self._trainer.lightning_module)
 
     @property
+    def replicas_equal(self) -> bool:
+        return self._published
+
+    @property
     def passes_per_epoch(self) -> int:
         return self.every_n_epochs if self.part_major else 1
 

@@ -53,12 +53,17 @@ class WeightPolicy:
         handles_gradient_accumulation: the policy decides when accumulated gradients become an optimizer step.
         passes_per_epoch: passes over a part in one Lightning epoch. The DataModule reads it.
         keeps_state: what `state_dict` returns differs between ranks and is gathered into checkpoints.
+        replicas_equal: the model has the same weights on every rank now.
     """
 
     equal_batches = False
     handles_gradient_accumulation = False
     passes_per_epoch = 1
     keeps_state = False
+
+    @property
+    def replicas_equal(self) -> bool:
+        return True
 
     def check_exchange(self, exchange: "ExchangePolicy") -> None:
         """Refuse an exchange that cannot go with this policy, when the strategy is made.
