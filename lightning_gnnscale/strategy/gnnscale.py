@@ -56,6 +56,7 @@ class RoundCallback(Callback):
         # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
         # the position of a checkpoint within an epoch; where it has not, nothing is left to load.
         trainer.fit_loop._load_combined_loader_states()
+        averaging.begin_next_epoch(trainer)
         self._weights.on_train_start()
 
     def on_before_optimizer_step(
