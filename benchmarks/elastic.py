@@ -130,7 +130,7 @@ class ElasticBench:
             ((_, whole),) = workers.run(replace(fit, save_steps=None), 1)
             lengths[combination] = whole["batches"]
             if number == 0:
-                return {"processes": "1", "kills": 0, **whole}
+                return _row([1], 0, [whole])
         rng = random.Random(f"{self.seed} {number}")
         told, kills = [], 0
         disturbed = rng.randint(2, 5)
@@ -156,10 +156,7 @@ class ElasticBench:
                 break
             if kill is None and len(found) < processes:
                 raise GNNScaleError(f"schedule {number}: nobody was killed, and a process was lost: {ended}")
-        digests = sorted({one["digest"] for one in found})
-        note = " ".join(f"{one}" for one in told)
-        row = {"processes": note, "kills": kills, "batches": found[0]["batches"], "steps": found[0]["steps"]}
-        return row | {"cpu_s": None, "digest": " ".join(digests)}
+        return _row(told, kills, found)
 
     def _prices(self, folder: Path, workers: Workers) -> Iterator[Case]:
         for processes in self.price_processes:
@@ -167,7 +164,7 @@ class ElasticBench:
             yield Case(key, partial(self._price, processes, folder, workers))
 
     def _price(self, processes: int, folder: Path, workers: Workers) -> dict[str, Any]:
-        """Return CPU seconds of an epoch's training by logical rank, and with an all-reduce in any order."""
+        """Return CPU seconds of training by logical rank, and with an all-reduce in any order."""
         store = _store(folder / "price_store", self.price_nodes, self.seed)
         data, trainer = {"batch_size": 256}, {"max_epochs": 3}
         given = (store, str(folder / "run"), "gradient_averaging", "adam", "32-true", processes, data, trainer)
@@ -185,6 +182,17 @@ class ElasticBench:
 
 
 run = benchmark(ElasticBench)
+
+
+def _row(processes: list[int], kills: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a schedule's row says: its pieces, and a digest of the weights that all processes end with."""
+    digests = sorted({one["digest"] for one in found})
+    return {
+        "processes": " ".join(map(str, processes)),
+        "kills": kills,
+        "steps": found[0]["steps"],
+        "digest": " ".join(digests),
+    }
 
 
 def _summary(key: tuple, rows: list[dict]) -> dict[str, Any]:

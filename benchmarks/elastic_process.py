@@ -186,7 +186,7 @@ class Workers:
             process.kill()
             process.join()
 
-    def run(self, fit: Fit, world_size: int, kill: tuple[int, int, float] | None = None, limit_s: float = 300) -> list:
+    def run(self, fit: Fit, world_size: int, kill: tuple[int, int, float] | None = None, limit_s: float = 600) -> list:
         """Train on so many processes; return how each ended: ("ended", figures), ("lost", message), ("killed", None).
 
         Args:
