@@ -199,8 +199,8 @@ def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
 def join_by_torchrun(strategy: Any, timeout: Any, **options: Any) -> None:
     """Let processes that torchrun has started meet by its store, in a part of it of their own.
 
-    Since torch 2.9 or so torchrun keeps one store for all starts of a run: those that it starts again would look for
-    the addresses of the processes that have gone. Arguments as those of `join_on_loopback`.
+    torchrun keeps one store for all starts of a run (torch 2.13 does): processes that it starts again would look for
+    those that have gone. Arguments as those of `join_on_loopback`.
     """
     rank, world_size = strategy.global_rank, strategy.world_size
     patience = max(timeout, _START_LIMIT) if timeout else _START_LIMIT

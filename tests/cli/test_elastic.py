@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.commands import locate
-from lightning_gnnscale.cli.elastic import save_within_epochs, take_what_is_there
+from lightning_gnnscale.cli.elastic import planned, save_within_epochs, take_what_is_there
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main, shared_run_folder
 from tests.says import said
@@ -71,6 +71,18 @@ def test_a_run_that_is_started_again_has_its_folder_at_any_port(monkeypatch, tmp
     assert all(now != then for now, then in zip(map(folder_of, plain), before_plain, strict=True))
 
 
+def test_the_plan_tells_of_what_a_recipe_asks_for(tmp_path):
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    words = [f"recipe={tmp_path / 'mine.yaml'}", "strategy.logical_ranks=4"]
+    made = OmegaConf.create(locate("train", words).compose())
+    assert re.search(said("4 at most a checkpoint every 7 steps"), planned(made, gs.GradientAveraging()))
+    made.strategy.logical_ranks = None
+    assert re.search(said("strategy.logical_ranks 7"), planned(made, gs.GradientAveraging()))
+    with pytest.raises(UsageError, match=said("elastic=true ModelAveraging")):
+        planned(made, gs.ModelAveraging())
+
+
+@pytest.mark.sweep  # the command line imports all that trains
 def test_a_recipe_asks_for_it_and_the_plan_tells_of_it(monkeypatch, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
