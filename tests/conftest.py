@@ -48,8 +48,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 # Tests whose processes are forked from a server; its threads are OMP_NUM_THREADS, as above.
 FORKED = (
-    "bench/test_experiments", "cli/test_train", "datamodule/test_every_column", "datamodule/test_process",
-    "datamodule/test_scratch", "distributed", "embedding/test_inputs_in", "faults", "loader/test_process_source",
+    "bench/test_elastic_bench", "bench/test_experiments", "cli/test_train", "datamodule/test_every_column",
+    "datamodule/test_process", "datamodule/test_scratch", "distributed", "embedding/test_inputs_in", "faults",
+    "loader/test_process_source",
 )  # fmt: skip
 
 

@@ -71,6 +71,8 @@ def check_unused(config: DictConfig) -> None:
         unused |= dict.fromkeys(_BATCH_GROUPS, "full-graph training has no batches of parts")
     elif config.datamodule.get("mode") == "full_batch":
         unused["sampler"] = "with datamodule.mode=full_batch each part is one batch"
+    if not config.get("elastic"):
+        unused["save_steps"] = "only elastic=true saves within epochs"
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     for word in words:
         group = key_of(word).partition(".")[0]

@@ -44,6 +44,12 @@ def _default_precision(accelerator: str = "auto", devices: int | str = "auto") -
     return default_precision(accelerator, devices)
 
 
+def _meeting_port(is_elastic: bool) -> str:
+    """Resolve ${meeting_port:${elastic}} for a run's folder: what torchrun starts again meets at another port."""
+    return "" if is_elastic else f"-{os.environ.get('MASTER_PORT', '0')}"
+
+
+OmegaConf.register_new_resolver("meeting_port", _meeting_port, replace=True)
 OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 OmegaConf.register_new_resolver("default_devices", _default_devices, replace=True)
 OmegaConf.register_new_resolver("default_precision", _default_precision, replace=True)

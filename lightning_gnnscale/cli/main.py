@@ -214,11 +214,8 @@ def shared_run_folder(words: list[str]) -> list[str]:
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     if run_id is None or any(word.startswith("hydra.run.dir=") for word in words):
         return []
-    from .elastic import is_elastic
-
-    # Processes that torchrun starts again meet at another port.
-    port = "" if is_elastic(words) else f"-{os.environ.get('MASTER_PORT', '0')}"
-    return [f"hydra.run.dir=${{paths.runs}}/${{name}}/torchrun-{run_id}{port}"]
+    port = "${meeting_port:${oc.select:elastic,false}}"  # as the recipe, or a word, has it
+    return [f'hydra.run.dir="${{paths.runs}}/${{name}}/torchrun-{run_id}{port}"']
 
 
 def _run(command: Command) -> None:

@@ -43,7 +43,7 @@ from .checks import (
     takes_sampler,
 )
 from .compose import hidden, settings_of_steps, written
-from .elastic import save_within_epochs, take_what_is_there
+from .elastic import planned, save_within_epochs, take_what_is_there
 from .errors import Interrupted, UsageError, own_settings, show_warning
 from .loggers import EpochLines, log_results, make_loggers
 from .models import check_model, learned_node_types, make_model, model_widths, stored_columns
@@ -396,6 +396,8 @@ def plan(config: DictConfig) -> None:
     table = Table(title="plan", title_justify="left", show_header=False)
     for term, value in made.terms():
         table.add_row(term, value)
+    if "dataset" in config and config.elastic:
+        table.add_row("elastic", planned(config, weights))
     Console().print(table)
     if "dataset" in config:
         store = store or standing_store(config, datamodule.store_source)

@@ -41,6 +41,7 @@ from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..traits import ModuleTraits, SourceTraits, StrategyTraits
+from .callbacks import LocalityController
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -619,9 +620,16 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def shares_by_process(self) -> str | None:
         """Why a process cannot train the batches of several logical ranks; None: it can."""
-        if self.sampler.locality is None:
+        locality = self.sampler.locality
+        if locality is None:
             return None
-        return "samples prefer the rows that are close to a process (locality)"
+        if self._placed is not None and self._placed.settings.locality_scale is not None:
+            return "rows.locality_scale prefers rows by a placement on processes, by the memory that each has free"
+        if any(isinstance(callback, LocalityController) for callback in self.trainer.callbacks):
+            return "LocalityController chooses its scale by measured time"
+        if len(locality.placement.groups) > 1:
+            return "a sampler's locality prefers rows of one of the placement's groups of devices, a process's own"
+        return None
 
     @property
     def _gathers_on_device(self) -> bool:

@@ -56,6 +56,17 @@ def is_within_epoch(trainer: pl.Trainer) -> bool:
     return progress.current.ready > 0 and not progress.is_last_batch
 
 
+def begin_next_epoch(trainer: pl.Trainer) -> None:
+    """Count the epoch that begins, where the checkpoint that a Trainer goes on from has the last batch of one.
+
+    Lightning takes it for one from within an epoch, calls no hook for the next one's start, and does not count it: a
+    run that goes on from a later checkpoint would train batches twice.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_mid_epoch and loop.epoch_progress.total.processed == loop.epoch_progress.total.started:
+        loop.reset_restart_stage()
+
+
 def check_ranks(trainer: pl.Trainer, saved_ranks: int) -> None:
     """Refuse to go on within an epoch on another number of processes: their shares of it are others.
 

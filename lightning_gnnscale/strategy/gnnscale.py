@@ -57,6 +57,7 @@ class RoundCallback(Callback):
         # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
         # the position of a checkpoint within an epoch; where it has not, nothing is left to load.
         trainer.fit_loop._load_combined_loader_states()
+        averaging.begin_next_epoch(trainer)
         self._weights.on_train_start()
 
     def on_before_optimizer_step(
@@ -308,11 +309,13 @@ class GNNScaleStrategy(DDPStrategy):
         torchrun = "LOCAL_WORLD_SIZE" in os.environ and os.environ["LOCAL_WORLD_SIZE"] == os.environ.get("WORLD_SIZE")
         if self.num_nodes == 1 and (here or torchrun):
             launcher.prefer_loopback()
-        if self.num_nodes == 1 and here and not dist.is_initialized():
+        agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        join = launcher.join_by_torchrun if agent_store else launcher.join_on_loopback if here else None
+        if join is not None and (agent_store or self.num_nodes == 1) and not dist.is_initialized():
             self.set_world_ranks()
             on_gpu = self.root_device.type != "cpu"
             options = {"device_id": self.root_device} if on_gpu else {}
-            launcher.join_on_loopback(self, self._timeout, backend=self._get_process_group_backend(), **options)
+            join(self, self._timeout, backend=self._get_process_group_backend(), **options)
         super().setup_distributed()
 
     @property

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -193,6 +194,52 @@ def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
     else:
         options["store"] = dist.TCPStore(host, port, world_size, False, patience)
     dist.init_process_group(rank=strategy.global_rank, world_size=world_size, timeout=timeout, **options)
+
+
+def join_by_torchrun(strategy: Any, timeout: Any, **options: Any) -> None:
+    """Let processes that torchrun has started meet by its store, in a part of it of their own.
+
+    torchrun keeps one store for all starts of a run (torch 2.13 does): processes that it starts again would look for
+    those that have gone. Arguments as those of `join_on_loopback`.
+    """
+    rank, world_size = strategy.global_rank, strategy.world_size
+    patience = max(timeout, _START_LIMIT) if timeout else _START_LIMIT
+    store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=patience))
+    own = unused_part(store, rank, world_size, patience.total_seconds())
+    dist.init_process_group(rank=rank, world_size=world_size, timeout=timeout, store=own, **options)
+
+
+def unused_part(store: Any, rank: int, world_size: int, patience_s: float) -> Any:
+    """Return a part of a store in which no earlier processes of a run have written; every process calls it.
+
+    Each says a token of its own, and the first answers to it with one for all: what is read is never an earlier one's.
+
+    Args:
+        store: Store of torch that all processes reach.
+        rank, world_size: Place of this process.
+        patience_s: Seconds that the first one waits for the others.
+
+    Raises:
+        RuntimeError: a process did not come.
+    """
+    meeting, mine = dist.PrefixStore("gnnscale_meeting", store), secrets.token_hex(8)
+    if rank > 0:
+        meeting.set(f"{rank}", mine)
+        found = meeting.get(mine).decode()
+        meeting.set(f"{found}/{rank}", "1")
+        return dist.PrefixStore(found, store)
+    awaited, answered, deadline = set(range(1, world_size)), set(), time.monotonic() + patience_s
+    while awaited:
+        for other in sorted(awaited):
+            if meeting.check([f"{mine}/{other}"]):
+                awaited.remove(other)
+            elif meeting.check([f"{other}"]) and (token := meeting.get(f"{other}").decode()) not in answered:
+                meeting.set(token, mine)  # or of a process that has gone, which nobody reads
+                answered.add(token)
+        if awaited and time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {sorted(awaited)} did not come within {patience_s:g} s")
+        time.sleep(0.01 if awaited else 0)
+    return dist.PrefixStore(mine, store)
 
 
 def prefer_loopback() -> None:

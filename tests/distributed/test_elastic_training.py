@@ -1,19 +1,18 @@
 """The same weights, bit for bit, whatever number of processes computes the batches of the logical ranks."""
 
-import os
-import random
 import re
-import signal
+from types import SimpleNamespace
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
-from full_graph_runs import write_store
+from full_graph_runs import NUM_NODES, write_store
 from processes import launch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import EpochTimes
-from lightning_gnnscale.errors import GNNScaleError, StrategyError
+from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.graph import batches_of
 from tests.says import said
 
@@ -21,6 +20,14 @@ NUM_RANKS, NUM_EPOCHS, SAVED_EPOCH, SAVED_BATCH = 4, 3, 1, 1
 MIXED = {"scope": "part", "interleave_parts": 2, "batch_size": 2}
 CROSSING = {"scope": "graph", "batch_size": 3}
 ACCUMULATED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+
+
+def near(groups=((0, 1),)):
+    """A sampler that prefers the rows placed on two devices."""
+    placement = gs.Placement((np.arange(0, 20), np.arange(40, 60)), groups, NUM_NODES, None, {}, ({}, {}), "given")
+    return gs.NeighborSampler([3, 3], locality=gs.LocalityBias(placement, scale=4.0))
+
+
 CASES = {
     "mixed parts": {"data": MIXED},
     "crossing parts": {"data": CROSSING},
@@ -29,18 +36,20 @@ CASES = {
     "clipped on each rank": {"data": CROSSING, "weights": {"local_clip": 0.05}},
     "sent early, small buckets": {"data": CROSSING, "weights": {"overlap": True, "bucket_bytes": 64}},
     "other threads": {"data": MIXED | {"source": gs.Threads(2, prefetch_batches=5)}},
+    "locality of one group": {"data": MIXED | {"sampler": near()}},
     "subgraphs": {"data": {"sampler": gs.SaintSampler("walk", num_roots=4, batches_per_pass=3)}},
 }
 
 
 class SaveWithin(L.Callback):
-    """Saves after a batch within an epoch, on every rank."""
+    """Saves after a batch within an epoch, on every rank; batch -1 is the last one."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, epoch=SAVED_EPOCH, batch=SAVED_BATCH):
+        self.path, self.epoch, self.batch = path, epoch, batch
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (trainer.current_epoch, batch_idx) == (SAVED_EPOCH, SAVED_BATCH):
+        here = -1 if trainer.is_last_batch else batch_idx
+        if (trainer.current_epoch, here) == (self.epoch, self.batch):
             trainer.save_checkpoint(self.path)
 
 
@@ -99,26 +108,11 @@ def resume_refused(folder, root, path, name, logical_ranks):
     return str(caught.value)
 
 
-class KillAt(L.Callback):
-    """Saves after every second step, on every rank; ends one rank by SIGKILL after a step."""
-
-    def __init__(self, path, step, rank):
-        self.path, self.step, self.rank = path, step, rank
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step % 2 == 0:
-            trainer.save_checkpoint(self.path)
-        if (trainer.global_step, trainer.global_rank) == (self.step, self.rank):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def go_on(folder, root, path, name, step, rank):
-    """Train until a rank is killed, from the last save on; None on the ranks that lose it."""
-    try:
-        more = {"callbacks": [KillAt(path, step, rank)], "ckpt_path": path if path.exists() else None}
-        return fit(folder, root, CASES[name], 8, **more)
-    except GNNScaleError:
-        return None
+def save_at_an_end_and_after(folder, root, path, name):
+    """Save at the end of the first epoch; go on, and save within the second; go on from there."""
+    fit(folder, root, CASES[name], callbacks=[SaveWithin(path, 0, -1)])
+    fit(folder, root, CASES[name], callbacks=[SaveWithin(path, 1, 0)], ckpt_path=path)
+    return fit(folder, root, CASES[name], ckpt_path=path), fit(folder, root, CASES[name])
 
 
 def differing(one, other):
@@ -154,34 +148,22 @@ def test_a_run_of_two_processes_goes_on_within_an_epoch_on_one_with_another_sour
     assert re.search(said("epoch 4 logical ranks 2 strategy.logical_ranks=4"), message)
 
 
-@pytest.fixture(scope="module")
-def whole(root, tmp_path_factory):
-    """Runs of one process that nobody has killed, by case."""
-    kept = {}
-
-    def of(name):
-        if name not in kept:
-            (kept[name],) = launch(1, fit, tmp_path_factory.mktemp("whole"), root, CASES[name], 8)
-        return kept[name]
-
-    return of
+@pytest.mark.parametrize("name", ["accumulated"])
+def test_saves_at_an_epochs_end_and_after_it_leave_training_as_it_was(root, tmp_path, name):
+    ((resumed, whole),) = launch(1, save_at_an_end_and_after, tmp_path, root, tmp_path / "saved.ckpt", name)
+    assert differing(whole["state"], resumed["state"]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100))
-def test_any_schedule_of_kills_and_numbers_of_processes_trains_the_same_weights(root, whole, tmp_path, seed):
-    rng = random.Random(seed)
-    name = rng.choice(["mixed parts", "crossing parts", "accumulated"])
-    expected, path, step, results = whole(name), tmp_path / "last.ckpt", 0, [None]
-    while results[0] is None:
-        processes = rng.randint(1, 8)
-        step, rank = step + rng.randint(1, 4), rng.randrange(processes)
-        folder = tmp_path / f"{processes} until {step}"
-        ends = int(expected["state"]["steps"]) <= step
-        killed = () if ends else range(processes)  # the others lose it
-        results = launch(processes, go_on, folder, root, path, name, step + 1000 * ends, rank, killed=killed)
-    for result in results:
-        assert differing(expected["state"], result["state"]) == []
+def test_locality_is_elastic_where_it_prefers_the_same_rows_on_any_process(root):
+    def refused(*groups, callbacks=(), **options):
+        dm = gs.PartitionDataModule(store=root, sampler=near(groups), **options)
+        dm.trainer = SimpleNamespace(callbacks=[*callbacks])
+        return dm.shares_by_process
+
+    assert refused((0, 1)) is None
+    assert re.search(said("locality groups of devices"), refused((0,), (1,)))
+    assert re.search(said("LocalityController time"), refused((0, 1), callbacks=[gs.LocalityController()]))
+    assert re.search(said("rows.locality_scale"), refused((0, 1), rows=gs.PlacementSettings("rule", locality_scale=2)))
 
 
 @pytest.mark.sweep

@@ -36,7 +36,7 @@ class GradientAveraging(WeightPolicy):
     batches carry shares of one loss instead: their gradients are added up. It is done once a step, accumulated
     gradients included, after the last backward and before clipping. A parameter without gradient on a rank counts as
     zero there; one without gradient on every rank keeps none. Buffers (BatchNorm) are averaged before validation and
-    checkpoints. Every rank must have the same number of batches.
+    checkpoints, and at the end of every epoch. Every rank must have the same number of batches.
 
     A checkpoint may be saved within an epoch: training goes on as if nothing had been saved, and so does a run that is
     resumed from it on any number of processes. It then holds each rank's buffers, and its gradients where these wait
@@ -187,6 +187,7 @@ class GradientAveraging(WeightPolicy):
         self._record("gradients", seconds, self._bytes, steps=self._steps)
         metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": seconds * 1e3}
         self._bytes = self._steps = 0
+        self.publish()  # whether or not anything is saved or validated here: all ranks begin an epoch alike
         return metrics
 
     def publish(self) -> None:
