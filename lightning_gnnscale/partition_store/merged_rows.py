@@ -8,6 +8,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from .buckets import BucketLayout, Runs
+from .coded_neighbors import read_runs
 from .csc_writer import RowWriter, SortBuffer, count_rows, read_range
 from .disk import WriteBudget
 from .inputs import StoreIds, StoreInputs
@@ -188,7 +189,10 @@ def count_cut(csc: CSC, part_offsets: np.ndarray) -> tuple[int, int]:
 
 def first_missing(csc: CSC, rows: np.ndarray, sources: np.ndarray) -> int:
     """Return the position of the first of some edges, ascending by (row, source), that is not there; -1: all are."""
-    return int(_first_missing(csc.indptr, csc.indices, rows, sources))
+    own, row_of = np.unique(rows, return_inverse=True)
+    begins, ends = np.asarray(csc.indptr[own]), np.asarray(csc.indptr[own + 1])
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
+    return int(_first_missing(indptr, read_runs(csc.indices, begins, ends), row_of.astype(np.int64), sources))
 
 
 @kernel

@@ -19,6 +19,7 @@ from ..keywords import passes_on
 from ..memory import format_bytes
 from ..object_store import is_url
 from .array_file import ArrayFile, map_rows
+from .coded_neighbors import EDGES, OFFSETS, code_neighbors
 from .disk import WriteBudget
 from .halo import pack_halo_features
 from .journal import (
@@ -46,7 +47,8 @@ from .versions import NODE_CHANGES, PARENT_NID, drift_of, version_record
 
 _ROWS = {
     "csc_indptr",
-    "csc_indices",
+    *EDGES,
+    OFFSETS,
     "in_degree",
     "weighted_degree",
     "self_loop_nodes",
@@ -216,6 +218,8 @@ def _write_files(
         _write_array(journal, "changes", f"{NODE_CHANGES}.npy", flags)
     else:
         write_edges(journal, old, change, nodes, flags, budget, progress)
+        if old.edge_storage is not None:
+            code_neighbors(journal, len(nodes.before))
     if manifest["pack_halo"]:
         rows = next(table.rows for table in change.tables if table.name == "features")
         if change.changes_edges or rows is not None:
@@ -293,7 +297,7 @@ def _check_disk(old: PartitionStore, change: StoreChange, folder: Path) -> None:
     grown = 1 + change.known.num_new / max(1, old.num_nodes)
     rewritten = [name for name in files if change.renumbers or (change.changes_edges and name in _ROWS | _HALO)]
     rewritten += [table.name for table in change.tables if table.rows is not None and not change.renumbers]
-    of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {"csc_indices"})
+    of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {*EDGES})
     per_edge = of_edges / max(1, old.num_edges)
     both = 2 if old.manifest["to_undirected"] else 1
     needed = sum(files[name]["bytes"] * grown for name in set(rewritten) if name in files)
