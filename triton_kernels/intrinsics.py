@@ -264,3 +264,14 @@ def store_fence(typingctx):
         return context.get_dummy_value()
 
     return types.void(), codegen
+
+
+@_replaces(lambda array, index: array[index : index + 8].view(np.uint64)[0])
+def word_at(typingctx, array, index):
+    """Return the eight bytes of a uint8 array from `index` on, the first one lowest, without a bounds check."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        return builder.load(builder.bitcast(pointer, _I64.as_pointer()), align=1)
+
+    return types.uint64(array, types.int64), codegen

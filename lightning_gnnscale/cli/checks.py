@@ -13,7 +13,8 @@ from .compose import key_of
 from .errors import UsageError
 from .typed import check_ranges, is_integer, plain
 
-_OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "feature_storage", "pack_halo")
+_OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "pack_halo")
+_OF_MAKING += ("feature_storage", "edge_storage")
 _BATCH_GROUPS = ("sampler", "source", "rows", "pack_halo", "evaluation")
 
 

@@ -100,7 +100,7 @@ _KEYS = {
     "dataset.reader": ("header", "separator", "comment", "src", "dst", "id_type", "bin_layout", "dtype"),
     "partitioner": ("deduplicate",),
     "datamodule": ("stored_features", "stored_edge_features", "halo_hops"),
-    "": ("overwrite", "pack_halo", "feature_storage", "evaluation", "num_parts"),
+    "": ("overwrite", "pack_halo", "feature_storage", "edge_storage", "evaluation", "num_parts"),
 }
 _KEY_OF = {name: f"{node}.{name}".removeprefix(".") for node, names in _KEYS.items() for name in names}
 _ARGUMENT = re.compile(

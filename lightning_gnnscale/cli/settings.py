@@ -124,7 +124,7 @@ OPTIONS = "storage_options"  # whose entries another package reads
 UNSET = "???"  # of a setting that a config does not name
 _BY_RUN = ("stream", "progress", "callbacks")  # arguments that the run fills in, not the user
 _OF_TOP = ("store", "dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo")
-_OF_TOP += ("sampler", "source", "rows", "evaluation")
+_OF_TOP += ("edge_storage", "sampler", "source", "rows", "evaluation")
 # Settings that the run fills in, so that a given value would be lost, and what to say instead.
 FILLED_IN = {
     "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",

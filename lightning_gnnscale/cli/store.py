@@ -85,7 +85,7 @@ def partition(config: DictConfig) -> dict:
 def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
     """Return the source of a data set's store."""
     made = {name: instantiate(config[name]) for name in ("partitioner", "planner")}
-    keys = ("num_parts", "seed", "overwrite", "pack_halo", "feature_storage")
+    keys = ("num_parts", "seed", "overwrite", "pack_halo", "feature_storage", "edge_storage")
     given = {key: config[key] for key in keys}
     return StoreSource(dataset, config.paths.stores, **made, **given, progress=progress)
 

@@ -1,6 +1,7 @@
 """`gnnscale stores`: the partition stores under a folder, their sizes, and what can be removed."""
 
 import fnmatch
+import glob
 import re
 import shutil
 import time
@@ -42,7 +43,7 @@ _KINDS = {
 }
 _REST = (".partial", ".old", ".parts-*")  # suffixes of what an unfinished writer leaves
 _GROWN = 0.005  # share by which a cut has grown that is worth a word
-_BESIDE = (".source.json", ".verified.json", ".halos.json", ".lock", ".prepare.lock", ".halos.json.lock")
+_BESIDE = (".source.json", ".verified.json", ".halos.json", ".lock", ".prepare.lock", ".halos.json.lock", ".edges.lock")
 
 
 class _Store(NamedTuple):
@@ -234,6 +235,7 @@ def _clean(folder: Path, stores: list[_Store], dry_run: bool) -> None:
         freed += _remove([path], root, says, dry_run)
     for one in stores:
         beside = [one.root.with_name(one.root.name + end) for end in _BESIDE]
+        beside += one.root.parent.glob(f"{glob.escape(one.root.name)}.edges-*")
         freed += _remove([one.root, *beside], one.root, says, dry_run)
     print_text(
         f"{format_bytes(freed)} {'would be free' if dry_run else 'freed'} in {folder}" if freed else "nothing to clean"

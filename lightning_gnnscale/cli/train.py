@@ -357,7 +357,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
         }
     if store is None:
         options |= {"root": config.paths.stores, "dataset": dataset, "partitioner": instantiate(config.partitioner)}
-        options |= {key: config[key] for key in ("num_parts", "overwrite", "feature_storage")}
+        options |= {key: config[key] for key in ("num_parts", "overwrite", "feature_storage", "edge_storage")}
         options |= {"pack_halo": config.pack_halo} if takes_sampler(config) else {}
     else:
         options["store"] = store  # a recipe's settings for making one have no effect

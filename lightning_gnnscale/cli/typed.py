@@ -29,7 +29,7 @@ _TYPES = {
     "storage_timeout_s": "int|float",
     "step": "int|null",
     **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
-    **dict.fromkeys(("resume", "output", "feature_storage", "store"), "str|null"),
+    **dict.fromkeys(("resume", "output", "feature_storage", "edge_storage", "store"), "str|null"),
 }
 LARGEST_SEED = 2**32 - 1  # of numpy's generator
 _COUNT = ("an integer of at least 1", lambda value: is_integer(value, 1))

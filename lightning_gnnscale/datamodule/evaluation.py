@@ -342,8 +342,8 @@ class EvaluationLinks(NamedTuple):
             wanted = self.node_types.type_of(pairs[1])
             among = (np.cumsum(sizes) - sizes)[wanted], sizes[wanted]
         return pairs, sample_link_negatives(
-            self.store.csc, self.held, pairs[0], self.num_negatives, self.key, self.first + start, self.store.store_nid,
-            among,
+            self.store.whole_csc, self.held, pairs[0], self.num_negatives, self.key, self.first + start,
+            self.store.store_nid, among,
         )  # fmt: skip
 
     def nodes(self) -> np.ndarray:
@@ -412,9 +412,9 @@ def evaluation_links(
         if _are_later(name, given, store, mode, by_time) or not is_scored:
             leaked = 0  # edges between the same nodes may repeat
         elif node_types[name] is None:
-            leaked = count_joined(store.csc, known[-1])
+            leaked = count_joined(store.whole_csc, known[-1])
         else:  # another edge type may join the same two nodes
-            leaked = count_triples(store.csc, store.edge_type, known[-1], node_types[name])
+            leaked = count_triples(store.whole_csc, store.edge_type, known[-1], node_types[name])
         if leaked:
             raise StrategyError(
                 f"{leaked} of {edges.shape[1]} {name} links are edges of {store.root}, where training sees them: write "

@@ -15,6 +15,7 @@ from ..graph import Batch
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
+from ..partition_store.coded_neighbors import CodedNeighbors
 from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
@@ -254,6 +255,8 @@ class StoreLayerSource:
 
     def _segments(self, array: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return array[begins[i]:ends[i]] for each i, concatenated."""
+        if isinstance(array, CodedNeighbors):
+            return array.read(begins, ends)
         file = self._file(array)
         if file is not None:
             return file.read(begins, ends)

@@ -36,8 +36,9 @@ from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
 from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
+from ..partition_store.coded_neighbors import read_runs
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
-from ..partition_store.planned_reads import read_ranges, read_slice
+from ..partition_store.planned_reads import read_slice
 from ..placement import Placement, PlacementSettings
 from ..planner.sweep_plan import EpochUse
 from ..rng import fold, permutation
@@ -181,13 +182,11 @@ def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.nda
 def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int, nodes: np.ndarray) -> np.ndarray:
     """Return (num_nodes, world_size) int64: how many neighbours of each node each rank owns. Nodes ascend."""
     csc = store.csc_of_parts((), nodes)
-    size = csc.indices.itemsize
     counts = np.zeros((len(nodes), world_size), np.int64)
     degrees = csc.indptr[nodes + 1] - csc.indptr[nodes]
     chunk_of = np.cumsum(degrees) // _CHUNK_EDGES
     for rows in np.split(np.arange(len(nodes)), np.flatnonzero(np.diff(chunk_of)) + 1):
-        begin, end = csc.indptr[nodes[rows]] * size, csc.indptr[nodes[rows] + 1] * size
-        sources = read_ranges(csc.indices, begin, end).view(csc.indices.dtype)
+        sources = read_runs(csc.indices, csc.indptr[nodes[rows]], csc.indptr[nodes[rows] + 1])
         ranks = owner[np.searchsorted(store.part_offsets, sources, side="right") - 1]
         np.add.at(counts, (np.repeat(rows, degrees[rows]), ranks), 1)
     return counts

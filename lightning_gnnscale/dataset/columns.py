@@ -72,6 +72,8 @@ class Columns:
             or into tensors of bfloat16 without loss; "int8" or "int4", dense rows quantised to 8 or 4 bits with a scale
             per row, off by at most half a scale (a row's largest magnitude / 127, or / 7) and decoded to float32 as
             batches are filled. A row with values that are not finite is all NaN then.
+        edge_storage: How neighbours are stored: None, as ids of 4 or 8 bytes; "delta", as the difference to the one
+            before, in as few bits as it takes: fewer bytes to read, and time to decode them.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
@@ -85,6 +87,7 @@ class Columns:
     edge_weight: Any = None
     edge_features: Any = None
     feature_storage: str | None = None
+    edge_storage: str | None = None
     node_time: Any = None
     edge_time: Any = None
     regression: bool = False

@@ -1,4 +1,4 @@
-"""How a store holds features: dtypes, quantised rows, and their bytes on disk and in a batch."""
+"""How a store holds features and edges: dtypes, quantised rows, coded neighbours, and bytes on disk and in a batch."""
 
 from collections.abc import Mapping
 
@@ -9,6 +9,7 @@ from ..foreign import is_csr
 from ..triton_kernels.gather_rows import RowCode
 
 FEATURE_STORAGE = ("float32", "float16", "bfloat16", "int8", "int4")
+EDGE_STORAGE = ("delta",)
 _CODE_BITS = {"bfloat16": 16, "int8": 8, "int4": 4}
 _MOST_BFLOAT16 = 2.0**127 * (2 - 2.0**-7)
 _BEYOND_BFLOAT16 = np.float32(2.0**127 * (2 - 2.0**-8))  # rounds to infinity
@@ -34,6 +35,12 @@ def check_storage(storage: str | None, features) -> None:
         raise ValueError(
             f"feature_storage={storage} needs dense features, but these are sparse (CSR): use float16 or float32"
         )
+
+
+def check_edge_storage(storage: str | None) -> None:
+    """Refuse an `edge_storage` that is unknown."""
+    if storage is not None and storage not in EDGE_STORAGE:
+        raise ValueError(f"edge_storage must be null or {', '.join(EDGE_STORAGE)}, got {short(storage)}")
 
 
 def row_code(storage: str | None, dim: int) -> RowCode | None:

@@ -16,6 +16,7 @@ from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, of_tensor, same_clock
 from .columns import EDGE_COLUMNS, checked_name, masks_by_name, one_column, opened, read_rows, read_values
 from .feature_storage import (
+    check_edge_storage,
     check_storage,
     dense_batch_row_bytes,
     feature_bytes,
@@ -131,6 +132,7 @@ class GraphDataset:
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
         feature_storage: How a store of it holds the features, see `write_partition_store`; None: as given.
+        edge_storage: How a store of it holds the neighbours, see `write_partition_store`; None: as ids.
         edge_type: (num_edges,) integers, edge type of each edge, in a graph of one node type; None: one edge type.
             `hetero_graph` makes graphs of several node types.
         schema: Names of the edge types of `edge_type`; None: they are named by their numbers.
@@ -168,11 +170,13 @@ class GraphDataset:
     regression: bool = False
     edge_label: Any = None
     node_columns: dict[str, Any] = field(default_factory=dict)
+    edge_storage: str | None = None
 
     def __post_init__(self):
         if self.num_classes is not None:
             check_integer("num_classes", self.num_classes, 1)
             self.num_classes = int(self.num_classes)
+        check_edge_storage(self.edge_storage)
         self.masks = masks_by_name(self.masks)
         if isinstance(self.stream, HeteroStream):
             self.schema = self.stream.schema

@@ -20,7 +20,8 @@ from .graph_dataset import GraphDataset
 from .hetero import hetero_graph
 from .split import held_out, random_split
 
-_OF_GRAPHS = ("num_classes", "regression", "feature_storage")  # options of the graph, not of PyG's classes
+# Options of the graph, not of PyG's classes.
+_OF_GRAPHS = ("num_classes", "regression", "feature_storage", "edge_storage")
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # of torch; overrides what its callers ask for
 
 
@@ -52,8 +53,9 @@ def load_pyg(
         remove_self_loops, chunk_edges: See `open_edge_stream`.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
         split: Column of masks that have several, one for each public split.
-        options: `num_classes`, `regression` and `feature_storage` of `GraphDataset`, `separate_reverses` of
-            `hetero_graph`; with `dataset` also further arguments of the class, for example `root`.
+        options: `num_classes`, `regression`, `feature_storage` and `edge_storage` of `GraphDataset`,
+            `separate_reverses` of `hetero_graph`; with `dataset` also further arguments of the class, for example
+            `root`.
 
     Raises:
         ValueError: neither or both of `data` and `dataset`, no such class or option, a graph without edges, no such

@@ -101,7 +101,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         offsets=offsets,
         halo_nodes=halo_nodes,
         send_rows=_send_rows(store, offsets, rank),
-        csc=CSC(indptr, _local_ids(store.csc.indices, first, last, begin, end, halo_nodes)),
+        csc=CSC(indptr, _local_ids(store.whole_csc.indices, first, last, begin, end, halo_nodes)),
         degree=_degree(store, begin, end, halo_nodes),
         edge_weight=None if store.edge_weight is None else np.array(store.edge_weight[first:last], np.float32),
         symmetric=store.symmetric,
@@ -139,7 +139,7 @@ def halo_in_edges(store: PartitionStore, blocks: BlockRows) -> HaloInEdges:
     """
     indptr, nodes = store.csc.indptr, blocks.halo_nodes
     bounds = np.empty((len(nodes), 2), np.int64)
-    _find_loops(indptr, store.csc.indices, nodes, bounds)
+    _find_loops(indptr, store.whole_csc.indices, nodes, bounds)
     num_loops = bounds[:, 1] - bounds[:, 0]
     loops = np.repeat(np.arange(len(nodes)), num_loops)
     counts = (indptr[nodes + 1] - indptr[nodes]).astype(np.int64) - num_loops
@@ -187,7 +187,7 @@ def _send_rows(store: PartitionStore, offsets: np.ndarray, rank: int) -> tuple[n
     begin, end = offsets[rank : rank + 2].tolist()
     if store.symmetric:  # a row is read by those that it reads
         read = np.zeros((len(offsets) - 1, end - begin), np.bool_)
-        _mark_owners(*store.csc, begin, offsets, read)
+        _mark_owners(*store.whole_csc, begin, offsets, read)
         lists = [np.flatnonzero(rows) for rows in read]
     else:
         lists = []

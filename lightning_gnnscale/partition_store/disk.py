@@ -101,6 +101,7 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
         halo += halo_rows + cut_edges // 64 + cut_edges * number_bytes(inputs.num_nodes)
     if edge_id:
         halo += halo_rows * number_bytes(num_edges)
+    coded = 0 if inputs.edge_storage is None else num_edges * (ids + 1)
     rows_bytes = feature_bytes(inputs.features, inputs.feature_storage)
     packed = halo_rows * -(-rows_bytes // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
     degree = 4 if inputs.edge_weight is not None else 0
@@ -110,7 +111,8 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
     if inputs.labels is not None:
         tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
     share = min(1, 2 / RUN_FILES)  # bucketed edges go as rows come
-    return tables + max(runs + int((rows + cross) * share), rows + cross + max(int(runs * share), halo + packed))
+    halo += packed + coded  # what is coded is there twice until it is done
+    return tables + max(runs + int((rows + cross) * share), rows + cross + max(int(runs * share), halo))
 
 
 def _row_bytes(array) -> int:

@@ -21,7 +21,7 @@ from ..dataset.columns import (
     one_column,
     opened,
 )
-from ..dataset.feature_storage import check_storage
+from ..dataset.feature_storage import check_edge_storage, check_storage
 from ..edge_stream.relations import HeteroStream
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..foreign import is_csr
@@ -169,6 +169,7 @@ def check_inputs(stream, p, columns: Columns, pack_halo: bool) -> StoreInputs:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
     arrays = load_arrays(stream, columns)
     check_storage(columns.feature_storage, arrays["features"])
+    check_edge_storage(columns.edge_storage)
     facts = PartitioningTraits(p)
     return StoreInputs(
         stream=stream,
@@ -180,6 +181,7 @@ def check_inputs(stream, p, columns: Columns, pack_halo: bool) -> StoreInputs:
         **arrays,
         pack_halo=packs_halo(pack_halo, arrays["features"]),
         feature_storage=columns.feature_storage,
+        edge_storage=columns.edge_storage,
         regression=bool(columns.regression) and arrays["labels"] is not None,
     )
 
@@ -222,6 +224,8 @@ def input_fingerprint(
     }
     if columns.feature_storage is not None:  # left out where it is None, so that stores of older releases stay valid
         facts["feature_storage"] = str(columns.feature_storage)
+    if columns.edge_storage is not None:
+        facts["edge_storage"] = str(columns.edge_storage)
     if columns.node_time is not None or columns.edge_time is not None:
         facts["times"] = [identity(columns.node_time), identity(columns.edge_time)]
     if columns.regression:

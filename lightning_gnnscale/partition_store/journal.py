@@ -19,7 +19,7 @@ from .array_file import HEADER_BYTES, ArrayFile, checksum
 from .manifest import MANIFEST, SOURCE, is_whole, read_manifest, read_source, sealed, sync_folder, unsealed
 
 JOURNAL = "journal.jsonl"
-CHAIN = ("edges", "rows", "halo", "halo_features")  # steps of which each reads what the one before has made
+CHAIN = ("edges", "rows", "halo", "edge_code", "halo_features")  # steps that read what those before have made
 WRITER_NOTE = "writer.txt"  # who was at work; it marks the folder as a writer's
 
 

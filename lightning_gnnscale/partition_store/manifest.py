@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..dataset.columns import EDGE_COLUMNS
-from ..dataset.feature_storage import FEATURE_STORAGE, row_code
+from ..dataset.feature_storage import EDGE_STORAGE, FEATURE_STORAGE, row_code
 from ..errors import PartitionStoreError, one_line_of
 from ..graph import GraphSchema, id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
+from .edge_code import BLOCK
 
 FORMAT_VERSION = 5
 EDGE_FILES = {*EDGE_COLUMNS, "edge_type"}
@@ -22,8 +23,8 @@ MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: separate, as it differs between files of the same graph
 _SEAL = "seal"
-# Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update.
-_MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version", "num_edge_classes")
+# Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update, as ids.
+_MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version", "num_edge_classes", "edge_storage")
 
 
 def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> dict[str, dict]:
@@ -206,6 +207,7 @@ def wrong_field(manifest: dict) -> str | None:
         "masks": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
+        "edge_storage": lambda value: value is None or value in EDGE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
         "edge_counts": _are_edge_counts,
         "schema": lambda value: value is None or _is_schema(value),
@@ -313,6 +315,9 @@ def wrong_files(manifest: dict) -> str | None:
         "in_degree": (np.uint8, (nodes,)),
         **{f"mask_{name}": (np.bool_, (nodes,)) for name in manifest["masks"]},
     }
+    if manifest.get("edge_storage") is not None:
+        del expected["csc_indices"]
+        expected |= {"csc_code": (np.uint8, (None,)), "csc_code_offsets": (np.int64, (-(-edges // BLOCK) + 1,))}
     if has_edge_arrays or not manifest["symmetric"]:
         expected["halo_code"] = (np.uint8, (None,))
         expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))

@@ -8,6 +8,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from .buckets import BucketLayout, Runs
+from .coded_neighbors import read_runs
 from .csc_writer import RowWriter, SortBuffer, count_rows, read_range
 from .disk import WriteBudget
 from .inputs import StoreIds, StoreInputs
@@ -217,8 +218,12 @@ def count_cut(csc: CSC, part_offsets: np.ndarray) -> tuple[int, int]:
 
 def first_missing(csc: CSC, edges: DroppedEdges, edge_type: np.ndarray | None) -> int:
     """Return the position of the first of some edges that is not there; -1: all are."""
-    edge_type = np.empty(0, np.uint8) if edge_type is None else edge_type
-    return int(_first_missing(csc.indptr, csc.indices, edge_type, *edges))
+    own, row_of = np.unique(edges.row, return_inverse=True)
+    begins, ends = np.asarray(csc.indptr[own]), np.asarray(csc.indptr[own + 1])
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
+    types = np.empty(0, np.uint8) if edge_type is None else read_runs(edge_type, begins, ends)
+    sources = read_runs(csc.indices, begins, ends)
+    return int(_first_missing(indptr, sources, types, row_of.astype(np.int64), edges.src, edges.edge_type))
 
 
 @kernel

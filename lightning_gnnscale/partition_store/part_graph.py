@@ -235,7 +235,7 @@ class WholeGraph:
     @classmethod
     def of_store(cls, store, part: int, edges: bool = True) -> "WholeGraph":
         """Return the view of a `PartitionStore` for one rank; without `edges` only offsets may be read of its CSC."""
-        csc = store.csc if edges else store.csc_of_parts(())
+        csc = store.whole_csc if edges else store.csc_of_parts(())
         return cls.of(csc, part, store.symmetric, store.root, store.layout_fingerprint)
 
     @property

@@ -119,18 +119,22 @@ def planned_bytes(begin: np.ndarray, end: np.ndarray) -> int:
     return int((-(-last // _PAGE_BYTES) - first // _PAGE_BYTES).sum()) * _PAGE_BYTES
 
 
-def read_slice(array: np.ndarray) -> np.ndarray:
+def read_slice(array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Return a copy of a contiguous array; of a mapped one exactly its bytes are read, through the page cache.
 
     A fault of the map would read ahead by what the disk is set to, which may be many times the slice.
 
+    Args:
+        out: Of the array's shape and dtype, filled and returned where given.
+
     Raises:
         PartitionStoreError: the file ends early.
     """
-    place = file_place(array)
+    place, out = file_place(array), np.empty(array.shape, array.dtype) if out is None else out
     if place is None or not CAN_ADVISE:
-        return np.array(array)
-    (path, begin), out, done = place, np.empty(array.shape, array.dtype), 0
+        out[...] = array
+        return out
+    (path, begin), done = place, 0
     target = out.reshape(-1).view(np.uint8)
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -30,6 +30,8 @@ from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder, is_url
 from ..system import sync_data
 from ..triton_kernels.gather_rows import RowCode
 from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header
+from .coded_neighbors import CODE, EDGES, OFFSETS, PLAIN
+from .edge_code import BLOCK
 from .features import CSRFeatures, DenseFeatures, SparseRows, checked_rows, memory_of
 from .manifest import EDGE_FILES, MANIFEST, SOURCE, read_manifest, read_sealed_manifest, sealed, unsealed, write_json
 from .planned_reads import read_rows
@@ -40,7 +42,7 @@ _STATE = "fetched.state"
 _PINNED, _WRITTEN = np.iinfo(np.int64).max, -1
 _RUN_BLOCKS = 8  # between two waits for the disk
 # Files of which parts read slices. Others are a few bytes a node, or are looked up anywhere: they are fetched whole.
-SLICED = ("csc_indices", "halo_code", "features", "halo_features")
+SLICED = (*EDGES, "halo_code", "features", "halo_features")
 # Of these slices are read without a cap alone: rows of node types, sparse rows, columns of the edges.
 _SLICED_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
 _LATER = ("user_ids", "user_id_offsets", "user_id_bytes")  # fetched whole when they are first asked for
@@ -228,6 +230,7 @@ class FetchedFiles:
             ObjectStoreError: the object store did not give them in time.
         """
         for name in names:
+            name = self._stored(name)
             if name not in self._complete and name in self._first:
                 blocks = np.arange(self._num_blocks(name))
                 with self.held((name, blocks)):
@@ -238,7 +241,7 @@ class FetchedFiles:
     def of_part(self, part: int, rows: bool = True) -> list[tuple[str, np.ndarray]]:
         """Return the blocks of a part's graph, and with `rows` of the feature rows of its core and its packed halo."""
         offsets, halo = (self._table(name)[part : part + 2].tolist() for name in ("part_offsets", "halo_offsets"))
-        found = [self.slice_of("csc_indices", *self._table("csc_indptr")[offsets].tolist())]
+        found = [self.slice_of(PLAIN, *self._table("csc_indptr")[offsets].tolist())]
         if "halo_code" in self._first:
             code = self._table("halo_code_offsets")[part : part + 2].tolist()
             found.append(self.slice_of("halo_code", *code))
@@ -248,7 +251,8 @@ class FetchedFiles:
         return found
 
     def slice_of(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
-        """Return the blocks that hold rows [first, last) of a file."""
+        """Return the blocks that hold rows [first, last) of a file; neighbours may be coded."""
+        name, first, last = self._stored(name), *self._stored_rows(name, first, last)
         begin, end = first * self._row_bytes(name), last * self._row_bytes(name)
         return name, np.arange(begin // self._size, -(-end // self._size) if end > begin else begin // self._size)
 
@@ -264,6 +268,7 @@ class FetchedFiles:
 
     def blocks_of_ranges(self, name: str, first: np.ndarray, last: np.ndarray) -> tuple[str, np.ndarray]:
         """Return the blocks that hold rows [first[i], last[i]) of a file, ascending; (num,) integers in any order."""
+        name, first, last = self._stored(name), *self._stored_rows(name, first, last)
         row_bytes, filled = self._row_bytes(name), last > first
         begin, end = first[filled] * row_bytes // self._size, -(-last[filled] * row_bytes // self._size)
         steps = np.zeros(self._num_blocks(name) + 1, np.int64)
@@ -325,6 +330,18 @@ class FetchedFiles:
     def _table(self, name: str) -> np.ndarray:
         entry = self.manifest["files"][name]
         return map_rows(self.root / f"{name}.npy", np.dtype(entry["dtype"]), tuple(entry["shape"]))
+
+    def _stored(self, name: str) -> str:
+        """Return the name of a file as it is there: neighbours may be coded."""
+        return CODE if name == PLAIN and PLAIN not in self._first else name
+
+    def _stored_rows(self, name: str, first: Any, last: Any) -> tuple[Any, Any]:
+        """Return where rows of a file are in what is there: integers, or arrays of them."""
+        if self._stored(name) == name:
+            return first, last
+        offsets = self._table(OFFSETS)
+        begin, end = offsets[first // BLOCK], offsets[-(-last // BLOCK)]
+        return begin, np.where(last > first, end, begin)
 
     def _num_blocks(self, name: str) -> int:
         return -(-(self.manifest["files"][name]["bytes"] - HEADER_BYTES) // self._size)

@@ -15,6 +15,7 @@ from ..errors import PartitionStoreError
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
+from .coded_neighbors import CODE, OFFSETS, PLAIN, CodedNeighbors, read_run
 from .csc_writer import MOST_DEGREE
 from .features import Column, CSRFeatures, DenseFeatures, SparseRows
 from .halo import degree_dtype
@@ -45,6 +46,7 @@ class PartitionStore:
         manifest: the description of the store.
         manifest_digest: distinguishes this store from others that were in the same folder.
         verifies: whether files are compared with their checksums before they are first read, see `open`.
+        neighbors: the `indices` of `csc`, not compared.
         compared: files that this process has compared.
         kept: what this process keeps open of the store to answer for a few nodes, by what it is.
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
@@ -63,7 +65,8 @@ class PartitionStore:
         self.compared: set[str] = set()
         self.kept: dict[str, Any] = {}
         self._edge_columns: dict[str, np.ndarray | None] = {}
-        self._csc = CSC(self.mapped("csc_indptr"), self.mapped("csc_indices"))
+        self.neighbors = self._neighbors()
+        self._csc = CSC(self.mapped("csc_indptr"), self.neighbors)
         self.original_nid, self.store_nid = self.mapped("original_nid"), self.mapped("store_nid")
         self.labels = self.mapped("labels")
         self.masks = {name: self.mapped(f"mask_{name}") for name in manifest["masks"]}
@@ -222,12 +225,20 @@ class PartitionStore:
     def csc(self) -> CSC:
         """In-neighbours of every node; indices are store ids, ascending within a row.
 
+        Where edges are coded (`edge_storage`), `indices` are `CodedNeighbors`: slices of them are decoded as they are
+        read, and `np.asarray` maps a file of all of them.
+
         Raises:
             PartitionStoreError: its files are damaged; see `compare_once`, which looks once a machine.
         """
-        compare_once(self, ("csc_indptr", "csc_indices"))
+        compare_once(self, ("csc_indptr", self.edge_file))
         self._check_rises("csc_indptr", self._csc.indptr, self.num_edges)
         return self._csc
+
+    @cached_property
+    def whole_csc(self) -> CSC:
+        """`csc` with plain indices, to look up single edges anywhere: coded ones are decoded once, see there."""
+        return CSC(self.csc.indptr, np.asarray(self.csc.indices))
 
     def csc_of_parts(
         self,
@@ -248,7 +259,7 @@ class PartitionStore:
         cores = np.array([self._core(part) for part in parts], np.int64).reshape(-1, 2)
         bounds = np.concatenate([cores, np.stack([nodes, np.asarray(nodes) + 1], 1).astype(np.int64).reshape(-1, 2)])
         first, last = np.asarray(self._csc.indptr[bounds]).reshape(-1, 2).T
-        names = ["csc_indices", *(name for name in columns if name in EDGE_FILES)]
+        names = [PLAIN, *(name for name in columns if name in EDGE_FILES)]
         with self.fetched.held(*(self.fetched.blocks_of_ranges(name, first, last) for name in names)):
             pass
         if features and self.features is not None:
@@ -445,6 +456,16 @@ class PartitionStore:
         return self.manifest.get("feature_storage")
 
     @property
+    def edge_storage(self) -> str | None:
+        """How neighbours are stored: "delta", see `edge_code`; None: as ids (and in a store of an older release)."""
+        return self.manifest.get("edge_storage")
+
+    @property
+    def edge_file(self) -> str:
+        """Name of the file of the neighbours."""
+        return PLAIN if self.edge_storage is None else CODE
+
+    @property
     def edge_row_bytes(self) -> int:
         """Bytes that an edge takes besides its source: its weight and its features."""
         stored = (self.mapped(name) for name in sorted(EDGE_FILES))
@@ -517,7 +538,7 @@ class PartitionStore:
             return self._checked_halo(part, self.read_beyond(begin, end))
         if hops == 0:
             return self.load_part(part, 0).halo_nodes
-        distance = distances(self.csc, begin, end, _checked_hops(hops))
+        distance = distances(self.whole_csc, begin, end, _checked_hops(hops))
         return np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
 
     def read_beyond(self, begin: int, end: int) -> np.ndarray:
@@ -525,10 +546,10 @@ class PartitionStore:
 
         Cost: one read of the rows; memory of two bits a node of the whole graph.
         """
-        self._compare("csc_indices")
+        self._compare(self.edge_file)
         self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_edges)
         first, last = self._csc.indptr[[begin, end]].tolist()
-        with self._held("csc_indices", first, last):
+        with self._held(PLAIN, first, last):
             return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
 
     def load_part(self, part: int, hops: int = 1) -> PartGraph:
@@ -550,7 +571,7 @@ class PartitionStore:
             whole graph, and reads of the rows of other parts.
         """
         begin, end = self._core(part)
-        self._compare("csc_indices", "halo_code")
+        self._compare(self.edge_file, "halo_code")
         if _checked_hops(hops) >= 2:
             return self._load_far(part, begin, end, hops)
         near = self._load_near(part, begin, end)
@@ -593,8 +614,8 @@ class PartitionStore:
         rows = read_slice(self._csc.indptr[begin : end + 1])
         self._check_rises("csc_indptr", rows, self.num_edges)
         first, last = int(rows[0]), int(rows[-1])
-        with self._held("csc_indices", first, last):
-            sources = read_slice(self._csc.indices[first:last])
+        with self._held(PLAIN, first, last):
+            sources = read_run(self._csc.indices, first, last)
         held = RankedNodes.empty(self.num_nodes)
         crossing = add_sources(sources, begin, end, self.num_nodes, held)
         halo_nodes = self._checked_halo(part, self._listed(begin, end, None if crossing < 0 else held.count()))
@@ -631,7 +652,7 @@ class PartitionStore:
 
     def _listed(self, begin: int, end: int, held: RankedNodes | None) -> np.ndarray:
         if held is None:
-            raise broken(self, "csc_indices", f"a row in [{begin}, {end}) names a node that does not exist")
+            raise broken(self, self.edge_file, f"a row in [{begin}, {end}) names a node that does not exist")
         return held.nodes.astype(self.original_nid.dtype)
 
     def _checked_halo(self, part: int, nodes: np.ndarray) -> np.ndarray:
@@ -639,7 +660,7 @@ class PartitionStore:
         first, last = self._halo_offsets[part : part + 2].tolist()
         if len(nodes) != last - first:
             what = f"part {part} reads {len(nodes)} nodes of other parts instead of {last - first}"
-            raise broken(self, "csc_indices", what)
+            raise broken(self, self.edge_file, what)
         return nodes
 
     def _halo_code_of(self, part: int) -> np.ndarray:
@@ -666,10 +687,10 @@ class PartitionStore:
         return nodes, bounds[:, 1] - bounds[:, 0]
 
     def _load_far(self, part: int, begin: int, end: int, hops: int) -> PartGraph:
-        distance = distances(self.csc, begin, end, hops)
+        distance = distances(self.whole_csc, begin, end, hops)
         halo_nodes = np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
         nodes = np.concatenate([np.arange(begin, end, dtype=halo_nodes.dtype), halo_nodes])
-        csc, edge_id = rows_within(self.csc, nodes, end - begin, distance, hops)
+        csc, edge_id = rows_within(self.whole_csc, nodes, end - begin, distance, hops)
         degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(degree_dtype(self.num_edges))
         edge_id = edge_id if self._halo_form.places else None
         return PartGraph(part, begin, end - begin, halo_nodes, csc, degree, edge_id, hops, self.symmetric)
@@ -706,6 +727,15 @@ class PartitionStore:
         names = ("user_ids", "user_id_offsets", "user_id_bytes")
         compare_once(self, names)
         return tuple(self.mapped(name) for name in names)
+
+    def _neighbors(self) -> np.ndarray | CodedNeighbors:
+        if self.edge_storage is None:
+            return self.mapped(PLAIN)
+        offsets = self.mapped(OFFSETS)
+        files = self.root, self.mapped(CODE), offsets
+        if not rises(offsets, 0, len(files[1])):
+            raise broken(self, OFFSETS, f"does not rise from 0 to {len(files[1])}")
+        return CodedNeighbors(*files, self.num_edges, self.num_nodes, self.manifest_digest)
 
     def mapped(self, name: str) -> np.ndarray | None:
         """Return a file of the store as it lies on the disk, by its name without suffix; None: there is none."""

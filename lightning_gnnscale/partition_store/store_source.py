@@ -71,6 +71,7 @@ class StoreMaking(TypedDict, total=False):
     overwrite: bool
     pack_halo: bool | str
     feature_storage: str | None
+    edge_storage: str | None
     progress: Callable[[str, int, int | None], None] | None
 
 
@@ -92,6 +93,7 @@ class StoreSource:
             existing store is accepted either way.
         feature_storage: How a newly written store holds features, see `write_partition_store`; None: as the data set
             says.
+        edge_storage: How it holds neighbours: "delta", or None.
         progress: Called as progress(what, done, total) while the store is made.
 
     Raises:
@@ -110,6 +112,7 @@ class StoreSource:
         overwrite: bool = False,
         pack_halo: bool | str = "auto",
         feature_storage: str | None = None,
+        edge_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
         if num_parts != "auto":
@@ -119,6 +122,8 @@ class StoreSource:
         self.dataset = dataset
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)
+        if edge_storage is not None:
+            self.dataset = replace(self.dataset, edge_storage=edge_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         check_integer("seed", seed)
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress

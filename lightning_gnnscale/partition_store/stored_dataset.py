@@ -37,7 +37,7 @@ class StoreStream(EdgeStream):
 
     def source_files(self) -> list[Path]:
         """Return the files of the rows."""
-        return [self._store.root / f"{name}.npy" for name in ("csc_indptr", "csc_indices")]
+        return [self._store.root / f"{name}.npy" for name in ("csc_indptr", self._store.edge_file)]
 
     def _identity(self) -> dict:
         return {"store": self._store.manifest_digest}
@@ -90,6 +90,7 @@ def load_store(store, name: str | None = None) -> GraphDataset:
         labels=store.labels,
         masks={mask: np.array(rows) for mask, rows in store.masks.items()},
         feature_storage=store.feature_storage,
+        edge_storage=store.edge_storage,
         node_time=store.node_time,
         regression=store.regression,
         node_columns={column: _rows(rows) for column, rows in store.node_columns.items()},

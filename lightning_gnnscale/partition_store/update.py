@@ -17,6 +17,7 @@ from ..graph import CSC
 from ..keywords import passes_on
 from ..object_store import is_url
 from .array_file import ArrayFile, map_rows
+from .coded_neighbors import EDGES, OFFSETS, code_neighbors
 from .disk import WriteBudget, check_space
 from .halo import pack_halo_features
 from .journal import (
@@ -53,7 +54,8 @@ from .versions import NODE_CHANGES, PARENT_NID, drift_of, version_record
 
 _ROWS = {
     "csc_indptr",
-    "csc_indices",
+    *EDGES,
+    OFFSETS,
     "in_degree",
     "weighted_degree",
     "self_loop_nodes",
@@ -225,6 +227,8 @@ def _write_files(
         _write_array(journal, "changes", f"{NODE_CHANGES}.npy", flags)
     else:
         write_edges(journal, old, change, nodes, flags, budget, progress)
+        if old.edge_storage is not None:
+            code_neighbors(journal, len(nodes.before))
     for table in change.tables:
         if not manifest["pack_halo"] or without_prefix(table.name) != "features":
             continue
@@ -329,7 +333,7 @@ def _check_disk(old: PartitionStore, change: StoreChange, journal: Journal) -> N
         for name in files
         if change.renumbers or name in given or (change.changes_edges and without_prefix(name) in edge_files)
     ]
-    of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {"csc_indices"})
+    of_edges = sum(entry["bytes"] for name, entry in files.items() if name in EDGE_FILES | {*EDGES})
     per_edge = of_edges / max(1, old.num_edges)
     both = 2 if old.manifest["to_undirected"] else 1
     needed = sum(files[name]["bytes"] * grown for name in rewritten)

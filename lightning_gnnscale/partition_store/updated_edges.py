@@ -3,9 +3,10 @@
 import numpy as np
 
 from ..dataset.columns import EDGE_COLUMNS
-from ..graph import CSC, id_dtype
+from ..graph import CSC
 from .array_file import map_rows
 from .buckets import BucketLayout, bucket_edges, drop_runs, open_runs
+from .coded_neighbors import map_neighbors
 from .csc_writer import drop_cross
 from .disk import WriteBudget
 from .halo import write_halo
@@ -66,4 +67,4 @@ def _inputs(old: PartitionStore, change: StoreChange, nodes: Renumbered) -> Stor
 def map_csc(journal: Journal, num_nodes: int) -> CSC:
     num_edges = journal.state("rows")["num_arcs"]
     indptr = map_rows(journal.folder / "csc_indptr.npy", np.int64, (num_nodes + 1,))
-    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(num_nodes), (num_edges,)))
+    return CSC(indptr, map_neighbors(journal, num_nodes, num_edges))

@@ -13,6 +13,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC
 from ..jit import kernel
 from .array_file import map_rows
+from .coded_neighbors import CODE, EDGES, OFFSETS
 from .features import Column
 from .halo_rows import count_halos
 from .manifest import EDGE_FILES, REMEDY, check_file, check_size, read_manifest, sealed, type_prefix, unsealed
@@ -20,7 +21,7 @@ from .packed_features import PackedFeatures
 
 # Files whose size depends on edges, features or text: they are compared when they are first read, not on opening.
 READ_LATER = {
-    "csc_indices",
+    *EDGES,
     "halo_code",
     *EDGE_FILES,
     "user_ids",
@@ -174,7 +175,7 @@ def _check_range(store, name: str) -> None:
     """Refuse pointers that fall or point beyond what they point into, and ids that nothing has."""
     files, schema = store.manifest["files"], store.manifest.get("schema") or {}
     shape, nodes = files[name]["shape"], store.num_nodes
-    lengths = {"csc_indptr": "csc_indices", "halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
+    lengths = {OFFSETS: CODE, "halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
     limits = dict.fromkeys(("csc_indices", "original_nid", "store_nid", "self_loop_nodes"), nodes)
     tables = [("", nodes, store.manifest["feature_dim"])]
     for node_type, dim in enumerate(schema.get("feature_dims") or ()):
@@ -184,11 +185,16 @@ def _check_range(store, name: str) -> None:
         limits |= {f"{prefix}halo_nodes": rows, f"{prefix}halo_places": shape[0]}
         for to in (f"{prefix}features", f"{prefix}halo_features"):
             lengths[f"{to}_indptr"], limits[f"{to}_indices"] = f"{to}_indices", dim
-    if name == "part_offsets" or name in lengths:
-        last = nodes if name == "part_offsets" else files[lengths[name]]["shape"][0]
+    counts = {"part_offsets": nodes, "csc_indptr": store.num_edges}
+    if name in counts or name in lengths:
+        last = counts[name] if name in counts else files[lengths[name]]["shape"][0]
         pointers = map_rows(store.root / f"{name}.npy", np.dtype(np.int64), tuple(shape))
         if not rises(pointers, 0, last) or pointers[0] != 0 or pointers[-1] != last:
             raise broken(store, name, f"does not rise from 0 to {last}")
+    elif name == CODE:
+        for block in store.neighbors.blocks():
+            if block.max() >= nodes:
+                raise broken(store, name, f"names what does not exist: its values are in [0, {nodes})")
     elif name in limits:
         values = map_rows(store.root / f"{name}.npy", np.dtype(files[name]["dtype"]), tuple(shape))
         for begin in range(0, len(values), _BLOCK_EDGES):
@@ -210,11 +216,11 @@ def _check_ids(store) -> None:
 
 
 def _check_rows(store) -> None:
-    indptr, indices = store.csc
+    indptr, indices = store.whole_csc
     if indptr[0] != 0 or indptr[-1] != store.num_edges or not _rises(indptr):
         raise broken(store, "csc_indptr", "does not rise from 0 to num_edges")
     if not _rows_ascend(indptr, indices, store.num_nodes):
-        raise broken(store, "csc_indices", "a row is out of order or names a node that does not exist")
+        raise broken(store, store.edge_file, "a row is out of order or names a node that does not exist")
 
 
 def _check_halo(store, part: int, packed: dict[int | None, PackedFeatures]) -> None:
@@ -225,8 +231,8 @@ def _check_halo(store, part: int, packed: dict[int | None, PackedFeatures]) -> N
     core = graph.core_start, graph.core_start + graph.num_core
     places = np.empty(0, np.int64) if graph.edge_id is None else graph.edge_id
     halo = CSC(graph.csc.indptr[graph.num_core :], graph.csc.indices)
-    if not _same_restricted_rows(*store.csc, *core, graph.halo_nodes, *halo, places):
-        name = "halo_code" if "halo_code" in store.manifest["files"] else "csc_indices"
+    if not _same_restricted_rows(*store.whole_csc, *core, graph.halo_nodes, *halo, places):
+        name = "halo_code" if "halo_code" in store.manifest["files"] else store.edge_file
         raise broken(store, name, f"part {part}: halo rows are not those of the graph")
     for node_type, table in packed.items():
         first, last = table.halo_offsets[part : part + 2]

@@ -21,6 +21,7 @@ from ..keywords import passes_on
 from ..traits import PartitioningTraits, StreamTraits
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
+from .coded_neighbors import code_neighbors
 from .csc_writer import drop_cross, write_rows
 from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures, to_stored
@@ -86,7 +87,7 @@ def write_partition_store(
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
         named: The columns by their names: features, labels, masks, edge_weight, edge_features, node_time, edge_time,
-            edge_label, feature_storage, regression.
+            edge_label, feature_storage, edge_storage, regression.
 
     Returns:
         PartitionStore, opened.
@@ -177,6 +178,8 @@ def _write_files(
         node_type_numbers = None if node_types is None else NodeTypes.of_runs(_type_starts(inputs), node_types)
         write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, node_type_numbers, budget, progress)
     drop_cross(journal)
+    if inputs.edge_storage is not None:
+        code_neighbors(journal, inputs.num_nodes)
     if inputs.pack_halo:
         for node_type, rows in (inputs.typed_features or {None: inputs.features}).items():
             table = _map_features(journal, type_prefix(node_type), rows, inputs.feature_storage)
@@ -313,6 +316,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
     counts = journal.state("halo")["counts"]
     if counts is not None:
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
+    if inputs.edge_storage is not None:
+        manifest["edge_storage"] = inputs.edge_storage
     if inputs.regression:
         manifest["regression"] = True
     if inputs.edge_label is not None:

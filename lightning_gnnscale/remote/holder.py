@@ -557,6 +557,8 @@ class HeldGraph:
     @cached_property
     def _own(self) -> HeldRows:
         """The rows of this machine as they are in its files."""
+        if self._store.edge_storage is not None:  # they are decoded together
+            return HeldRows.of_files(self._store.whole_csc, self._columns)
         parts = [part for part, owner in enumerate(self._shares.owners) if owner == self._machine]
         csc = self._store.csc_of_parts(parts, columns=self._shares.columns)
         return HeldRows.of_files(csc, self._columns)
@@ -564,7 +566,7 @@ class HeldGraph:
     @cached_property
     def _files(self) -> HeldRows:
         """All rows as they are in files, fetched where they are not here."""
-        return HeldRows.of_files(self._store.csc, held_columns(self._store, self._shares.columns, whole=True))
+        return HeldRows.of_files(self._store.whole_csc, held_columns(self._store, self._shares.columns, whole=True))
 
     def close(self, waiting_share: float) -> None:
         """Leave the cluster, which `OwnerReads.open` joined, and record what was asked there.
