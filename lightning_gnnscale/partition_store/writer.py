@@ -319,6 +319,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
     counts = journal.state("halo")["counts"]
     if counts is not None:
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
+    if inputs.options.get("num_machines"):
+        manifest["num_machines"] = int(inputs.options["num_machines"])
     if inputs.regression:
         manifest["regression"] = True
     if inputs.edge_label is not None:

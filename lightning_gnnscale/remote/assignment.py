@@ -14,11 +14,17 @@ _ASSIGN = 0x6465616C
 
 
 def assign_parts(
-    parts: Sequence[int], machines: Sequence[Hashable], able: Collection[Hashable], seed: int, epoch: int
+    parts: Sequence[int],
+    machines: Sequence[Hashable],
+    able: Collection[Hashable],
+    seed: int,
+    epoch: int,
+    made_for: tuple[int, int] = (1, 0),
 ) -> dict[int, Hashable]:
     """Assign parts to machines, to each as many as it has workers.
 
-    They are assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
+    Where the parts were made for as many machines as there are, each takes those of one, in every epoch. Else they are
+    assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
     that are open at a time are on as many machines as possible.
 
     Args:
@@ -26,6 +32,7 @@ def assign_parts(
         machines: Machine of each worker, in any order.
         able: Machines that can take a part. The parts of the others are assigned to these; no other part moves.
         seed, epoch: Seed and epoch that the order is sampled from.
+        made_for: Machines that the parts were made for, and the number of all parts.
 
     Returns:
         Part to machine. It depends on the arguments alone, not on the order of the parts or of the workers.
@@ -45,6 +52,9 @@ def assign_parts(
     first = fold(seed, epoch, _ASSIGN) % len(turns)  # who gets one more is random too
     assigned = shuffled_parts(sorted(parts), seed, epoch)
     owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(assigned)}
+    if made_for[0] > 1 and made_for[0] == len(workers):
+        names, each = list(workers), made_for[1] // made_for[0]
+        owner = {part: names[part // each] for part in assigned}
     takers = [machine for machine in turns if machine in able]
     orphans = [part for part in assigned if owner[part] not in able]
     return owner | {part: takers[(first + number) % len(takers)] for number, part in enumerate(orphans)}
@@ -227,5 +237,5 @@ class Assignment:
                 del self._assigns[next(iter(self._assigns))]
             machines = list(self.machines.values())
             able = {self.machines[worker] for worker in self.able} or machines
-            self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
+            self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch, setup.made_for)
         return self._assigns[name]

@@ -257,7 +257,10 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
         open_parts = 1 if order.num_ranks is None else order.parts_open - 1
         paths, chunks = tuple(filter(None, sys.path)), open_parts if homes else 1
         name, sent = digest.hexdigest(), [contents]
-        return Setup(name, sent, parts, order.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts)
+        made_for = (1, 0) if store is None else (store.num_machines, store.num_parts)
+        return Setup(
+            name, sent, parts, order.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts, made_for
+        )
 
     return make
 

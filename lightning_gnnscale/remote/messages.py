@@ -147,6 +147,7 @@ class Setup(NamedTuple):
         chunks: Chunks of which a batch is mixed, where each is made at its home, so that one machine may be ahead of
             another; else 1.
         open_parts: Parts that batches come from in turn: a part is done once another has its turn.
+        made_for: Machines that the store's parts were made for, and the number of its parts.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Setup(NamedTuple):
     homes: Mapping[int, Hashable] | None = None
     chunks: int = 1
     open_parts: int = 1
+    made_for: tuple[int, int] = (1, 0)
 
     def open(self) -> tuple[Any, Any]:
         """Return stage and maker, unpickled; to be called where the batches are made."""
