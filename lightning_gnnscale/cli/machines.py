@@ -1,6 +1,7 @@
 """Seconds and money of an epoch on more or fewer machines: for `gnnscale plan`, and for the report of a run."""
 
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from ..memory import format_bytes, format_seconds
 from ..planner.machine_cost import BatchSeconds, EpochCost, MachineRates, SetUp, cheapest, epoch_cost, fetch_seconds
 from ..report.page import tiers
 from ..report.run_record import BESIDE, RunRecord
+from ..strategy import ModelAveraging
 from ..system import usable_cores
 from ..traits import SourceTraits
 from .checks import planned_devices
 from .errors import UsageError, own_settings
+from .models import make_model
 
 _COUNTED = ("preparing", "link_gbit", "batches")  # of `machines`, those of `Machines`
 _RATES = ("price_per_hour", "preparing_price_per_hour", "link_gbit", "latency_ms", "disk_gb_per_s")
@@ -122,7 +125,8 @@ class CostOfMachines:
         trains, makes = rows[:training], rows[training:] or rows
         every_step = self.weights is not None and self.weights.equal_batches
         averages = steps if every_step else 1
-        size = self.values * (4 if every_step else 8 / (getattr(self.weights, "every_n_epochs", None) or 1))
+        rounds = self.weights.every_n_epochs if isinstance(self.weights, ModelAveraging) else 1
+        size = self.values * (4 if every_step else 8 / rounds)
         makers, of_ray = self.devices * (SourceTraits(data.source).num_threads or 1), SourceTraits(data.source).asking
         if of_ray is not None:
             workers = data.source.num_workers if isinstance(data.source.num_workers, int) else self.rates.cores
@@ -153,11 +157,11 @@ class CostOfMachines:
         return [self.cost(t, p, batch) for t in numbers for p in ([0, *numbers] if of_ray is not None else [0])]
 
 
-def try_batches(config: DictConfig, store: Any) -> BatchSeconds:
-    """Train some batches of a store in this process, on one device, by threads; return what one took."""
-    from .models import make_model
-    from .train import make_datamodule, make_trainer
+Make = Callable[[DictConfig, Path], tuple[Any, Any]]  # a Trainer and a DataModule by settings and a folder
 
+
+def try_batches(config: DictConfig, make: Make) -> BatchSeconds:
+    """Train some batches of a store in this process, on one device, by threads; return what one took."""
     trial, times = config.copy(), _StepTimes()
     OmegaConf.set_struct(trial, False)
     alone = {"devices": 1, "num_nodes": 1, "max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0}
@@ -167,21 +171,23 @@ def try_batches(config: DictConfig, store: Any) -> BatchSeconds:
     trial.predict = trial.test = False
     trial.source = {"_target_": "lightning_gnnscale.loader.Threads", "num_threads": 1}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(trial, Path(folder))
-        datamodule = make_datamodule(trial, None, store=store)
+        trainer, datamodule = make(trial, Path(folder))
         trainer.callbacks = [*(one for one in trainer.callbacks if not isinstance(one, EpochTimes)), times]
         trainer.fit(make_model(trial, datamodule, None), datamodule)
     return batch_seconds([times.latest])
 
 
-def plan_costs(config: DictConfig, datamodule: Any, store: Any, weights: Any, learned: dict) -> None:
-    """Print seconds and money of an epoch on 1 to `machines.most` machines."""
-    from .models import make_model
+def plan_costs(config: DictConfig, datamodule: Any, weights: Any, learned: dict, make: Make) -> None:
+    """Print seconds and money of an epoch on 1 to `machines.most` machines.
 
+    Args:
+        config, datamodule, weights, learned: As for `CostOfMachines`.
+        make: Makes what batches are tried with.
+    """
     given = config.machines.run
     if given is None:
         print("machines: training some batches of this machine, to see what one takes")
-        batch, how = try_batches(config, store), "batches tried here"
+        batch, how = try_batches(config, make), "batches tried here"
     else:
         batch, how = seconds_of_run(RunRecord.open(given)), f"those of {given}"
     costs = CostOfMachines(config, datamodule, weights, make_model(config, datamodule, None), learned)

@@ -457,7 +457,9 @@ def _plan_machines(config: DictConfig, data, datamodule, store, weights) -> None
     if machines.number > 1:
         _print_machines(config, machines, datamodule, weights)
     if asks_for_costs(config):
-        plan_costs(config, datamodule, store, weights, learned)
+        _quiet()
+        torch.set_num_threads(1)  # as in a run
+        plan_costs(config, datamodule, weights, learned, lambda trial, folder: _trial(trial, folder, store))
 
 
 def _learned(config: DictConfig, data) -> dict:
@@ -466,6 +468,10 @@ def _learned(config: DictConfig, data) -> dict:
         "embedding_dim": model_widths(config, data).get("embedding_dim", 0),
         "embedding_node_types": learned_node_types(config, data.schema, stored_columns(config, data)),
     }
+
+
+def _trial(config: DictConfig, folder: Path, store) -> tuple[Any, Any]:
+    return make_trainer(config, folder), make_datamodule(config, None, store=store)
 
 
 def _print_machines(config: DictConfig, machines, datamodule, weights) -> None:

@@ -25,6 +25,7 @@ from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
+from ..partitioner.two_levels import NODE_BYTES as TWO_LEVELS_BYTES
 from ..partitioner.two_levels import check_num_machines
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
@@ -483,7 +484,9 @@ class StoreSource:
         if known is None:
             return None
         method, options = known
-        return partition_bytes(method, self.dataset.stream.num_nodes, num_edges, num_parts, options)
+        num_nodes = self.dataset.stream.num_nodes
+        needed = partition_bytes(method, num_nodes, num_edges, num_parts, options)
+        return needed if needed is None or self._multiple_of == 1 else needed + TWO_LEVELS_BYTES * num_nodes
 
     def _count_edges(self) -> tuple[int, str]:
         """Return the edges that the store will have, and how they were counted where that is not obvious."""

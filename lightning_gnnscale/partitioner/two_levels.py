@@ -31,6 +31,7 @@ from .registry import (
     usual_balance,
 )
 
+NODE_BYTES = 16  # that two levels hold beside the method
 _SALT = 0x4D414348  # separates this use of the seed from all others
 _SEEDS = 1 << 31  # METIS takes no larger ones
 _VOLUME = "volume of the graph"  # of a machine's nodes, with their edges to other machines
@@ -86,7 +87,7 @@ class TwoLevels:
             stream: An EdgeStream whose nodes are counted.
             num_parts: A multiple of the number of machines.
 
-        Cost: the method twice for the whole graph, and once for each machine; 13 bytes a node beside it; scratch disk
+        Cost: the method twice for the whole graph, and once for each machine; 16 bytes a node beside it; scratch disk
             of 2 ids for each edge inside a machine.
         """
         saved = Checkpoint(self.options.get("checkpoint"), stream, self._settings(num_parts), 1)
