@@ -28,6 +28,7 @@ COLUMNS = {
     "measured_bytes": ("measured\nMiB", lambda number: f"{number / _MIB:,.1f}"),
     "bytes_ratio": ("times", ".2f"),
 }
+_COPIES = ["datamodule.scope=graph", "strategy/weights=gradient_averaging"]
 _OWNERS = ["datamodule.scope=graph", "rows=owners", "strategy/weights=gradient_averaging"]
 _PREPARED = [*_OWNERS, "source=ray", "datamodule.seed_order=part", "source.address=auto", "source.label=prepare"]
 
@@ -45,6 +46,8 @@ class MachinesBench:
         num_parts: Parts of its store.
         set_ups: [machines that train, machines that prepare, Mbit/s of a link] of each run. Beside machines that
             prepare one trains.
+        owners: Whether machines hold the rows of their parts alone, and ask each other by Ray; False: each reads its
+            own copy of the store, and gradients alone travel.
         epochs: Epochs of a run, >= 2: the first is not counted.
         overrides: Further settings of the runs.
     """
@@ -52,6 +55,7 @@ class MachinesBench:
     graph: str = "amazon_computers"
     num_parts: int = 4
     set_ups: Sequence[Sequence[int]] = ((2, 0, 20), (2, 0, 10), (3, 0, 10), (1, 2, 10))
+    owners: bool = True
     epochs: int = 3
     overrides: Sequence[str] = ()
     seed: int = 0
@@ -68,14 +72,14 @@ class MachinesBench:
             raise ValueError(f"bench.epochs must be at least 2, got {self.epochs}")
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return a row for each set-up."""
+        """Return a row for each set-up: bytes are of rows, batches and averages."""
         if cannot_be_made():
             raise GNNScaleError(f"machines cannot be made here: {cannot_be_made()}")
         store, alone = runner.folder / "store", runner.folder / "alone"
 
         def case(set_up: Sequence[int]) -> Case:
             training, preparing, link = set_up
-            facts = (self.graph, self.num_parts, self.epochs, list(self.overrides), self.seed)
+            facts = (self.owners, self.graph, self.num_parts, self.epochs, list(self.overrides), self.seed)
             key = {"training": training, "preparing": preparing, "link_mbit": link, "settings": digest(*facts)}
             return Case(key, lambda: self._measured(store, alone, *set_up))
 
@@ -87,21 +91,23 @@ class MachinesBench:
         if not store.exists():
             StoreSource(load_npz(self.graph), store, num_parts=self.num_parts, seed=self.seed).prepare(self.num_parts)
         if not (alone / "summary.json").exists():
-            self._run(store, alone, ["datamodule.scope=graph", _OWNERS[2]], 1, 0, 1000)
-        words = [*(_PREPARED if preparing else _OWNERS), f"machines.link_gbit={link / 1000}", "machines.cores=1"]
+            self._run(store, alone, _COPIES, 1, 0, 1000)
+        shared = _PREPARED if preparing else _OWNERS if self.owners else _COPIES
+        words = [*shared, f"machines.link_gbit={link / 1000}", "machines.cores=1"]
         words += ["machines.run=/mnt/alone", f"machines.preparing={preparing}", "machines.price_per_hour=1"]
         words += [f"source.num_workers={preparing}"] if preparing else []
         folder = store.parent / "runs" / f"{training}-{preparing}-{link}"
         found = self._run(store, folder, words, training, preparing, link, alone)["machines"]
         predicted, measured = found["predicted"], found["measured"]
+        sent = [one["sent_bytes"] + one["averaged_bytes"] for one in (predicted, measured)]
         return {
             "bound_by": predicted["bound_by"],
             "predicted_s": round(predicted["seconds"], 3),
             "measured_s": round(measured["seconds"], 3),
             "seconds_ratio": round(predicted["seconds"] / measured["seconds"], 3),
-            "predicted_bytes": round(predicted["sent_bytes"]),
-            "measured_bytes": round(measured["sent_bytes"]),
-            "bytes_ratio": round(predicted["sent_bytes"] / max(measured["sent_bytes"], 1), 3),
+            "predicted_bytes": round(sent[0]),
+            "measured_bytes": round(sent[1]),
+            "bytes_ratio": round(sent[0] / max(sent[1], 1), 3),
         }
 
     def _run(self, store, folder: Path, words: list[str], training: int, preparing: int, link: int, alone=None) -> dict:
@@ -114,7 +120,7 @@ class MachinesBench:
                     shutil.copytree(store, machine.folder / "store")
                     if alone is not None:
                         shutil.copytree(alone, machine.folder / "alone")
-                if training + preparing > 1:
+                if training + preparing > 1 and (self.owners or preparing):
                     start_ray(made, "prepare" if preparing else None)
                 trains = made[:training]
                 wait_for(trains, start_training(trains, words), limit_s=1800.0)

@@ -16,7 +16,16 @@ from ..datamodule import EpochTimes
 from ..datamodule.machine_plan import Machines
 from ..loader import RankPlace
 from ..memory import format_bytes, format_seconds
-from ..planner.machine_cost import BatchSeconds, EpochCost, MachineRates, SetUp, cheapest, epoch_cost, fetch_seconds
+from ..planner.machine_cost import (
+    BatchSeconds,
+    EpochCost,
+    MachineRates,
+    SetUp,
+    cheapest,
+    epoch_cost,
+    fetch_seconds,
+    ring_bytes,
+)
 from ..report.page import tiers
 from ..report.run_record import BESIDE, RunRecord
 from ..strategy import ModelAveraging
@@ -241,6 +250,8 @@ def predicted_against_measured(
         "seconds": trained_seconds(run),
         "sent_bytes": found.get("from other machines", 0.0) + found.get("from workers of Ray", 0.0),
     }
+    handed = found.get("sent: averages", 0.0) / costs.devices  # by all ranks to the process group
+    measured["averaged_bytes"] = ring_bytes(handed, training)
     hourly = costs.rates.price(training, preparing)
     measured["price"] = None if hourly is None else hourly * measured["seconds"] / 3600
     return {

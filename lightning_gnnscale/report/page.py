@@ -388,7 +388,8 @@ def _machines(run: RunRecord) -> list[dict | None]:
     def row(name: str, cost: dict, share: str = "") -> list[str]:
         price = "" if cost.get("price") is None else f"{cost['price']:.4g}"
         numbers = [str(cost.get(key, "")) for key in ("training", "preparing")]
-        return [name, *numbers, f"{cost['seconds']:.2f} s", format_bytes(round(cost["sent_bytes"])), price, share]
+        sizes = [format_bytes(round(cost[key])) for key in ("sent_bytes", "averaged_bytes")]
+        return [name, *numbers, f"{cost['seconds']:.2f} s", *sizes, price, share]
 
     predicted, measured = found["predicted"], found["measured"]
     ratio = f"{predicted['seconds'] / measured['seconds']:.2f}" if measured["seconds"] else ""
@@ -399,12 +400,12 @@ def _machines(run: RunRecord) -> list[dict | None]:
         times = f"{cost['seconds'] / max(predicted['seconds'], 1e-9):.2f}"
         rows.append(row(f"one machine {'more' if more else 'fewer'} that {who}", cost, times))
     text = (
-        f"By the seconds of {found['seconds_from']}: {found['batch']['train_s'] * 1e3:.1f} ms to train a batch, "
+        f"By the seconds of {found.get('seconds_from')}: {found['batch']['train_s'] * 1e3:.1f} ms to train a batch, "
         f"{found['batch']['prepare_s'] * 1e3:.1f} ms of a thread to prepare it. An epoch is bound by "
-        f"{predicted['bound_by']}. Seconds are without validation, bytes without averages. The last column is "
+        f"{predicted.get('bound_by')}. Seconds are without validation. The last column is "
         "predicted over measured; of other numbers of machines over what is predicted here."
     )
-    columns = ["an epoch", "train", "prepare", "time", "between machines", "price", "times"]
+    columns = ["an epoch", "train", "prepare", "time", "between machines", "averages", "price", "times"]
     return [{"text": text}, _table(columns, rows)]
 
 

@@ -177,7 +177,7 @@ def start_ray(made: list[Machine], label: str | None = None) -> None:
             where = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", "--temp-dir=/mnt/tmp/ray"]
         size = ["--num-cpus=2", "--object-store-memory=200000000", f"--node-ip-address={machine.address}"]
         labels = [] if label is None or machine is made[0] else [f'--resources={{"{label}": 1}}']
-        machine.run([*ray, "start", *where, *size, *labels])
+        machine.run([*ray, "start", *where, *size, *labels], timeout_s=600.0)
 
 
 def start_training(
