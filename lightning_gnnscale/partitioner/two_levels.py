@@ -21,7 +21,7 @@ from .constraints import Constraints, judge, node_weights, resolve_constraints
 from .graph_access.scratch import AUTO, EdgeFile, reserve, scratch_folder
 from .graph_access.simple_graph import open_simple_graph
 from .graph_input import Checkpoint
-from .part_order import order_parts
+from .part_order import MOST_PARTS, order_parts
 from .registry import (
     WITHOUT_EFFECT,
     check_ids,
@@ -35,6 +35,7 @@ NODE_BYTES = 16  # that two levels hold beside the method
 _SALT = 0x4D414348  # separates this use of the seed from all others
 _SEEDS = 1 << 31  # METIS takes no larger ones
 _VOLUME = "volume of the graph"  # of a machine's nodes, with their edges to other machines
+_NOT_COMPARED = -1  # with parts that are made at once
 _STATE = "machines"  # phase of a checkpoint
 
 
@@ -77,8 +78,8 @@ class TwoLevels:
         parts share what that leaves. Without a balance, a method of no fixed one keeps its own on each level, so that
         parts may be up to its square over the mean.
 
-        The method also makes all parts at once; where fewer edges are between ranges of those, see `order_parts`, than
-        between the machines, each of these ranges is a machine.
+        The method also makes all parts at once, up to 2048; where fewer edges are between ranges of those, see
+        `order_parts`, than between the machines, each of these ranges is a machine.
 
         With scratch disk the edges inside machines are written there once, else the stream is filtered for each
         machine. A state is saved after each machine, next to that of the method.
@@ -96,6 +97,9 @@ class TwoLevels:
         asked = self._weights(stream, num_parts, balance) if balance else None
         if not state:
             state = self._machines(stream, num_parts, balance)
+            _save(saved, state)
+        if int(state["next"]) == _NOT_COMPARED:
+            state |= self._ranges(stream, state["machine"], num_parts)
             _save(saved, state)
         facts, kept = json.loads(str(state["facts"]))
         phases.note(**facts, num_machines=self.num_machines)
@@ -120,17 +124,18 @@ class TwoLevels:
             kept = own.judgement and dict(zip(own.judgement[0].names, own.judgement[0].slack.tolist(), strict=True))
             facts = {name: value for name, value in own.notes.items() if not name.startswith("balance")}
             state = {"machine": machine, "facts": np.array(json.dumps([facts, kept], default=str))}
-            if levels == 1:
-                return state | {"part_id": machine, "next": np.int64(self.num_machines)}
-            ranges = self._ranges(stream, machine, num_parts)
-            if ranges is not None:
-                own = ranges // (num_parts // self.num_machines)
-                return state | {"machine": own, "part_id": ranges, "next": np.int64(self.num_machines)}
-            return state | {"part_id": np.full(stream.num_nodes, -1, np.int32), "next": np.int64(0)}
+            return state | {
+                "part_id": machine.copy(),
+                "next": np.int64(self.num_machines if levels == 1 else _NOT_COMPARED),
+            }
 
-    def _ranges(self, stream, machine: np.ndarray, num_parts: int) -> np.ndarray | None:
-        """Return parts that are made at once, if fewer edges are between ranges of them than between machines."""
-        part, _ = self._call(stream, num_parts, self.seed, self.masks, self.balance, "parts")
+    def _ranges(self, stream, machine: np.ndarray, num_parts: int) -> dict:
+        """Return what changes of the state: parts made at once, if ranges of them share fewer edges than machines."""
+        left = {"next": np.int64(0)}
+        if num_parts > MOST_PARTS:
+            return left
+        with phases.phase("machines"):
+            part, _ = self._call(stream, num_parts, self.seed, self.masks, self.balance, "parts")
         between, cut = np.zeros((num_parts, num_parts), np.int64), 0
         with closing(stream.chunks()) as chunks:
             for chunk in chunks:
@@ -139,7 +144,9 @@ class TwoLevels:
         number[order_parts(between)] = np.arange(num_parts)
         owner = number // (num_parts // self.num_machines)
         within = np.equal.outer(owner, owner)
-        return number[part] if between[~within].sum() <= cut else None
+        if between[~within].sum() > cut:
+            return left
+        return {"machine": owner[part], "part_id": number[part], "next": np.int64(self.num_machines)}
 
     def _levels(self, num_parts: int) -> int:
         return 1 if num_parts == self.num_machines else 2
@@ -149,9 +156,12 @@ class TwoLevels:
         options = {name: value for name, value in self.options.items() if name not in WITHOUT_EFFECT}
         if "scratch" in options:
             options["scratch"] = options["scratch"] is not None
-        masks = {name: zlib.crc32(np.ascontiguousarray(mask)) for name, mask in (self.masks or {}).items()}
+        masks = {name: zlib.crc32(np.ascontiguousarray(mask)) for name, mask in self._masks().items()}
         settings = {"method": self.method, "options": options, "num_machines": self.num_machines, "seed": self.seed}
         return settings | {"num_parts": num_parts, "masks": masks, "balance": dict(self.balance or {})}
+
+    def _masks(self) -> dict:
+        return {name: mask for name, mask in (self.masks or {}).items() if mask is not None}
 
     def _judge(self, stream, state: dict, num_parts: int, asked, kept: Mapping | None) -> None:
         """Leave the balance of the parts to be judged: as asked, or what two levels of the method's own allow."""
@@ -195,7 +205,7 @@ class TwoLevels:
         nodes, each = np.flatnonzero(state["machine"] == machine), num_parts // self.num_machines
         own = np.arange(len(nodes), dtype=np.int32) % each
         if each > 1 and len(nodes) > each:  # else parts without nodes get one later
-            masks = {name: np.asarray(mask)[nodes] for name, mask in (self.masks or {}).items() if mask is not None}
+            masks = {name: np.asarray(mask)[nodes] for name, mask in self._masks().items()}
             balance = {}
             for d, name in enumerate(() if asked is None else asked[0].names):
                 weight = np.ones(len(nodes), np.int8) if asked[1].size == 1 else asked[1][nodes, d]
