@@ -202,7 +202,7 @@ class Asked:
     def __init__(self, store: PartitionStore, num_machines: int, bench: OwnershipBench, replicate_share: float):
         self._bench = bench
         targets = [len(nodes) for nodes in part_targets(store).values()]
-        self.owner = rank_of_parts(targets, np.diff(store.part_offsets), num_machines)
+        self.owner = rank_of_parts(targets, np.diff(store.part_offsets), num_machines, store.num_machines)
         self._targets, held = sum(targets), np.bincount(self.owner, targets, num_machines)
         self.train_balance = float(held.max() / held.mean())
         budget = int(replicate_share * store.num_nodes * bench.feature_bytes)

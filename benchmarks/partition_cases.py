@@ -49,7 +49,7 @@ def resolve_methods(given: list[str | Mapping]) -> list[MethodSpec]:
     """Check the methods of the configuration, and spread options that are lists of values.
 
     Args:
-        given: names of partitioners, or {method, name, balance, and options of the method}.
+        given: names of partitioners, or {method, name, balance, num_machines, and options of the method}.
 
     Raises:
         ValueError: an unknown method or option, or two methods of one name and other settings.
@@ -79,7 +79,7 @@ def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
         raise ValueError(f"bench.methods: {dict(given)} has no method")
     family, balance = options.pop("name", method), options.pop("balance", None)
     if method != GREEDY_EXPECTATION:
-        complete_options(method, options)
+        complete_options(method, {key: value for key, value in options.items() if key != "num_machines"})
     elif "chunk_edges_share" not in options or not set(options) <= {"chunk_edges_share", "ends", "refine", "draws"}:
         takes = "chunk_edges_share, and ends, refine and samples if wished"
         raise ValueError(f"bench.methods: {GREEDY_EXPECTATION} takes {takes}, got {', '.join(options) or 'nothing'}")

@@ -81,7 +81,8 @@ def _show_store(store: PartitionStore) -> None:
         "nodes": f"{store.num_nodes:,}",
         "edges": f"{store.num_edges:,} ({'in both directions' if store.symmetric else 'as given'})",
         "version": None if store.version is None else _version(store.version),
-        "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
+        "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}"
+        + (f", for {store.num_machines} machines" if store.num_machines > 1 else ""),
         "node types": _node_types(store),
         "edge types": _edge_types(store),
         "features": told,

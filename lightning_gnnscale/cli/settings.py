@@ -139,6 +139,7 @@ FILLED_IN = {
         for key in ("features", "labels", "edge_weight", "edge_features")
     },
     "partitioner.num_parts": "num_parts=",
+    "datamodule.num_machines": "partitioner.num_machines=",
     "planner.num_parts": "num_parts=",
     "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
     "planner.batch_size": "datamodule.batch_size=",

@@ -115,10 +115,27 @@ def train(config: DictConfig, folder: Path) -> dict:
         facts |= run.predict(best) if config.predict else {}
     summary = run.summarise(config.name, facts)
     if is_first_rank():
+        _add_machines(config, run, summary)
         log_results(loggers, summary["metrics"], folder)
         write_summary(folder, summary)
     leave_report(folder)
     return summary
+
+
+def _add_machines(config: DictConfig, run: "CommandRun", summary: dict) -> None:
+    """Add to the summary what an epoch was predicted to cost, and did, and what one machine more or less would do."""
+    from .machines import asks_for_costs, predicted_against_measured, told_costs
+
+    if not asks_for_costs(config) or not takes_sampler(config):
+        return
+    if run.datamodule.store.fetched is not None:
+        summary["facts"]["machines"] = "not predicted: this machine has fetched a part of the store alone"
+        return
+    learned = _learned(config, StoredData(config.name, run.datamodule.store))
+    weights = policy_of(run.trainer)
+    found = predicted_against_measured(config, run.folder, run.datamodule, weights, run.model, learned)
+    summary["machines"] = found
+    summary["facts"] |= told_costs(found)
 
 
 def _parts_and_processes(num_parts: int, num_processes: int) -> str:
@@ -427,15 +444,14 @@ def _plan_reads(config: DictConfig, made, datamodule, store, weights) -> None:
 def _plan_machines(config: DictConfig, data, datamodule, store, weights) -> None:
     """Print what each machine of a run on several holds, receives and sends."""
     from ..datamodule.machine_plan import Machines  # of use on several machines alone
+    from .machines import asks_for_costs, plan_costs
 
-    learned = {
-        "embedding_dim": model_widths(config, data).get("embedding_dim", 0),
-        "embedding_node_types": learned_node_types(config, data.schema, stored_columns(config, data)),
-    }
+    learned = _learned(config, data)
     training = config.trainer.get("num_nodes") or 1
+    counted = {name: config.machines[name] for name in ("preparing", "link_gbit", "batches")}
     with own_settings("machines", config.machines):
-        machines = Machines(training, planned_devices(config), **learned, **config.machines)
-    if machines.number == 1:
+        machines = Machines(training, planned_devices(config), **learned, **counted)
+    if machines.number == 1 and not asks_for_costs(config):
         return
     if not takes_sampler(config):
         print("machines: what full-graph training exchanges is not counted here; `gnnscale bench exchange` measures it")
@@ -443,6 +459,27 @@ def _plan_machines(config: DictConfig, data, datamodule, store, weights) -> None
     if store is None:
         print("machines are counted on a store that exists: make it with `gnnscale partition`, or say store=")
         return
+    if machines.number > 1:
+        _print_machines(config, machines, datamodule, weights)
+    if asks_for_costs(config):
+        _quiet()
+        torch.set_num_threads(1)  # as in a run
+        plan_costs(config, datamodule, weights, learned, lambda trial, folder: _trial(trial, folder, store))
+
+
+def _learned(config: DictConfig, data) -> dict:
+    """Return width and node types of learned rows, as `Machines` takes them."""
+    return {
+        "embedding_dim": model_widths(config, data).get("embedding_dim", 0),
+        "embedding_node_types": learned_node_types(config, data.schema, stored_columns(config, data)),
+    }
+
+
+def _trial(config: DictConfig, folder: Path, store) -> tuple[Any, Any]:
+    return make_trainer(config, folder), make_datamodule(config, None, store=store)
+
+
+def _print_machines(config: DictConfig, machines, datamodule, weights) -> None:
     with own_settings("machines", config.machines):
         rows = machines.plan(datamodule, weights)
     columns = ("", "role", "parts", "holds", "targets", "rows of\nothers", "receives", "sends", "link")

@@ -168,12 +168,14 @@ class EpochTimes(L.Callback):
     `events.ActivityClock`. `counts` has the epoch's numbers of batches, seeds, nodes, edges, bytes of feature rows
     (`row_bytes`); `hop_nodes` and `hop_edges` where they were sampled hop by hop. `disk_bytes` is what the process
     read from disk, None where the system does not report it. `timeline` has both in bins of `bin_s` seconds.
+    `latest` is this process' last `epoch_times`.
 
     Cost: some microseconds a batch; two events an epoch, and two of up to 50 kB a run.
     """
 
     def __init__(self):
         self._showed_first, self._is_within = False, False
+        self.latest: dict = {}
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._end(trainer, is_last=False)
@@ -222,7 +224,7 @@ class EpochTimes(L.Callback):
             return
         whose = {"epoch": self._epoch, "rank": trainer.global_rank, "began": self._began}
         disk_bytes = disk_read_bytes()
-        record(
+        self.latest = record(
             "epoch_times",
             **whose,
             device=trainer.strategy.root_device.type,

@@ -242,8 +242,9 @@ class Machines:
         store, names = data.store, range(self.training, self.number)
         if crosses and data.rows.owners is not None:
             counts = [len(nodes) for nodes in part_targets(store, data.sampler).values()]
-            return deal_in_order(counts, np.diff(store.part_offsets), names)
-        assigned = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
+            return deal_in_order(counts, np.diff(store.part_offsets), names, store.num_machines)
+        made_for = store.num_machines, store.num_parts
+        assigned = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts, made_for)
         return np.array([assigned[part] for part in range(store.num_parts)])
 
     def _targets(self, data: PartitionDataModule, weights: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from ..errors import PlacementError, StrategyError, check_count, check_integer, is_integer, short
 from ..events import record
@@ -373,7 +373,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.scope_under(weights) != "graph" or not trainable:
             return np.arange(self.store.num_parts) % world_size
         counts = [len(nodes) for nodes in part_targets(self.store, self.sampler).values()]
-        return rank_of_parts(counts, np.diff(self.store.part_offsets), world_size)
+        return rank_of_parts(counts, np.diff(self.store.part_offsets), world_size, self.store.num_machines)
 
     @property
     def _weights(self) -> Any:
@@ -384,6 +384,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """Return this rank's batches: a plain iterable that shards itself."""
         self._check_trainable()
         scope, place = self.scope_under(self._weights), self._place()
+        self._tell_machines(scope, place)
         options, features = self.loader_options, self.buffer
         if self._gathers_on_device or not self.stored_features:
             features = None
@@ -406,6 +407,16 @@ class PartitionDataModule(StoredGraphDataModule):
         self._close_loader()
         self._train_loader = loader
         return loader
+
+    def _tell_machines(self, scope: str, place: RankPlace) -> None:
+        """Say where parts that were made for some machines are owned by others."""
+        made_for, machines = self.store.num_machines, 1 if self.trainer is None else self.trainer.num_nodes
+        aligned = place.num_ranks % made_for == 0 and machines in (1, made_for)
+        if scope == "graph" and place.world_size > 1 and not aligned:
+            rank_zero_info(
+                f"the store's parts are for {made_for} machines, and {machines} with {place.num_ranks} ranks train: "
+                f"ranks own ranges of the parts. For a lower cut between machines: partitioner.num_machines={machines}"
+            )
 
     def _sending(self, placed: PlacedTraining | None = None) -> DeviceBatches | None:
         """Return what copies batches to the Trainer's GPU ahead of their use; None: Lightning moves them.

@@ -175,7 +175,7 @@ def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.nda
         raise StrategyError(
             f"{sum(counts)} training nodes cannot be shared out to {world_size} processes: use devices={sum(counts)}"
         )
-    owner = rank_of_parts(counts, np.diff(store.part_offsets), world_size)
+    owner = rank_of_parts(counts, np.diff(store.part_offsets), world_size, store.num_machines)
     return assign_targets(targets, owner, world_size, partial(_neighbors_by_rank, store, owner, world_size))
 
 

@@ -50,17 +50,25 @@ def split_targets(targets: np.ndarray, world_size: int) -> list[np.ndarray]:
     return [targets[start : start + share] for start in starts]
 
 
-def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_size: int) -> np.ndarray:
+def rank_of_parts(
+    num_targets: Sequence[int], num_nodes: Sequence[int], world_size: int, num_machines: int = 1
+) -> np.ndarray:
     """Return the rank that owns each part: ranks take parts in order, as even shares of all targets would.
 
     Args:
         num_targets, num_nodes: Counts of each part, in the order of the parts.
         world_size: Number of ranks, >= 1.
+        num_machines: Machines that the parts were made for. Where it divides the ranks, each run of
+            `world_size / num_machines` ranks takes the parts of one machine; else it does not matter.
 
     Returns:
         (num_parts,) int64. A part belongs to the rank whose range of the targets in order has most of it. A part
         without targets goes to the rank whose parts have the fewest nodes so far; the largest such part goes first.
     """
+    if num_machines > 1 and world_size % num_machines == 0:
+        ranks = world_size // num_machines
+        groups = zip(*(np.split(np.asarray(counts), num_machines) for counts in (num_targets, num_nodes)), strict=True)
+        return np.concatenate([one * ranks + rank_of_parts(*group, ranks) for one, group in enumerate(groups)])
     ends = np.cumsum(num_targets, dtype=np.int64)
     starts, total = ends - np.asarray(num_targets), int(ends[-1])
     cuts = [rank * total // world_size for rank in range(world_size + 1)]

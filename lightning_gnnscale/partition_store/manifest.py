@@ -23,8 +23,10 @@ MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: separate, as it differs between files of the same graph
 _SEAL = "seal"
-# Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update, as ids.
+# Of directed graphs, of one node type and edge type, of classes, without such columns, of what is no update, as ids, of
+# parts that were made at once.
 _MAY_LACK = ("edge_counts", "schema", "regression", "node_columns", "version", "num_edge_classes", "edge_storage")
+_MAY_LACK += ("num_machines",)
 
 
 def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> dict[str, dict]:
@@ -215,6 +217,7 @@ def wrong_field(manifest: dict) -> str | None:
         "node_columns": _are_node_columns,
         "version": _is_version,
         "num_edge_classes": _is_count,
+        "num_machines": lambda value: _is_count(value) and value > 0 and manifest["num_parts"] % value == 0,
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in checks.items():

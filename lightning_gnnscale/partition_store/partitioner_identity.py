@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..edge_stream import EdgeStream
+from ..errors import check_integer
 from ..partitioner import Partitioning, partition
 from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.registry import decisive_options
@@ -54,6 +55,27 @@ def registered_method(partitioner: str | Callable) -> tuple[str, dict] | None:
     if isinstance(partitioner, functools.partial) and partitioner.func is partition and not partitioner.args:
         return partitioner.keywords.get("method", DEFAULT_METHOD), dict(partitioner.keywords)
     return None
+
+
+def made_for_machines(partitioner: str | Callable) -> int:
+    """Return the number of machines that a registered method makes parts for; 1: for any."""
+    return (registered_method(partitioner) or ("", {}))[1].get("num_machines") or 1
+
+
+def with_machines(partitioner: str | Callable, num_machines: int) -> Callable:
+    """Return a partitioner that makes parts for so many machines.
+
+    Raises:
+        ValueError: it is a callable of the user's own.
+    """
+    check_integer("num_machines", num_machines, 1)
+    known = registered_method(partitioner)
+    if known is None:
+        raise ValueError(
+            f"num_machines={num_machines} goes with a registered method, got partitioner={method_name(partitioner)}: "
+            "register it by gs.register_partitioner, or let it give num_machines to gs.partition"
+        )
+    return functools.partial(partition, **{"method": known[0], **known[1], "num_machines": num_machines})
 
 
 def method_name(partitioner: str | Callable | None) -> str:

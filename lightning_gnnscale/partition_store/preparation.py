@@ -59,8 +59,10 @@ def expected_store_fingerprint(
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
     method, weight = keywords.pop("method", DEFAULT_METHOD), keywords.pop("edge_type_weight", None)
+    num_machines = keywords.pop("num_machines", None) or 1
     options = decisive_options(method, complete_options(method, keywords))
     options |= {"edge_type_weight": dict(weight)} if weight else {}
+    options |= {"num_machines": num_machines} if num_machines > 1 else {}
     return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)
 
 

@@ -202,6 +202,11 @@ class PartitionStore:
         return self.manifest["num_parts"]
 
     @property
+    def num_machines(self) -> int:
+        """Number of machines that the parts were made for, each a range of `num_parts / num_machines`; 1: for any."""
+        return self.manifest.get("num_machines", 1)
+
+    @property
     def symmetric(self) -> bool:
         """Whether each edge's reverse is stored too."""
         return self.manifest["symmetric"]

@@ -25,12 +25,20 @@ from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
+from ..partitioner.two_levels import NODE_BYTES as TWO_LEVELS_BYTES
+from ..partitioner.two_levels import check_num_machines
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
 from ..planner.sweep_plan import ROWS_A_SEED, SPACE_SHARE, WAITING_BYTES, WORTH, EpochUse, plan_sweep
 from .journal import store_folder
 from .manifest import read_source, write_json
-from .partitioner_identity import describe_partitioner, method_name, registered_method
+from .partitioner_identity import (
+    describe_partitioner,
+    made_for_machines,
+    method_name,
+    registered_method,
+    with_machines,
+)
 from .preparation import (
     expected_store_fingerprint,
     partitioning_facts,
@@ -67,6 +75,7 @@ class StoreMaking(TypedDict, total=False):
     edge_features: Any
     partitioner: str | Callable[..., Partitioning]
     num_parts: int | str
+    num_machines: int | None
     planner: Callable[..., Plan] | None
     overwrite: bool
     pack_halo: bool | str
@@ -84,6 +93,8 @@ class StoreSource:
             below `stores` in the working directory, named after the graph, the partitioner and a digest of the input.
         partitioner: Name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
         num_parts: Number of parts; "auto" asks the planner.
+        num_machines: Number of machines that the parts are for, see `gs.partition`; None: what the partitioner says.
+            "auto" then takes a multiple of it.
         planner: Callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
         seed: Seed of the partitioning's random choices.
         overwrite: Whether to replace a damaged store, or a store made from other input.
@@ -107,6 +118,7 @@ class StoreSource:
         *,
         partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
         num_parts: int | str = "auto",
+        num_machines: int | None = None,
         planner: Callable[..., Plan] | None = None,
         seed: int = 0,
         overwrite: bool = False,
@@ -115,8 +127,12 @@ class StoreSource:
         edge_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
+        if num_machines is not None:
+            partitioner = with_machines(partitioner, num_machines)
+        self._multiple_of = made_for_machines(partitioner)
         if num_parts != "auto":
             check_count("num_parts", num_parts)
+            check_num_machines(self._multiple_of, num_parts)
         if not isinstance(pack_halo, bool) and pack_halo != "auto":
             raise ValueError(f"pack_halo must be true, false or auto, got {short(pack_halo)}")
         self.dataset = dataset
@@ -259,11 +275,19 @@ class StoreSource:
             "feature_row_bytes": self.dataset.batch_row_bytes,
             "partition_bytes": lambda num_parts: self._partition_bytes(num_edges, num_parts),
         }
-        made = self.planner(**{**sizes, "num_devices": num_devices, **options})
+        given = {**sizes, "num_devices": num_devices, **options}
+        made = self.planner(**given)
+        if made.num_parts % self._multiple_of:
+            more = self.planner(**{**given, "num_parts": self._multiple(made.num_parts)})
+            made = replace(more, chosen_by=made.chosen_by)
         peaks = made.host_peak_bytes
         if standing is not None:  # it is not made again
             peaks = {stage: peak for stage, peak in peaks.items() if not stage.startswith("partition")}
         return replace(made, edges_note=note, host_peak_bytes=peaks)
+
+    def _multiple(self, num_parts: int) -> int:
+        """Return so many parts, or as many more as machines need to have equally many."""
+        return -(-num_parts // self._multiple_of) * self._multiple_of
 
     def settle(self, make_plan: Callable[..., Plan], record: Path | None = None) -> Plan:
         """Choose the number of parts so that the largest part fits with its halo.
@@ -364,7 +388,7 @@ class StoreSource:
             return replace(made, chosen_by=plan.chosen_by if num_parts == plan.num_parts else "halo")
 
         def rows(num_parts: int) -> int:
-            return sample.rows(partial(self._assign_stream, masks=masks), num_parts)
+            return sample.rows(partial(self._assign_stream, masks=masks), self._multiple(num_parts))
 
         told = plan_at(plan.num_parts, PartRows(rows(plan.num_parts)))
         if told.fits or self.num_parts != "auto":
@@ -387,7 +411,7 @@ class StoreSource:
         guessed: dict[int, int] = {}
         if not known and self.dataset.stream.count()[1] > SAMPLE_EDGES:
             sample, assign = SampledHalos(self.dataset.stream, self.seed), partial(self._assign_stream, masks=None)
-            guessed = {p: sample.rows(assign, p) for p in {first, min(most, 4 * first)}}
+            guessed = {p: sample.rows(assign, self._multiple(p)) for p in {first, min(most, 4 * first)}}
         found = search_parts(plan_at, num_nodes, first, most, known, measure, guessed)
         if found is not None:
             return found
@@ -465,7 +489,9 @@ class StoreSource:
         if known is None:
             return None
         method, options = known
-        return partition_bytes(method, self.dataset.stream.num_nodes, num_edges, num_parts, options)
+        num_nodes = self.dataset.stream.num_nodes
+        needed = partition_bytes(method, num_nodes, num_edges, num_parts, options)
+        return needed if needed is None or self._multiple_of == 1 else needed + TWO_LEVELS_BYTES * num_nodes
 
     def _count_edges(self) -> tuple[int, str]:
         """Return the edges that the store will have, and how they were counted where that is not obvious."""
@@ -511,6 +537,7 @@ class StoreSource:
 
     def _measure(self, num_parts: int) -> PartRows | None:
         """Partition in so many parts, and return what the largest holds; `prepare` takes the latest as it is."""
+        num_parts = self._multiple(num_parts)
         with stage("partition", note=f"{num_parts} parts by {method_name(self.partitioner)}, to measure halos"):
             made = self._partition(num_parts)
         self._measured = self.fingerprint(num_parts), made

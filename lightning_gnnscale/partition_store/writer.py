@@ -318,6 +318,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
     if inputs.edge_storage is not None:
         manifest["edge_storage"] = inputs.edge_storage
+    if inputs.options.get("num_machines"):
+        manifest["num_machines"] = int(inputs.options["num_machines"])
     if inputs.regression:
         manifest["regression"] = True
     if inputs.edge_label is not None:

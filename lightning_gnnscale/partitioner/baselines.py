@@ -6,7 +6,7 @@ from ..errors import is_integer
 from ..jit import kernel
 from ..rng import fold, permutation
 from . import phases
-from .constraints import caps, judge, part_loads, resolve_constraints
+from .constraints import caps, judge, node_weights, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
 from .registry import complete_options, get_partitioner, promised_slack, register_partitioner
 
@@ -56,26 +56,29 @@ def range_parts(graph: GraphInput, num_parts: int) -> np.ndarray:
         graph: the graph; its edges are read only for ranges of equal volume, its seed is not used.
         graph.balance: None or {"nodes": slack}: sizes differ by at most one node. {"volume": slack}: a node goes to the
             part in whose share of the volume (sum of degrees) its middle lies, so that no part is more than one node's
-            degree above the mean; where that is above the slack, a warning says so. No other constraint is taken.
+            degree above the mean; where that is above the slack, a warning says so. {"train": slack}, a mask or counts:
+            the same of what they weigh. One constraint is taken.
 
     Returns:
         (num_nodes,) int32 part ids, ascending. Ranges of equal volume may leave a part without nodes, to which
         `partition` then gives a node from elsewhere.
 
     Raises:
-        ValueError: other constraints, a slack below 1, or a layout that the edges contradict.
+        ValueError: several constraints, a slack below 1, or a layout that the edges contradict.
 
     Cost: O(num_nodes) time and 5 bytes a node; for the volume one pass over the stream and 8 bytes a node.
     """
     balance = graph.balance or {}
-    if len(balance) > 1 or set(balance) - {"nodes", "volume"}:
-        raise ValueError(f"partitioner 'range' balances either nodes or volume, got balance={dict(balance)}")
+    if len(balance) > 1:
+        raise ValueError(f"partitioner 'range' balances nodes, volume or one mask, got balance={dict(balance)}")
     degree = graph.open_simple() if "volume" in balance else np.ones(graph.num_nodes, np.int8)
     with phases.phase("assignment"):
-        constraints = resolve_constraints(balance, None, degree, num_parts, 1.0)
-        total = int(degree.sum(dtype=np.int64))
+        constraints = resolve_constraints(balance, graph.masks, degree, num_parts, 1.0)
+        weight = node_weights(constraints, degree, np.int32)
+        weight = weight[:, 0] if weight.size > 1 else np.ones(len(degree), np.int8)
+        total = int(weight.sum(dtype=np.int64))
         part_id = np.empty(len(degree), np.int32)
-        _cut_evenly(degree if total else np.ones(len(degree), np.int8), total or len(degree), num_parts, part_id)
+        _cut_evenly(weight if total else np.ones(len(degree), np.int8), total or len(degree), num_parts, part_id)
         if total:
             judge(constraints, part_loads(constraints, degree, part_id, num_parts))
     return part_id

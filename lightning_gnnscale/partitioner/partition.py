@@ -20,6 +20,7 @@ from . import phases
 from .constraints import balance_by_node_type
 from .quality import PartitionQuality, check_masks, evaluate_partitioning, quality_of_counts
 from .registry import check_ids, complete_options, decisive_options, fill_empty_parts, get_partitioner, settle_balance
+from .two_levels import TwoLevels, check_num_machines
 
 FORMAT_VERSION = 1
 
@@ -161,6 +162,7 @@ def partition(
     progress=None,
     evaluate: bool = True,
     edge_type_weight: dict | None = None,
+    num_machines: int | None = None,
     **options,
 ) -> Partitioning:
     """Assign every node of a stream to a part.
@@ -182,6 +184,9 @@ def partition(
         edge_type_weight: {"cites": 2, "at": 0}: an edge of type "cites" counts as two edges, those of type "at" are
             left out. Whole numbers >= 0; edges of other types count as one. For methods that count repeated edges,
             without `deduplicate=True`.
+        num_machines: Number of machines that the parts are for, which divides num_parts: the graph is divided into
+            machines, and the nodes of each into its parts, by the same method, see `TwoLevels`. A machine's parts
+            follow each other, and a run on so many machines assigns them so. None: parts are made at once.
         options: the method's own.
 
     Returns:
@@ -201,17 +206,22 @@ def partition(
     if stream.num_nodes is None:
         stream.count()
     num_parts = _check_num_parts(num_parts, stream.num_nodes)
+    num_machines = 1 if num_machines is None else check_num_machines(num_machines, num_parts)
     asked, of_node_types = masks, balance_by_node_type(stream, masks, balance)
     if evaluate:
         check_masks(stream.num_nodes, masks)
     seen = stream if not edge_type_weight else weigh_edge_types(stream, edge_type_weight)
     if edge_type_weight and options.get("deduplicate") and max(edge_type_weight.values()) > 1:
         raise ValueError("partitioner.deduplicate=true drops the repeats that edge_type_weight makes: leave one out")
-    asks = {"judges_later": True, "counts_quality": evaluate and seen is stream}
+    asks = {"judges_later": True, "counts_quality": evaluate and seen is stream and num_machines == 1}
     with phases.recording(phases.PhaseRecord(num_parts=num_parts, **asks)) as record, MemoryPeak() as peak:
         with phases.phase("total"):
             given = {"masks": of_node_types or None, "balance": balance, "progress": progress}
-            part_id = made = function(seen, num_parts, seed=seed, **given, **options)
+            if num_machines > 1:
+                made = TwoLevels(method, options, num_machines, seed, **given).parts(seen, num_parts)
+            else:
+                made = function(seen, num_parts, seed=seed, **given, **options)
+            part_id = made
         peak_bytes = max(0, peak.update() - peak.start_bytes)
         part_id = fill_empty_parts(check_ids(method, part_id, stream.num_nodes, num_parts), num_parts)
         settle_balance(method, options, part_id, num_parts, balance, of_node_types)
@@ -222,6 +232,8 @@ def partition(
     made_with = decisive_options(method, options)
     if edge_type_weight:
         made_with |= {"edge_type_weight": dict(edge_type_weight)}
+    if num_machines > 1:
+        made_with |= {"num_machines": num_machines}
 
     def measure() -> PartitionQuality:
         if counts is not None:

@@ -86,6 +86,12 @@ def promised_slack(name: str, options: Mapping, num_nodes: int, num_parts: int) 
     return promised(num_nodes, num_parts, options) if callable(promised) else promised
 
 
+def usual_balance(name: str) -> dict[str, float] | None:
+    """Return the balance of nodes that a method promises whatever its options, as it takes it; None: there is none."""
+    promised = _PROMISED.get(name)
+    return None if promised is None or callable(promised) else {"nodes": promised}
+
+
 def complete_options(name: str, options: Mapping) -> dict:
     """Return the options of a partitioner with its defaults filled in; ValueError for one that it does not have."""
     parameters = list(inspect.signature(get_partitioner(name)).parameters.values())

@@ -92,7 +92,7 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
 
 
-@graph_partitioner("streaming_multilevel", memory=_memory)
+@graph_partitioner("streaming_multilevel", memory=_memory, slack=1.03)
 def streaming_multilevel(
     graph: GraphInput,
     num_parts: int,

@@ -1,7 +1,7 @@
 """Which worker makes which batches of a trainer node: parts are assigned, batches go in groups; without Ray."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..loader.batch_source import BatchKey
@@ -14,11 +14,17 @@ _ASSIGN = 0x6465616C
 
 
 def assign_parts(
-    parts: Sequence[int], machines: Sequence[Hashable], able: Collection[Hashable], seed: int, epoch: int
+    parts: Sequence[int],
+    machines: Sequence[Hashable],
+    able: Collection[Hashable],
+    seed: int,
+    epoch: int,
+    made_for: tuple[int, int] = (1, 0),
 ) -> dict[int, Hashable]:
     """Assign parts to machines, to each as many as it has workers.
 
-    They are assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
+    Where the parts were made for as many machines as there are, each takes those of one, in every epoch. Else they are
+    assigned in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts
     that are open at a time are on as many machines as possible.
 
     Args:
@@ -26,6 +32,7 @@ def assign_parts(
         machines: Machine of each worker, in any order.
         able: Machines that can take a part. The parts of the others are assigned to these; no other part moves.
         seed, epoch: Seed and epoch that the order is sampled from.
+        made_for: Machines that the parts were made for, and the number of all parts.
 
     Returns:
         Part to machine. It depends on the arguments alone, not on the order of the parts or of the workers.
@@ -36,13 +43,28 @@ def assign_parts(
     Source: Armada's coordinator. Differs: it is a function, not a process, so no process has to be asked; and parts
         are assigned to machines, whose workers share them.
     """
-    return assign_in_turn(shuffled_parts(sorted(parts), seed, epoch), machines, able, fold(seed, epoch, _ASSIGN))
+    names, homes = sorted(set(machines), key=str), {}
+    if made_for[0] > 1 and made_for[0] == len(names):
+        homes = {part: names[part // (made_for[1] // made_for[0])] for part in parts}
+    order = shuffled_parts(sorted(parts), seed, epoch)
+    return assign_in_turn(order, machines, able, fold(seed, epoch, _ASSIGN), homes)
 
 
 def assign_in_turn(
-    units: Sequence[Unit], machines: Sequence[Hashable], able: Collection[Hashable], key: int
+    units: Sequence[Unit],
+    machines: Sequence[Hashable],
+    able: Collection[Hashable],
+    key: int,
+    homes: Mapping[Unit, Hashable] | None = None,
 ) -> dict[Unit, Hashable]:
-    """Assign parts, or unions of parts, that are opened one after another: see `assign_parts`; `key` is random."""
+    """Assign parts, or unions of parts, that are opened one after another: see `assign_parts`.
+
+    Args:
+        units: In the order in which they are opened.
+        machines, able: As of `assign_parts`.
+        key: Random number.
+        homes: Machines that some of them belong to whatever the order.
+    """
     if not set(able) & set(machines):
         raise ValueError(f"able must be machines of workers, at least one, got {sorted(map(str, able))}")
     workers = {machine: list(machines).count(machine) for machine in sorted(set(machines), key=str)}
@@ -51,6 +73,7 @@ def assign_in_turn(
     turns = [machine for _, machine in sorted(turns, key=lambda turn: (turn[0], str(turn[1])))]
     first = key % len(turns)  # who gets one more is random too
     owner = {unit: turns[(first + number) % len(turns)] for number, unit in enumerate(units)}
+    owner |= homes or {}
     takers = [machine for machine in turns if machine in able]
     orphans = [unit for unit in units if owner[unit] not in able]
     return owner | {unit: takers[(first + number) % len(takers)] for number, unit in enumerate(orphans)}
@@ -237,7 +260,7 @@ class Assignment:
             machines = list(self.machines.values())
             able = {self.machines[worker] for worker in self.able} or machines
             if setup.unions is None:
-                self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
+                self._assigns[name] = assign_parts(setup.parts, machines, able, key.seed, epoch, setup.made_for)
             else:
                 units = setup.unions.in_order(key.epoch)
                 self._assigns[name] = assign_in_turn(units, machines, able, fold(key.seed, epoch, _ASSIGN))

@@ -257,8 +257,9 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Li
         open_parts = 1 if order.num_ranks is None else order.parts_open - 1
         paths, chunks = tuple(filter(None, sys.path)), open_parts if homes else 1
         name, sent = digest.hexdigest(), [contents]
+        made_for = (1, 0) if store is None else (store.num_machines, store.num_parts)
         told = (name, sent, parts, order.passes, table, paths, shard_map, is_whole, homes, chunks, open_parts)
-        return Setup(*told, order.unions)
+        return Setup(*told, order.unions, made_for)
 
     return make
 

@@ -74,9 +74,8 @@ def assign_shards(
     counts = np.zeros(store.num_parts, np.int64)
     for some in targets:
         counts += np.bincount(part_of(some, store.part_offsets), minlength=store.num_parts)
-    owners = tuple(
-        deal_in_order(counts, np.diff(store.part_offsets), [machines.index(node) for node in nodes]).tolist()
-    )
+    of_workers, sizes = [machines.index(node) for node in nodes], np.diff(store.part_offsets)
+    owners = tuple(deal_in_order(counts, sizes, of_workers, store.num_machines).tolist())
     caps = None
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
@@ -84,7 +83,9 @@ def assign_shards(
     return shard_map_of(store, roots, owners, machines, replicate_bytes, caps, with_features, columns=columns)
 
 
-def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_of_worker: Sequence[int]) -> np.ndarray:
+def deal_in_order(
+    num_targets: Sequence[int], num_nodes: Sequence[int], machine_of_worker: Sequence[int], num_machines: int = 1
+) -> np.ndarray:
     """Return (num_parts,) int64: the machine that holds each part, as many targets for each of its workers.
 
     Parts follow each other on a machine: a partitioner that cuts again and again numbers those that share most edges
@@ -93,8 +94,11 @@ def deal_in_order(num_targets: Sequence[int], num_nodes: Sequence[int], machine_
     Args:
         num_targets, num_nodes: Counts of each part, in the order of the parts.
         machine_of_worker: Number of the machine of each worker, in any order.
+        num_machines: Machines that the parts were made for. Where there are so many, each takes the parts of one.
     """
     machines = np.sort(np.asarray(machine_of_worker))
+    if num_machines > 1 and len(np.unique(machines)) == num_machines:
+        return np.repeat(np.unique(machines), len(num_targets) // num_machines)
     return machines[rank_of_parts(num_targets, num_nodes, len(machines))]
 
 

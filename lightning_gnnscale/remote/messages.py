@@ -150,6 +150,7 @@ class Setup(NamedTuple):
             another; else 1.
         open_parts: Parts that batches come from in turn: a part is done once another has its turn.
         unions: Which parts are sampled as one graph; a machine reads, holds and swaps such a union as it does a part.
+        made_for: Machines that the store's parts were made for, and the number of its parts.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Setup(NamedTuple):
     chunks: int = 1
     open_parts: int = 1
     unions: PartUnions | None = None
+    made_for: tuple[int, int] = (1, 0)
 
     def unit(self, key: BatchKey) -> Unit:
         """Return what a batch is sampled from, see `BatchOrder.unit`."""

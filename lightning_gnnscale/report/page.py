@@ -222,6 +222,7 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
         ],
     )
     page.section("bytes", "Bytes", [*_bytes(page, runs), *each(lambda run: [_hops(run)])])
+    page.section("machines", "Machines", each(_machines))
     page.section("exchange", "Exchange", each(lambda run: _exchange(page, run)))
     page.section("memory", "Memory", [page.figure(figures.memory(runs), "Peak by stage"), *each(_process_peaks)])
     page.section("parts", "Parts", each(lambda run: _parts(page, run)))
@@ -376,6 +377,36 @@ def _exchange(page: Page, run: RunRecord) -> list[dict | None]:
         page.figure(figures.exchanged_bytes(run), "MiB that all processes sent in each epoch"),
         _table(["layer", "direction", "sent in the run", "share"], rows),
     ]
+
+
+def _machines(run: RunRecord) -> list[dict | None]:
+    """Return what an epoch was predicted to cost, and did, and what one machine more or less would do."""
+    found = run.summary.get("machines")
+    if not found:
+        return []
+
+    def row(name: str, cost: dict, share: str = "") -> list[str]:
+        price = "" if cost.get("price") is None else f"{cost['price']:.4g}"
+        numbers = [str(cost.get(key, "")) for key in ("training", "preparing")]
+        sizes = [format_bytes(round(cost[key])) for key in ("sent_bytes", "averaged_bytes")]
+        return [name, *numbers, f"{cost['seconds']:.2f} s", *sizes, price, share]
+
+    predicted, measured = found["predicted"], found["measured"]
+    ratio = f"{predicted['seconds'] / measured['seconds']:.2f}" if measured["seconds"] else ""
+    rows = [row("measured", {**predicted, **measured}), row("predicted", predicted, ratio)]
+    for cost in found["others"]:
+        more = cost["training"] + cost["preparing"] > predicted["training"] + predicted["preparing"]
+        who = "trains" if cost["training"] != predicted["training"] else "prepares"
+        times = f"{cost['seconds'] / max(predicted['seconds'], 1e-9):.2f}"
+        rows.append(row(f"one machine {'more' if more else 'fewer'} that {who}", cost, times))
+    text = (
+        f"By the seconds of {found.get('seconds_from')}: {found['batch']['train_s'] * 1e3:.1f} ms to train a batch, "
+        f"{found['batch']['prepare_s'] * 1e3:.1f} ms of a thread to prepare it. An epoch is bound by "
+        f"{predicted.get('bound_by')}. Seconds are without validation. The last column is "
+        "predicted over measured; of other numbers of machines over what is predicted here."
+    )
+    columns = ["an epoch", "train", "prepare", "time", "between machines", "averages", "price", "times"]
+    return [{"text": text}, _table(columns, rows)]
 
 
 def _process_peaks(run: RunRecord) -> list[dict | None]:

@@ -270,12 +270,33 @@ _QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("nodes_per_part", "halo_per_part", "train_per_part"), _LIST),
 }
 _OBJECT = is_mapping, "values by name"
+_COSTS = ("training", "preparing", "seconds", "sent_bytes", "averaged_bytes")
+
+
+def _is_cost(value: Any, names: tuple[str, ...] = _COSTS) -> bool:
+    numbers = is_mapping(value) and all(is_number(value.get(name)) for name in names)
+    return numbers and (value.get("price") is None or is_number(value["price"]))
+
+
+def _is_costs(value: Any) -> bool:
+    return (
+        is_mapping(value)
+        and _is_cost(value.get("predicted"))
+        and _is_cost(value.get("measured"), _COSTS[2:])
+        and isinstance(value.get("others"), list)
+        and all(map(_is_cost, value["others"]))
+        and is_mapping(value.get("batch"))
+        and all(is_number(value["batch"].get(name)) for name in ("train_s", "prepare_s"))
+    )
+
+
 _SUMMARY = {
     "title": (_is_scalar, "text"),
     "facts": (_by_name(_is_scalar), "numbers or text by name"),
     "metrics": (_by_name(_is_scalar), "numbers by name"),
     "stages": (_list_of(is_mapping), "a list of stages"),
     **dict.fromkeys(("quality", "partitioning", "plan"), _OBJECT),
+    "machines": (_is_costs, "what an epoch was predicted to take, and took"),
     **dict.fromkeys(("epochs", "num_nodes", "num_edges", "num_parts", "training_peak_bytes"), _COUNT),
 }
 _STAGE = {

@@ -1,5 +1,6 @@
 """What machines hold and ask of each other, as `gnnscale plan` counts it, against plain loops over the batches."""
 
+import logging
 from contextlib import closing
 
 import numpy as np
@@ -9,7 +10,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.datamodule.machine_plan import Machines
 from lightning_gnnscale.edge_stream import lfr_graph
-from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.loader import RankPlace, rank_of_parts
 from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
 from lightning_gnnscale.remote.batch_group import pack_group
 from lightning_gnnscale.strategy import GradientAveraging, ModelAveraging
@@ -26,6 +27,10 @@ def store(tmp_path_factory):
     arrays = {"features": np.random.default_rng(0).random((NODES, DIM), np.float32), "masks": masks}
     parts = gs.partition(stream, "spring", 4, masks=masks)
     return write_partition_store(tmp_path_factory.mktemp("plan") / "s", stream, parts, labels=graph.labels(), **arrays)
+
+
+def store_stream():
+    return lfr_graph(NODES, 20_000, seed=3).stream()
 
 
 def batches_of(data, rank, ranks, weights) -> list:
@@ -106,6 +111,25 @@ def test_parts_that_keep_to_themselves_ask_nothing(store):
     assert halos > 0
     edges = store.num_edges * store.csc.indices.itemsize
     assert sum(row.held_bytes for row in rows) == edges + NODES * 8 + (NODES + halos) * 4 * DIM
+
+
+def test_parts_made_for_two_machines_are_owned_by_them(tmp_path, store, caplog):
+    made = gs.partition(store_stream(), "spring", 4, num_machines=2)
+    arrays = {"masks": {"train": np.arange(NODES) < 400}, "labels": np.zeros(NODES, np.int64)}
+    for_two = write_partition_store(tmp_path / "two", store_stream(), made, **arrays)
+    data, weights = gs.PartitionDataModule(for_two, scope="graph", **BATCHES), GradientAveraging()
+    assert [row.parts for row in Machines(2).plan(data, weights)] == [(0, 1), (2, 3)]
+    assert data.owners(2, weights).tolist() == [0, 0, 1, 1]
+    counts = np.add.reduceat(for_two.masks["train"], for_two.part_offsets[:-1], dtype=np.int64)
+    assert np.array_equal(data.owners(3, weights), rank_of_parts(counts, np.diff(for_two.part_offsets), 3))
+    with caplog.at_level(logging.INFO):
+        for ranks, told in ((1, 0), (2, 0), (4, 0), (3, 1)):
+            caplog.clear()
+            data._tell_machines("graph", RankPlace(0, ranks))
+            assert len(caplog.records) == told
+    assert "the store's parts are for 2 machines, and 1 with 3 ranks train: ranks own ranges" in caplog.text
+    prepared = gs.PartitionDataModule(for_two, source=gs.RayWorkers(), rows="owners", **BATCHES)
+    assert [row.parts for row in Machines(preparing=2).plan(prepared, weights)][1:] == [(0, 1), (2, 3)]
 
 
 def test_machines_are_told_by_the_command_line(store, tmp_path, monkeypatch, capsys):

@@ -84,6 +84,17 @@ def test_parts_without_targets_balance_the_nodes():
     assert rank_of_parts([0, 0], [1, 1], 2).tolist() == [0, 1]
 
 
+def test_ranks_own_the_parts_of_their_machine_where_the_numbers_fit():
+    counts, sizes = [8, 0, 1, 1, 3, 3], [9, 9, 9, 9, 9, 9]
+    assert rank_of_parts(counts, sizes, 2, num_machines=2).tolist() == [0, 0, 0, 1, 1, 1]
+    assert rank_of_parts(counts, sizes, 2).tolist() == [0, 0, 1, 1, 1, 1]
+    assert rank_of_parts(counts, sizes, 4, num_machines=2).tolist() == [0, 0, 1, 2, 2, 3]
+    assert rank_of_parts(counts, sizes, 6, num_machines=3).tolist() == [0, 1, 2, 3, 4, 5]
+    for world_size in (1, 3, 5):
+        ranges = rank_of_parts(counts, sizes, world_size)
+        assert np.array_equal(rank_of_parts(counts, sizes, world_size, num_machines=2), ranges), "no multiple: ranges"
+
+
 @pytest.mark.parametrize("world_size", [0, 4])
 def test_more_ranks_than_targets_are_refused(world_size):
     with pytest.raises(ValueError, match=said("world_size [1, 3]")):

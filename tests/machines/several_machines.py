@@ -20,6 +20,9 @@ from pathlib import Path
 import psutil
 from filelock import FileLock
 
+RAY_PORT, MEETING_PORT = 6379, 29500
+CLI = [sys.executable, "-m", "lightning_gnnscale.cli"]
+SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "trainer.enable_progress_bar=false", "test=false"]
 SWITCH, LOCK = "gnnscale0", Path(tempfile.gettempdir()) / "gnnscale-machines.lock"
 
 
@@ -163,3 +166,40 @@ def _slow_down(machine: Machine, rate: str, delay: str) -> None:
 def _ip(*commands: str) -> None:
     for command in commands:
         subprocess.run(["ip", *command.split()], check=True)
+
+
+def start_ray(made: list[Machine], label: str | None = None) -> None:
+    """Start a node of one Ray cluster on each machine; all but the first have the label."""
+    ray, head = [sys.executable, "-m", "ray.scripts.scripts"], made[0].address
+    for machine in made:
+        where = [f"--address={head}:{RAY_PORT}"]
+        if machine is made[0]:
+            where = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", "--temp-dir=/mnt/tmp/ray"]
+        size = ["--num-cpus=2", "--object-store-memory=200000000", f"--node-ip-address={machine.address}"]
+        labels = [] if label is None or machine is made[0] else [f'--resources={{"{label}": 1}}']
+        machine.run([*ray, "start", *where, *size, *labels], timeout_s=600.0)
+
+
+def start_training(
+    made: list[Machine], words: list[str], store: str = "/mnt/store", **environment: str
+) -> list[subprocess.Popen]:
+    """Start `gnnscale train` by torchrun, a process a machine."""
+    words = ["train", f"store={store}", *SHORT, *words, f"trainer.num_nodes={len(made)}", "trainer.devices=1"]
+    started = []
+    for machine in made:
+        launch = [f"--nnodes={len(made)}", "--nproc-per-node=1", f"--node-rank={machine.number}"]
+        launch += [f"--master-addr={made[0].address}", f"--master-port={MEETING_PORT}", "--no-python", *CLI]
+        words_here = [*words, "hydra.run.dir=run"]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, *words_here]
+        started.append(machine.start(command, **environment))
+    return started
+
+
+def wait_for(made: list[Machine], started: list[subprocess.Popen], limit_s: float = 300.0) -> None:
+    deadline = time.monotonic() + limit_s
+    for machine, process in zip(made, started, strict=True):
+        try:
+            status = process.wait(timeout=max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            status = "no end"
+        assert status == 0, f"machine {machine.number}, {status}: {(machine.folder / 'log.txt').read_text()[-4000:]}"

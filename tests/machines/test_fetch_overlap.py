@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from several_machines import Machine, cannot_be_made, machines
-from test_training import DISTDGL, start_ray, start_training, wait_for, write
+from several_machines import Machine, cannot_be_made, machines, start_ray, start_training, wait_for
+from test_training import DISTDGL, write
 
 pytestmark = [
     pytest.mark.skipif(cannot_be_made() is not None, reason=str(cannot_be_made())),

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from several_machines import Machine, cannot_be_made, machines
-from test_training import DISTDGL, on_one_machine, same, start_ray, start_training, weights_of, write
+from several_machines import Machine, cannot_be_made, machines, start_ray, start_training
+from test_training import DISTDGL, on_one_machine, same, weights_of, write
 
 pytestmark = [
     pytest.mark.skipif(cannot_be_made() is not None, reason=str(cannot_be_made())),

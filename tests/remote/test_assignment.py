@@ -252,6 +252,18 @@ def test_parts_that_are_open_together_lie_on_different_machines(epoch):
     assert all(len({owner[part] for part in order[first : first + 3]}) == 3 for first in range(10))
 
 
+def test_parts_made_for_so_many_machines_stay_on_them_in_every_epoch():
+    for epoch in range(5):
+        owner = assign_parts(range(12), "abcab", "abc", 7, epoch, made_for=(3, 12))
+        assert [owner[part] for part in range(12)] == [*"aaaabbbbcccc"]
+        some = assign_parts([2, 5, 11], "abc", "ab", 7, epoch, made_for=(3, 12))
+        assert (some[2], some[5]) == ("a", "b") and some[11] in "ab", (
+            "the part of a machine that is lost goes to others"
+        )
+    two = [assign_parts(range(12), "ab", "ab", 7, epoch, made_for=(3, 12)) for epoch in range(2)]
+    assert two == [assign_parts(range(12), "ab", "ab", 7, epoch) for epoch in range(2)]
+
+
 def test_nobody_is_able():
     with pytest.raises(ValueError, match=said("able machines workers []")):
         assign_parts([0], "ab", [], 0, 0)

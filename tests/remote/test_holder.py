@@ -19,6 +19,7 @@ from lightning_gnnscale.remote.holder import (
     HeldMemory,
     StoreHolder,
     assign_shards,
+    deal_in_order,
     fitting_parts,
     holder_handle,
     homes_of,
@@ -113,6 +114,13 @@ def test_parts_are_dealt_to_machines_by_their_workers(store):
     assert shard_map.nodes == ("a", "b") and shard_map.owners == (0, 1, 1, 1)
     assert shard_map.memory_bytes is None
     assert assign_shards(store, places[1:], 10, True, targets).memory_bytes == (21,)
+
+
+def test_parts_made_for_so_many_machines_go_to_them_as_they_were_made():
+    targets, nodes = [9, 9, 9, 0, 0, 1], [1] * 6
+    assert deal_in_order(targets, nodes, [4, 7], 2).tolist() == [4, 4, 4, 7, 7, 7]
+    assert deal_in_order(targets, nodes, [7, 4, 4], 2).tolist() == [4, 4, 4, 7, 7, 7], "whatever their workers"
+    assert np.array_equal(deal_in_order(targets, nodes, [4, 7], 3), deal_in_order(targets, nodes, [4, 7])), "ranges"
 
 
 def test_the_home_of_a_batch_is_where_most_of_its_targets_lie(store):
