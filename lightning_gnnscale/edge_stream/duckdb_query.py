@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,8 +43,27 @@ def read_query(source: str) -> pa.RecordBatchReader:
         )
     if not Path(database).is_file():
         raise EdgeStreamError(f"duckdb:{database}: no such file: give the path of a DuckDB database")
+    try:
+        statements = duckdb.extract_statements(sql)
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise EdgeStreamError(f"{source}: a query must be one SELECT, got {kinds}: give one that reads rows")
+        connection = duckdb.connect(database, read_only=True, config=_settings())
+        return pa.RecordBatchReader.from_stream(connection.sql(sql))
+    except duckdb.ConnectionException as error:
+        raise EdgeStreamError(
+            f"duckdb:{database}: is open in this process already ({one_line_of(error)[:80]}): close that connection, "
+            "or give its query, connection.sql(...), instead of the text"
+        ) from None
+    except duckdb.Error as error:
+        raise EdgeStreamError(f"{source}: {one_line_of(error)}; mend the query") from None
+
+
+@cache
+def _settings() -> dict:
+    """Return the settings of a connection: DuckDB wants the same ones of all that are open to a database at a time."""
     memory = min(max(free_memory_bytes() // 4, _LEAST_BYTES), _MOST_BYTES)
-    settings = {
+    return {
         "threads": 1,
         "preserve_insertion_order": True,
         "enable_external_access": False,
@@ -53,17 +73,3 @@ def read_query(source: str) -> pa.RecordBatchReader:
         "temp_directory": os.path.join(tempfile.gettempdir(), f"gnnscale-duckdb-{os.getpid()}"),
         "lock_configuration": True,
     }
-    try:
-        statements = duckdb.extract_statements(sql)
-        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-            raise EdgeStreamError(f"{source}: a query must be one SELECT, got {kinds}: give one that reads rows")
-        connection = duckdb.connect(database, read_only=True, config=settings)
-        return pa.RecordBatchReader.from_stream(connection.sql(sql))
-    except duckdb.ConnectionException as error:
-        raise EdgeStreamError(
-            f"duckdb:{database}: is open in this process already ({one_line_of(error)[:80]}): close that connection, "
-            "or give its query, connection.sql(...), instead of the text"
-        ) from None
-    except duckdb.Error as error:
-        raise EdgeStreamError(f"{source}: {one_line_of(error)}; mend the query") from None

@@ -247,6 +247,14 @@ def test_queries_are_the_files_of_a_graph(database, tmp_path):
     assert database.read_bytes() == before and [path.name for path in database.parent.iterdir()] == ["graph.db"]
 
 
+def test_queries_of_one_database_are_read_side_by_side(database, monkeypatch):
+    opened = f"duckdb:{database}?select src, dst from follows"
+    first = arrow_rows.open_reader(opened)
+    monkeypatch.setattr("lightning_gnnscale.edge_stream.duckdb_query.free_memory_bytes", lambda: 1 << 30)
+    for reader in (arrow_rows.open_reader(opened), first):
+        assert reader.read_all().equals(EDGES.select(["src", "dst"]))
+
+
 def test_a_query_is_known_by_its_text_and_its_database(database, tmp_path):
     def fingerprint(path, text="select src, dst from follows"):
         return gs.open_edge_stream(f"duckdb:{path}?{text}").fingerprint()
