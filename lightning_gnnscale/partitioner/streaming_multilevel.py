@@ -52,6 +52,7 @@ class Tries(NamedTuple):
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
             cycles.
+        sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
     """
 
@@ -64,13 +65,14 @@ class Tries(NamedTuple):
     max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
     enough_edges: float = ENOUGH_EDGES
     polish: tuple[int, int, int] = (0, 0, 0)
+    sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
 
 
 EFFORTS = {
     "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), enough_edges=8),
-    "default": Tries(3, 6, 2.0, (2, 3), (0, 1), polish=(4, 20, 0), rounds_of_edges=2),
-    "best": Tries(5, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), rounds_of_edges=6),
+    "default": Tries(3, 6, 2.0, (2, 3), (0, 1), polish=(4, 20, 0), sweeps_in_vain=2, rounds_of_edges=2),
+    "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), sweeps_in_vain=2, rounds_of_edges=6),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -135,10 +137,10 @@ def streaming_multilevel(
         num_parts: in [1, num_nodes].
         effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; also how
             many rounds of Jet there are at each level in memory, and at the end for a graph that fits one block.
-        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
+        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2); without scratch disk each
             reads the stream twice.
         refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (5, 6, 10) at most one
-            sweep more than that, each a pass; where few nodes move, the next sweep is the last. Without (1, 2, 6):
+            sweep more than that, each a pass; where sweeps gain little, the next is the last. Without (1, 2, 6):
             rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
@@ -214,7 +216,8 @@ def streaming_multilevel(
             clusters = partial(
                 _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
             )
-            part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
+            parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
+            part = parts.refined(clusters, int(refinement_rounds))
             if whole and tries.polish[1]:
                 with phases.phase(REFINEMENT):
                     part = polished(streamed, part, cap, graph.seed, tries.polish, threads)
@@ -250,10 +253,20 @@ class StreamedParts:
         cap: (num_parts, D) int64, what each part may weigh.
         effort: how hard to try in memory.
         threads: their number does not change the result.
+        in_vain: see `Tries.sweeps_in_vain`.
     """
 
-    def __init__(self, given: GraphInput, graph: BlockGraph | EdgeGraph, cap: np.ndarray, effort: Effort, threads):
+    def __init__(
+        self,
+        given: GraphInput,
+        graph: BlockGraph | EdgeGraph | WeightedGraph,
+        cap: np.ndarray,
+        effort: Effort,
+        threads: RowThreads,
+        in_vain: int = 1,
+    ):
         self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
+        self.in_vain = in_vain
 
     def refined(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]], rounds: int) -> np.ndarray:
         """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
@@ -267,25 +280,30 @@ class StreamedParts:
         part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse(clusters)
         with phases.phase(REFINEMENT):
             if not isinstance(graph, EdgeGraph):
-                return self._swept(left or {"part": part, "round": np.array(0)}, rounds)
+                return self._swept(left or {"part": part, "round": np.zeros(2, np.int64)}, rounds)
             load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
             refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
             refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
         return part
 
     def _swept(self, state: dict[str, np.ndarray], rounds: int) -> np.ndarray:
-        """Refine parts by sweeps, a pass each, from a state on that is saved after each."""
+        """Refine parts by sweeps, a pass each, from a state on that is saved after each.
+
+        Args:
+            state: parts, and "round": the number of the next sweep, and how many gained little before it.
+            rounds: number of the last sweep; 0: none.
+        """
         graph, cap, part = self.graph, self.cap, state["part"]
         load = part_loads(graph.node_weight, part, len(cap))
-        number, last = int(state["round"]), rounds  # a sweep more than there are rounds
+        (number, few), last = state["round"].tolist(), rounds  # a sweep more than there are rounds
         while number <= last and rounds:
             if number == 0 or (number == last and (load > _SWEPT_BACK * cap).any()):
                 self._balance(part, load, number)
             pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
             gained = sweep(graph, part, load, cap, pressure, slack, self.threads, number % 2 == 0)
-            few = gained < _WORTHWHILE * graph.total_edge_weight / 2  # then only the last one is left, which balances
-            number = last if few and number < last else number + 1
-            self.given.save(REFINEMENT, {"part": part, "round": np.array(number)})
+            few = few + 1 if gained < _WORTHWHILE * graph.total_edge_weight / 2 else 0
+            number = last if few >= self.in_vain and number < last else number + 1  # the last one balances
+            self.given.save(REFINEMENT, {"part": part, "round": np.array([number, few])})
         self._balance(part, load, last + 1)
         return part
 
