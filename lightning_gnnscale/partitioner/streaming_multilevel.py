@@ -48,6 +48,7 @@ class Tries(NamedTuple):
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
         runs, cycles: The same, of the graph of clusters, and of a whole graph of at most AT_ONCE entries.
         patience, max_rounds: See `Effort`; of both graphs too.
+        clusters_first: Whether graphs of at most AT_ONCE entries are treated as larger ones are.
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
@@ -63,6 +64,7 @@ class Tries(NamedTuple):
     cycles: tuple[int, int]
     patience: tuple[int, int] = (Effort().patience,) * 2
     max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
+    clusters_first: bool = False
     enough_edges: float = ENOUGH_EDGES
     polish: tuple[int, int, int] = (0, 0, 0)
     sweeps_in_vain: int = 1
@@ -70,7 +72,7 @@ class Tries(NamedTuple):
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), enough_edges=8),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), clusters_first=True, enough_edges=8),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), polish=(4, 20, 0), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -80,7 +82,7 @@ _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer
 _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs less of the cut than coarser ones
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
-_WORTHWHILE = 0.003  # a sweep that lowers the cut by a smaller share of all edges is the last but one
+_WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
@@ -122,8 +124,8 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is held in memory meanwhile, and
-    refined once more by Jet; one of at most 2**20 entries, or of trees and chains, is contracted level by level from
-    the start.
+    refined once more by Jet; one of trees and chains, and but for effort "fast" one of at most 2**20 entries, is
+    contracted level by level from the start.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -199,7 +201,7 @@ def streaming_multilevel(
         if not whole and graph.scratch is None and given["refinement_rounds"] is None:
             refinement_rounds = tries.rounds_of_edges
         entries = int(source.degree.sum(dtype=np.int64))
-        at_once = whole and entries <= max(AT_ONCE, MAX_MEAN_DEGREE * graph.num_nodes)
+        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), MAX_MEAN_DEGREE * graph.num_nodes)
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
@@ -301,7 +303,8 @@ class StreamedParts:
                 self._balance(part, load, number)
             pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
             gained = sweep(graph, part, load, cap, pressure, slack, self.threads, number % 2 == 0)
-            few = few + 1 if gained < _WORTHWHILE * graph.total_edge_weight / 2 else 0
+            little = gained < _WORTHWHILE / self.in_vain * graph.total_edge_weight / 2
+            few = few + 1 if little else 0
             number = last if few >= self.in_vain and number < last else number + 1  # the last one balances
             self.given.save(REFINEMENT, {"part": part, "round": np.array([number, few])})
         self._balance(part, load, last + 1)
