@@ -25,7 +25,7 @@ def test_batches_of_one_node_are_fennel():
 
 
 def test_a_larger_batch_cuts_less():
-    edges, group = planted(size=100, inside=14, outside=2)
+    edges, _ = planted(size=100, inside=14, outside=2)
     edges = np.random.default_rng(0).permutation(400)[edges]
     stream = stream_of(edges, 400, layout="once")
     few, all_at_once = (partition(stream, "heistream", 4, evaluate=False, buffer_nodes=n) for n in (2, 400))
