@@ -33,7 +33,8 @@ NUM_CLASSES = 47  # of power-law graphs
 TRAIN_SHARE = 0.1  # of the nodes, where a graph has no published split
 WORKLOADS = re.compile(r"power_law:([\d_]+)(?::([\d_]+))?")  # names of what `load_workload` generates
 STORES = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")  # and `open_graph`
-_EDGE_FILES = re.compile(r"(planted|lfr):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
+_EDGE_FILES = re.compile(r"(planted|lfr|two_level|power_law|grid):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
+_LEVELS = (0.6, 0.85)  # shares of a two-level graph's edges within a community, and within 32 of them
 _EDGES_A_NODE = 20  # of power-law graphs, unless said otherwise
 _SEED, _NODE_SALT, _EDGE_SALT, _ID_SALT, _TRAIN_SALT = 0, 1, 2, 11, 12
 _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
@@ -76,11 +77,37 @@ def _public_file(name: str, data_root: Path | None, generated: str) -> Path:
 
 def power_law_graph(num_nodes: int, num_edges: int, seed: int) -> CSC:
     """Return edges with both ends sampled independently, in proportion to Pareto(1.8) + 1 weights."""
+    return build_csc(*_power_law_edges(num_nodes, num_edges, seed), num_nodes)
+
+
+def _power_law_edges(num_nodes: int, num_edges: int, seed: int = _SEED) -> np.ndarray:
     rng = np.random.default_rng(seed)
     upper = np.cumsum(rng.pareto(1.8, num_nodes) + 1)
     upper /= upper[-1]
-    src, dst = (np.searchsorted(upper, rng.random(num_edges)).astype(np.int32) for _ in range(2))
-    return build_csc(src, dst, num_nodes)
+    return np.stack([np.searchsorted(upper, rng.random(num_edges)).astype(np.int32) for _ in range(2)])
+
+
+def _two_level_edges(num_nodes: int, num_edges: int) -> np.ndarray:
+    """Return the edges of communities of 250 nodes, 32 of which make a larger one; degrees follow a power law."""
+    rng = np.random.default_rng(_SEED)
+    upper = np.concatenate([[0], np.cumsum(np.minimum(rng.pareto(1.5, num_nodes) + 1, 200))])
+    src = np.searchsorted(upper, rng.random(num_edges) * upper[-1], side="right") - 1
+    level = np.searchsorted(_LEVELS, rng.random(num_edges))
+    size = np.array([250, 250 * 32, num_nodes])[level]
+    first = src // size * size
+    last = np.minimum(first + size, num_nodes)
+    at = upper[first] + rng.random(num_edges) * (upper[last] - upper[first])
+    return np.stack([src, np.clip(np.searchsorted(upper, at, side="right") - 1, first, last - 1)])
+
+
+def _grid_edges(num_nodes: int, num_edges: int) -> np.ndarray:
+    side = round(num_nodes**0.5)
+    node = np.arange(num_nodes).reshape(side, side)
+    pairs = ((node[:, :-1], node[:, 1:]), (node[:-1], node[1:]))
+    return np.concatenate([np.stack([src.ravel(), dst.ravel()]) for src, dst in pairs], axis=1)
+
+
+_EDGES_OF = {"two_level": _two_level_edges, "power_law": _power_law_edges, "grid": _grid_edges}
 
 
 def stream_of(csc: CSC) -> EdgeStream:
@@ -209,7 +236,7 @@ class GraphSpec:
     """One graph to be compared on, before it is made.
 
     Attributes:
-        kind: "public", "planted", "lfr" or "path".
+        kind: "public", "path", or what is generated.
         source: plain values that distinguish two sources of one name.
         details: what making it takes.
     """
@@ -242,8 +269,9 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     """Return what a graph of the configuration is, and check that it is available.
 
     Args:
-        given: a public graph's name; "planted:EDGES" or "lfr:EDGES", with ":NODES" behind it where a tenth of the
-            edges is not meant; a path; or {path, name, num_nodes, layout, masks, reader}.
+        given: a public graph's name; "planted:EDGES", "lfr:EDGES", "two_level:EDGES" or "power_law:EDGES" (without
+            communities), with ":NODES" behind it where a tenth of the edges is not meant; "grid:EDGES", a square one; a
+            path; or {path, name, num_nodes, layout, masks, reader}.
 
     Raises:
         ValueError: no such graph; the message lists what there is.
@@ -254,10 +282,14 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     if generated:
         kind, num_edges = generated[1], int(generated[2])
         num_nodes = int(generated[3]) if generated[3] else max(4, num_edges // 10)
+        if kind == "grid":
+            num_nodes = max(2, round((num_edges / 2) ** 0.5)) ** 2
         return GraphSpec(given, kind, {}, {"num_nodes": num_nodes, "num_edges": num_edges})
     if Path(given).suffix or "/" in given:
         return _resolve_path({"path": given})
-    path = _public_file(given, data_root, "planted:EDGES, lfr:EDGES, and paths")
+    path = _public_file(
+        given, data_root, "planted:EDGES, lfr:EDGES, two_level:EDGES, power_law:EDGES, grid:EDGES, and paths"
+    )
     return GraphSpec(given, "public", file_identity(path), {"npz": path})
 
 
@@ -346,6 +378,11 @@ def _write_public(spec: GraphSpec, folder: Path) -> GraphFile:
 
 def _write_generated(spec: GraphSpec, folder: Path) -> GraphFile:
     num_nodes, num_edges = spec.details["num_nodes"], spec.details["num_edges"]
+    if spec.kind in _EDGES_OF:
+        edges = _EDGES_OF[spec.kind](num_nodes, num_edges)
+        _, num_edges = write_shuffled(edges, num_nodes, folder / "edges.bin")
+        np.savez(folder / "masks.npz", **random_split(np.zeros(num_nodes, np.int64), seed=_SEED))
+        return GraphFile(folder / "edges.bin", num_nodes, num_edges, masks=folder / "masks.npz")
     if spec.kind == "lfr":
         graph = lfr_graph(num_nodes, num_edges, min_community=min(50, num_nodes / 2), seed=_SEED)
     else:

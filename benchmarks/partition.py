@@ -39,10 +39,12 @@ class PartitionBench:
     `rows.csv`, `means.csv` and the plots.
 
     Attributes:
-        graphs: Names of sets; names of public graphs (made simple, ids and edges shuffled); "planted:EDGES";
-            "lfr:EDGES"; paths; or {path, name, num_nodes, layout, masks, reader}.
+        graphs: Names of sets; names of public graphs (made simple, ids and edges shuffled); "planted:EDGES",
+            "lfr:EDGES", "two_level:EDGES", "power_law:EDGES" or "grid:EDGES"; paths; or {path, name, num_nodes, layout,
+            masks, reader}.
         methods: Names of partitioners, or {method, name, balance, and options of the method}; an option that is a list
-            of values makes one method per value. METIS and KaMinPar are left out if they are not installed.
+            of values makes one method per value. METIS and KaMinPar are left out if they are not installed;
+            "heistream" and "cuttana" are this benchmark's own, from their papers (`streaming_peers`).
         parts: Numbers of parts.
         sets: Maps a name to a list of graphs; means are reported for each.
         balance: Constraints, {"nodes": 1.05, "volume": 1.10, "train": 1.05}; None: each method's default.

@@ -27,6 +27,8 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.memory import format_bytes, resident_bytes
 from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning, partition
 
+from . import streaming_peers  # noqa: F401 (imported to be registered)
+
 SAMPLE_S, LONGEST_SAMPLE_S = 0.004, 0.05
 ENOUGH_S = 20.0  # no further run is started after this long
 _WARM_PARTS = 64  # of the small graph at most

@@ -14,8 +14,9 @@ from .constraints import VOLUME, Constraints, judge, node_weights, resolve_const
 from .graph_input import GraphInput, graph_partitioner
 from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit
-from .multilevel.cycle import level_cap
+from .multilevel.cycle import level_cap, polished
 from .multilevel.edge_form import EdgeClusters
+from .multilevel.low_degrees import MAX_MEAN_DEGREE
 from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
 from .multilevel.row_counts import count_parts
@@ -36,6 +37,7 @@ from .part_order import numbered
 
 BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large
+AT_ONCE = 1 << 20  # entries of a graph that is contracted level by level, without a graph of clusters of its own
 CLUSTERING, PARTS, REFINEMENT = "clustering", "parts", "refinement"  # phases, also of a checkpoint
 
 
@@ -44,10 +46,15 @@ class Tries(NamedTuple):
 
     Attributes:
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
-        runs, cycles: The same, of the graph of clusters, and of a whole graph that fits one block.
+        runs, cycles: The same, of the graph of clusters, and of a whole graph of at most AT_ONCE entries.
         patience, max_rounds: See `Effort`; of both graphs too.
+        clusters_first: Whether graphs of at most AT_ONCE entries are treated as larger ones are.
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
+        polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
+            cycles.
+        sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
+        rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
     """
 
     passes: int
@@ -57,13 +64,17 @@ class Tries(NamedTuple):
     cycles: tuple[int, int]
     patience: tuple[int, int] = (Effort().patience,) * 2
     max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
+    clusters_first: bool = False
     enough_edges: float = ENOUGH_EDGES
+    polish: tuple[int, int, int] = (0, 0, 0)
+    sweeps_in_vain: int = 1
+    rounds_of_edges: int = 1
 
 
 EFFORTS = {
-    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=(3, 2), max_rounds=(12, 6), enough_edges=8),
-    "default": Tries(3, 2, 2.0, (2, 3), (0, 1)),
-    "best": Tries(5, 6, 4.0, (2, 8), (2, 3)),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), clusters_first=True, enough_edges=8),
+    "default": Tries(3, 6, 2.0, (2, 3), (0, 1), polish=(4, 20, 0), sweeps_in_vain=2, rounds_of_edges=2),
+    "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), sweeps_in_vain=2, rounds_of_edges=6),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -71,14 +82,14 @@ _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer
 _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs less of the cut than coarser ones
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
-_WORTHWHILE = 0.01  # a sweep that lowers the cut by a smaller share of all edges is the last but one
+_WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
 
 def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> float:
-    entries = max(num_nodes, 2 * num_edges)
-    if entries <= options["block_edges"]:
+    whole = max(num_nodes, 2 * num_edges) <= options["block_edges"]
+    if whole and 2 * num_edges <= AT_ONCE:
         return 20 * num_nodes + _IN_MEMORY // 2 * num_edges  # whose edges weigh one each
     per_node = options["quotient_edges_per_node"]
     per_node = EFFORTS[options["effort"]].quotient_edges_per_node if per_node is None else per_node
@@ -87,6 +98,8 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
     held = edges if options["scratch"] is None else max(edges, min(JOINED_EDGES * num_nodes, num_edges))
     clusters = 20 * num_nodes + max(quotient_bytes(held), _IN_MEMORY * edges)
+    if whole:
+        return max(20 * num_nodes + _IN_MEMORY // 2 * num_edges, clusters + 8 * num_edges)
     if options["scratch"] is None:
         return max(63 * num_nodes, clusters + 12 * num_nodes)
     return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
@@ -110,7 +123,9 @@ def streaming_multilevel(
 
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
-    over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
+    over to the nodes and refined on the streamed blocks. A graph that fits one block is held in memory meanwhile, and
+    refined once more by Jet; one of trees and chains, and but for effort "fast" one of at most 2**20 entries, is
+    contracted level by level from the start.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -122,21 +137,22 @@ def streaming_multilevel(
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean.
             None: nodes at 1.03. What cannot be kept is reported with its size.
         num_parts: in [1, num_nodes].
-        effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; "fast"
-            also refines each level in memory by fewer rounds.
-        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
+        effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; also how
+            many rounds of Jet there are at each level in memory, and at the end for a graph that fits one block.
+        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2); without scratch disk each
             reads the stream twice.
-        refinement_rounds: Rounds of refinement over the streamed graph, >= 0 (1, 2, 6). With scratch disk at most one
-            sweep more than that, each a pass; where few nodes move, the next sweep is the last. Without: rounds of Jet.
+        refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (5, 6, 10) at most one
+            sweep more than that, each a pass; where sweeps gain little, the next is the last. Without (1, 2, 6):
+            rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
             at least 2**20 edges are always allowed. Where there would be more, a sample of the edges is taken if that
             leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64). Else, with scratch
             disk, clusters are joined in memory by up to half an edge a node, if that is 16 of each; else they grow
             coarser by another pass; those that no longer grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
-            graph 1, 2, 2, of a whole graph that fits one block 1, 3, 8.
+            graph 1, 2, 2, of a whole graph of at most 2**20 entries 1, 3, 8.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
-            graph 0, 0, 2, of a whole graph 0, 1, 3.
+            graph 0, 0, 2, of such a whole graph 0, 1, 3.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
         num_threads: Number of threads, >= 1; None: all cores. The result does not depend on it.
 
@@ -182,22 +198,31 @@ def streaming_multilevel(
         node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
         whole = source.one_block
-        runs = tries.runs[whole] if runs is None else int(runs)
-        cycles = tries.cycles[whole] if cycles is None else int(cycles)
-        in_all = Effort(runs=runs, cycles=cycles, patience=tries.patience[whole], max_rounds=tries.max_rounds[whole])
-        if whole:
+        if not whole and graph.scratch is None and given["refinement_rounds"] is None:
+            refinement_rounds = tries.rounds_of_edges
+        entries = int(source.degree.sum(dtype=np.int64))
+        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), MAX_MEAN_DEGREE * graph.num_nodes)
+        runs = tries.runs[at_once] if runs is None else int(runs)
+        cycles = tries.cycles[at_once] if cycles is None else int(cycles)
+        patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
+        if at_once:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)
                 part = partition_in_memory(in_memory, cap, graph.seed, effort=in_all, threads=threads)
                 part = numbered(in_memory, part, num_parts)
         else:
-            source.keep_degree(_volume(constraints, node_weight))
+            source.keep_degree(source.degree if whole else _volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
-            streamed = source.streamed(node_weight)
+            streamed = source.in_memory(node_weight) if whole else source.streamed(node_weight)
             clusters = partial(
                 _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
             )
-            part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
+            parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
+            part = parts.refined(clusters, int(refinement_rounds))
+            if whole and tries.polish[1]:
+                with phases.phase(REFINEMENT):
+                    part = polished(streamed, part, cap, graph.seed, tries.polish, threads)
             if phases.counts_quality() and isinstance(streamed, BlockGraph):
                 _count_quality(streamed, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))
@@ -230,10 +255,20 @@ class StreamedParts:
         cap: (num_parts, D) int64, what each part may weigh.
         effort: how hard to try in memory.
         threads: their number does not change the result.
+        in_vain: see `Tries.sweeps_in_vain`.
     """
 
-    def __init__(self, given: GraphInput, graph: BlockGraph | EdgeGraph, cap: np.ndarray, effort: Effort, threads):
+    def __init__(
+        self,
+        given: GraphInput,
+        graph: BlockGraph | EdgeGraph | WeightedGraph,
+        cap: np.ndarray,
+        effort: Effort,
+        threads: RowThreads,
+        in_vain: int = 1,
+    ):
         self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
+        self.in_vain = in_vain
 
     def refined(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]], rounds: int) -> np.ndarray:
         """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
@@ -246,26 +281,32 @@ class StreamedParts:
         left = given.left_in(REFINEMENT)
         part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse(clusters)
         with phases.phase(REFINEMENT):
-            if isinstance(graph, BlockGraph):
-                return self._swept(left or {"part": part, "round": np.array(0)}, rounds)
+            if not isinstance(graph, EdgeGraph):
+                return self._swept(left or {"part": part, "round": np.zeros(2, np.int64)}, rounds)
             load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
             refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
             refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
         return part
 
     def _swept(self, state: dict[str, np.ndarray], rounds: int) -> np.ndarray:
-        """Refine parts by sweeps, a pass each, from a state on that is saved after each."""
+        """Refine parts by sweeps, a pass each, from a state on that is saved after each.
+
+        Args:
+            state: parts, and "round": the number of the next sweep, and how many gained little before it.
+            rounds: number of the last sweep; 0: none.
+        """
         graph, cap, part = self.graph, self.cap, state["part"]
         load = part_loads(graph.node_weight, part, len(cap))
-        number, last = int(state["round"]), rounds  # a sweep more than there are rounds
+        (number, few), last = state["round"].tolist(), rounds  # a sweep more than there are rounds
         while number <= last and rounds:
             if number == 0 or (number == last and (load > _SWEPT_BACK * cap).any()):
                 self._balance(part, load, number)
             pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
             gained = sweep(graph, part, load, cap, pressure, slack, self.threads, number % 2 == 0)
-            few = gained < _WORTHWHILE * graph.csc.num_edges  # then only the last one is left, which balances
-            number = last if few and number < last else number + 1
-            self.given.save(REFINEMENT, {"part": part, "round": np.array(number)})
+            little = gained < _WORTHWHILE / self.in_vain * graph.total_edge_weight / 2
+            few = few + 1 if little else 0
+            number = last if few >= self.in_vain and number < last else number + 1  # the last one balances
+            self.given.save(REFINEMENT, {"part": part, "round": np.array([number, few])})
         self._balance(part, load, last + 1)
         return part
 

@@ -4,6 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from benchmarks import graphs
 from benchmarks.graphs import graph_file, public_root, resolve_graph, write_shuffled
 from lightning_gnnscale.edge_stream import open_edge_stream
 from tests.says import said
@@ -133,3 +134,15 @@ def test_without_a_folder_of_public_graphs_the_variable_is_named(monkeypatch, tm
     assert public_root("/somewhere").name == "somewhere"
     with pytest.raises(ValueError, match=said("GNNSCALE_DATA bench.data_root")):
         resolve_graph("cora", None)
+
+
+def test_grids_communities_of_communities_and_power_laws_are_what_they_are_called(tmp_path):
+    with graph_file(resolve_graph("grid:180", None), tmp_path) as made:
+        grid = nx.Graph(edges_in(made.path).tolist())
+        assert nx.is_isomorphic(grid, nx.grid_2d_graph(9, 9)) and made.num_nodes == 81
+    with graph_file(resolve_graph("power_law:20000:2000", None), tmp_path) as made:
+        degree = np.bincount(edges_in(made.path).ravel(), minlength=2000)
+        assert 17_000 < made.num_edges <= 20_000 and degree.max() > 20 * degree.mean()
+    src, dst = graphs._two_level_edges(24_000, 200_000)
+    shares = [np.mean(src // size == dst // size) for size in (250, 8000)]
+    assert 0.6 < shares[0] < 0.62 and 0.88 < shares[1] < 0.91  # 0.6; 0.85, and a third of the rest

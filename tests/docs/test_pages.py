@@ -89,6 +89,7 @@ def test_every_name_reads_where_the_page_stands():
     assert sorted(listed) == sorted(NAMES)
 
 
-def test_the_picture_is_of_the_measured_rows():
-    headline = script("headline")
-    assert headline.PICTURE.read_text() == headline.picture(), "say: python docs/headline.py"
+@pytest.mark.parametrize("name", ["headline", "partitioners"])
+def test_the_pictures_are_of_the_measured_rows(name):
+    drawn = script(name)
+    assert drawn.PICTURE.read_text() == drawn.picture(), f"say: python docs/{name}.py"

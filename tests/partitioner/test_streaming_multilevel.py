@@ -85,8 +85,9 @@ def test_odd_graphs(name):
 
 
 @first(1)
-@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
-def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
+@pytest.mark.parametrize(("block_edges", "at_once"), [(ONE_BLOCK, ONE_BLOCK), (ONE_BLOCK, 0), (SOME_BLOCKS, 0)])
+def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges, at_once):
+    monkeypatch.setattr(streaming_multilevel, "AT_ONCE", at_once)
     edges, _ = planted(size=60, outside=6)
     options = {"block_edges": block_edges, "balance": {"nodes": 1.05, "volume": 1.1}}
     expected = multilevel(stream_of(edges, 240, layout="once"), 5, **options).part_id
@@ -210,10 +211,30 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, op
     else:
         assert clustering_passes == (0 if options["block_edges"] == ONE_BLOCK else 3)
     sweeps = whole.count("refinement")
-    assert sweeps in ((0,) if clustering_passes == 0 else (2, 3))
+    assert sweeps in ((0,) if clustering_passes == 0 else range(2, 8))
     clustered = ["clustering"] * clustering_passes + ["parts"] + ["refinement"] * sweeps
     assert whole == ["degrees"] * 6 + (clustered if clustering_passes else [])
     assert before + after == whole  # nothing that was saved is done again
+
+
+@first(1)
+@pytest.mark.parametrize("with_scratch", [True, False])
+def test_a_graph_in_one_block_that_is_clustered_first_goes_on_too(tmp_path, monkeypatch, with_scratch):
+    monkeypatch.setattr(streaming_multilevel, "AT_ONCE", 0)
+    edges, scratch = hubs_and_leaves(1), tmp_path if with_scratch else None
+    stream = stream_of(edges, 500, chunk_edges=len(edges) // 2 + 1, layout="once")
+    resumable = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1, "scratch": scratch}
+    whole = []
+    monkeypatch.setattr(Checkpoint, "save", killed_after(-1, whole))
+    expected = multilevel(stream, 6, **resumable)
+    assert expected.notes["balance_violations"] == {} and {"clustering", "parts", "refinement"} < set(whole)
+    assert cut_of(edges, expected.part_id) < 1.02 * cut_of(edges, multilevel(stream, 6, effort="fast").part_id)
+    for saves in range(3, len(whole)):
+        monkeypatch.setattr(Checkpoint, "save", killed_after(saves, []))
+        with pytest.raises(Killed):
+            multilevel(stream, 6, **resumable)
+        monkeypatch.setattr(Checkpoint, "save", original_save)
+        assert np.array_equal(multilevel(stream, 6, **resumable).part_id, expected.part_id)
 
 
 @pytest.mark.sweep

@@ -13,7 +13,7 @@ from .refinement import JetSpace, refine
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
-_SALT = 0x47524F57  # separates this use of the seed from all others
+_SALT, _POLISH_SALT = 0x47524F57, 0x504F4C49  # separate these uses of the seed from all others
 
 
 class Effort(NamedTuple):
@@ -76,6 +76,31 @@ def partition_in_memory(
         found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, start)
         if best is None or found[0] <= best[0]:
             best = found
+    return best[1]
+
+
+def polished(
+    graph: WeightedGraph,
+    part: np.ndarray,
+    cap: np.ndarray,
+    seed: int,
+    polish: tuple[int, int, int],
+    threads: RowThreads,
+) -> np.ndarray:
+    """Refine parts of a graph in memory, then contract it within them and refine again; return the best parts.
+
+    Args:
+        graph, cap, seed, threads: see `partition_in_memory`.
+        part: (num_nodes,) int16; changed in place.
+        polish: patience and rounds of refinement, and cycles.
+    """
+    patience, max_rounds, cycles = polish
+    effort, share = Effort(patience=patience, max_rounds=max_rounds), np.full(len(cap), 1 / len(cap))
+    space = JetSpace.empty(graph.num_nodes)
+    best = _improve(graph, part, cap, fold(seed, _POLISH_SALT), effort, threads, space, True)[0], part
+    for i in range(cycles):
+        found = run_cycle(graph, cap, fold(seed, _POLISH_SALT, i), share, effort, threads, space, best[1])
+        best = found if found[0] <= best[0] else best
     return best[1]
 
 

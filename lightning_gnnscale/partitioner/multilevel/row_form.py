@@ -10,6 +10,7 @@ from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 _CLUSTER_SALT = 0x464C4147  # separates this use of the seed from all others
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
+_EVERYWHERE = np.ones(1, np.bool_)  # a border that all nodes are on
 
 
 def potential(load: np.ndarray, cap: np.ndarray) -> float:
@@ -129,13 +130,20 @@ class RowClusters:
 class RowSteps:
     """What refinement and rebalancing read from a graph in rows.
 
+    Of a graph in memory only the rows of a border are read again: of nodes that had a neighbour in another part, or of
+    which a neighbour has moved since. Where most nodes are on it, all rows are read.
+
     Args:
         graph: the graph.
         threads: their number does not change what is found.
+
+    Cost: 3 bytes a node of a graph in memory, from the first `select` on.
     """
 
     def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads):
         self.graph, self.threads = graph, threads
+        self._seen: np.ndarray | None = None  # parts at the last look; None: all rows are read
+        self._border = _EVERYWHERE
 
     def select(self, part, price, loss: float, target, gain, moved) -> int:
         """Find the candidates: where each would go (-1: it stays), and what it gains; return the cut.
@@ -147,16 +155,30 @@ class RowSteps:
             target, gain: (num_nodes,) int16 and float64, overwritten.
             moved: (num_nodes,) bool, nodes that rest.
         """
-        across, weight = 0, self.graph.node_weight
+        across, weight, in_memory = 0, self.graph.node_weight, isinstance(self.graph, WeightedGraph)
+        first = in_memory and self._seen is None and self._border is _EVERYWHERE
+        if first:
+            self._border = np.ones(len(part), np.bool_)
+        self._follow(part)
         for block in self.graph.blocks():
-            state = (*block, weight, part, price, loss, target, gain, moved)
+            state = (*block, weight, part, price, loss, target, gain, moved, self._border)
             across += sum(self.threads.run(_find_candidates, block.indptr, *state))
+        if first and 2 * np.count_nonzero(self._border) < len(part):
+            self._seen = part.copy()
+        elif first:
+            self._border = np.ones(1, np.bool_)
         return across // 2
+
+    def _follow(self, part) -> None:
+        """Extend the border by the nodes that have moved since the last look, and their neighbours."""
+        if self._seen is not None:
+            _extend_border(self.graph.indptr, self.graph.indices, part, self._seen, self._border)
 
     def cut(self, part) -> int:
         """Return what `select` returns, and choose nothing."""
-        blocks = self.graph.blocks()
-        return sum(sum(self.threads.run(_weigh_cut, block.indptr, *block, part)) for block in blocks) // 2
+        self._follow(part)
+        state = (part, self._border)
+        return sum(sum(self.threads.run(_weigh_cut, rows.indptr, *rows, *state)) for rows in self.graph.blocks()) // 2
 
     def reconsider(self, part, price, target, gain, moved) -> None:
         """Mark in `moved` the candidates that do not lose once all better candidates have moved, and no others."""
@@ -183,9 +205,13 @@ class RowSteps:
 
 @kernel
 def _find_candidates(
-    start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved
+    start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved, border
 ):
-    """Write target and gain of rows [start, stop); return the weight of their edges to other parts."""
+    """Write target and gain of rows [start, stop); return the weight of their edges to other parts.
+
+    Rows that are not on the border are left out; those that no longer are, are taken off it.
+    """
+    bordered = ~np.uint64(0) if len(border) == len(part) else np.uint64(0)
     each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     num_parts = len(price)
@@ -194,6 +220,9 @@ def _find_candidates(
     # Unsigned indices: numba tests every signed one for a negative.
     for row in range(np.uint64(start), np.uint64(stop)):
         v = np.uint64(first_node) + row
+        target[v] = -1
+        if not border[v & bordered]:
+            continue
         own = part[v]
         low, high = np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])
         total = np.int64(0)
@@ -204,7 +233,8 @@ def _find_candidates(
             conn[np.uint64(part[np.uint64(indices[e])])] += w
             total += w
         inner = conn[own]
-        target[v] = -1
+        if bordered:
+            border[v] = total > inner
         if total > inner:
             across += total - inner
             if not moved[v]:
@@ -222,12 +252,27 @@ def _find_candidates(
 
 
 @kernel
-def _weigh_cut(start, stop, first_node, indptr, indices, edge_weight, part):
+def _extend_border(indptr, indices, part, seen, border):
+    """Put nodes that have moved, and their neighbours, on the border; `seen` is brought up to date."""
+    for v in range(len(part)):
+        if part[v] != seen[v]:
+            seen[v] = part[v]
+            border[v] = True
+            for e in range(indptr[v], indptr[v + 1]):
+                border[indices[e]] = True
+
+
+@kernel
+def _weigh_cut(start, stop, first_node, indptr, indices, edge_weight, part, border):
     """Return the weight of the edges of rows [start, stop) to other parts."""
+    bordered = ~np.uint64(0) if len(border) == len(part) else np.uint64(0)
     each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     across, last = np.int64(0), np.uint64(indptr[stop])
     for row in range(np.uint64(start), np.uint64(stop)):
-        own = part[np.uint64(first_node) + row]
+        v = np.uint64(first_node) + row
+        if not border[v & bordered]:
+            continue
+        own = part[v]
         for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
             if e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))

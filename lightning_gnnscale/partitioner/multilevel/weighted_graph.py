@@ -59,7 +59,7 @@ class WeightedGraph(NamedTuple):
         times = len(self.indices) if len(self.edge_weight) == 1 else 1
         return int(self.edge_weight.sum(dtype=np.int64)) * times
 
-    def blocks(self) -> Iterator[WeightedRows]:
+    def blocks(self, backwards: bool = False) -> Iterator[WeightedRows]:
         yield WeightedRows(0, self.indptr, self.indices, self.edge_weight)
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.partitioner.multilevel import refinement
 from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
 from lightning_gnnscale.partitioner.multilevel.refinement import JetSpace, refine
+from lightning_gnnscale.partitioner.multilevel.row_form import RowSteps
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.oracles.jet import jet
 from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph, weighted_graphs
@@ -95,3 +96,21 @@ def test_overfull_parts_are_emptied_before_the_cut_counts():
     assert balanced
     assert load.tolist() == [[10], [10], [10]]
     assert cut <= 6
+
+
+def test_what_is_read_along_the_border_is_what_all_rows_tell():
+    ring = [(v, (v + 1) % 400) for v in range(400)]
+    chords = [(v, (v + 7) % 400) for v in range(0, 400, 3)]
+    graph, sample = weighted_graph(400, {(u, v): 1 + (u * v) % 5 for u, v in ring + chords}), np.random.default_rng(0)
+    part, price, threads = np.repeat(np.arange(4), 100).astype(np.int16), np.zeros((4, 1)), RowThreads(1)
+    steps, moved = RowSteps(graph, threads), np.zeros(400, bool)
+    for num_moves in (0, 3, 0, 40, 1, 0):
+        part[sample.integers(0, 400, num_moves)] = sample.integers(0, 4)
+        target, gain = np.full((2, 400), 9, np.int16), np.zeros((2, 400))
+        cuts = [
+            one.select(part, price, 0.5, target[i], gain[i], moved)
+            for i, one in enumerate((steps, RowSteps(graph, threads)))
+        ]
+        assert cuts[0] == cuts[1] == cut_of(graph, part) == steps.cut(part)
+        assert np.array_equal(*target) and np.array_equal(*np.where(target >= 0, gain, 0))
+        assert 0 < np.count_nonzero(steps._border) < 300
