@@ -1,7 +1,7 @@
 """A layer by broadcasting: its sources stream past once in the order of the file, and add to sums in memory."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from .layer_source import RowBlock, Spool, join_blocks, split_block
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
 READ_BYTES = 1 << 20  # of values that are read and mapped at once
+WINDOW_BYTES = 1 << 20  # of edges that are read at once, at least
 AHEAD = 2  # chunks that are read while one is added
 # BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
 STEP_ROWS = 64
@@ -41,7 +42,7 @@ def bin_sizes(streamed: StreamedLayer, num_nodes: int, num_types: int) -> BinSiz
 # The sources of a chunk as they are added: for each part its edges, (chunk_nodes,) int32 positions of sources, and
 # their (num, channels) values; then the rows that lie in the chunk themselves, and the (num_own, ...) values that are
 # added to their sums, or kept beside them, or None.
-_Loaded = tuple[list[tuple[BinnedEdges, np.ndarray, Tensor]], slice | np.ndarray, Tensor | None]
+_Loaded = tuple[list[tuple[Iterable[BinnedEdges], np.ndarray, Tensor]], slice | np.ndarray, Tensor | None]
 
 
 @dataclass
@@ -145,7 +146,7 @@ class Broadcast:
             edge_shares(block.indptr, types, given, self.sizes.num_types, weight)
         if self._bins is None:
             weight_dtype = dtype if self._weighted or weight is not None else None
-            window = max(1 << 20, self.memory_bytes // 32)
+            window = max(WINDOW_BYTES, self.memory_bytes // 32)
             self._bins = EdgeBins(self.sizes, weight_dtype, self.plan.keep_bytes, window, self.spool)
         self._bins.add(block, first_slot, weight)
         if self.streamed.by_type:
@@ -173,20 +174,21 @@ class Broadcast:
 
     def _take(self, sums: Tensor, kept: Tensor | None, parts: list, slots: slice | np.ndarray, own: Any) -> None:
         """Add a chunk to the sums: its edges, then what its rows add of themselves."""
-        for edges, position, values in parts:
-            add_placed_edges(sums, values, edges.slots, edges.local, position, self._factor, edges.weight)
+        for pieces, position, values in parts:
+            for edges in pieces:
+                add_placed_edges(sums, values, edges.slots, edges.local, position, self._factor, edges.weight)
         if own is not None and kept is None:
             sums[slots] += own
         elif own is not None:
             kept[slots] = own
 
     @torch.no_grad()
-    def _load(self, first_node: int, edges: list[BinnedEdges], slots: slice | np.ndarray) -> _Loaded:
+    def _load(self, first_node: int, edges: list[Iterable[BinnedEdges]], slots: slice | np.ndarray) -> _Loaded:
         """Read the sources of a chunk and map them; a thread of its own runs it."""
         own_local = self._rows[slots] - first_node
         position = np.full(1 << self.sizes.shift, -1, np.int32)
         for part in edges:
-            mark_sources(part.local, position)
+            _mark(part, position)
         if self._takes_own:
             position[own_local] = 0
         local = number_sources(position)
@@ -244,7 +246,7 @@ class Broadcast:
         self,
         first_node: int,
         local: np.ndarray,
-        edges: list[BinnedEdges],
+        edges: list[Iterable[BinnedEdges]],
         position: np.ndarray,
         slots: slice | np.ndarray,
         own_local: np.ndarray,
@@ -254,11 +256,12 @@ class Broadcast:
         x = torch.as_tensor(self.reader.read(local + first_node))
         parts = []
         for kind, part in enumerate(edges):
-            if not len(part.local):
-                continue
             placed = np.full(len(position), -1, np.int32)
-            mark_sources(part.local, placed)
-            rows = x[torch.from_numpy(position[number_sources(placed)].astype(np.int64))]
+            _mark(part, placed)
+            sources = number_sources(placed)
+            if not len(sources):
+                continue
+            rows = x[torch.from_numpy(position[sources].astype(np.int64))]
             values = torch.empty((len(rows), channels), dtype=self.reader.dtype)
             in_steps(lambda some, kind=kind: backbone.map_sources(self.index, some, kind), rows, values)
             parts.append((part, placed, values))
@@ -281,6 +284,12 @@ class Broadcast:
             else:
                 out = backbone.layer_from_total(self.index, total)
             yield self._rows[chunk], out[: chunk.stop - chunk.start]
+
+
+def _mark(pieces: Iterable[BinnedEdges], position: np.ndarray) -> None:
+    """Mark the sources of a bin's edges, see `mark_sources`."""
+    for edges in pieces:
+        mark_sources(edges.local, position)
 
 
 def in_steps(function: Callable[..., Tensor], x: Any, out: Tensor, beside: Tensor | None = None) -> None:

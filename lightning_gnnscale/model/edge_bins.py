@@ -1,7 +1,7 @@
 """How a layer of exact evaluation is divided so that it fits memory: rows into buckets, edges into bins by source."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,11 +50,12 @@ class EdgeBins:
     Args:
         sizes: the bins.
         weight_dtype: dtype of the edges' weights; None: they have none.
-        keep_bytes: Bytes of edges that stay in memory; blocks beyond them are written to the spool.
-        window_bytes: Bytes of edges that are read from the spool at once.
+        keep_bytes: Bytes of edges, and of where bins begin, that stay in memory; blocks beyond go to the spool.
+        window_bytes: Bytes of edges that are read from the spool at once, and that are held of a bin.
         spool: None: all edges stay in memory.
 
-    Cost: an edge takes 6 bytes (8 with chunks of more than 65,536 nodes), and its weight; 8 bytes a bin a block.
+    Cost: an edge takes 6 bytes (8 with chunks of more than 65,536 nodes), and its weight; 8 bytes a bin a block. A bin
+        of more than window_bytes, of hubs or of many edges a node, is read twice.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class EdgeBins:
         self.dtypes = [np.dtype(np.int32), np.dtype(np.uint16 if sizes.shift <= 16 else np.uint32)]
         self.dtypes += [] if weight_dtype is None else [np.dtype(weight_dtype)]
         self.counts = np.zeros(sizes.num_bins, np.int64)
-        self._starts: list[np.ndarray] = []
+        self._starts: list[np.ndarray | int] = []  # likewise
         self._blocks: list[list[np.ndarray | int]] = []  # columns in memory, or where they begin in the spool
         self._kept_bytes = 0
         self._window = (0, 0)
@@ -86,16 +87,31 @@ class EdgeBins:
         weight = block.edge_weight if weight is None else weight
         starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, weight)
         self.counts += np.diff(starts)
-        num_bytes = self.edge_bytes * len(columns[0])
+        num_bytes = self.edge_bytes * len(columns[0]) + starts.nbytes
         if self.spool is not None and self._kept_bytes + num_bytes > self.keep_bytes:
-            columns = [self.spool.append(column) for column in columns]
+            starts, *columns = (self.spool.append(column) for column in (starts, *columns))
         else:
             self._kept_bytes += num_bytes
         self._starts.append(starts)
         self._blocks.append(columns)
 
-    def read(self, number: int) -> BinnedEdges:
-        """Return the edges of a bin; bins are read in ascending order."""
+    def read(self, number: int) -> Iterable[BinnedEdges]:
+        """Return the edges of a bin, in one piece or more, which may be gone through again; bins are read ascending."""
+        if self.counts[number] * self.edge_bytes > self.window_bytes:
+            return _LargeBin(self, number)
+        return [self._read(number)]
+
+    def pieces(self, number: int) -> Iterator[BinnedEdges]:
+        """Yield the edges of a bin, as many at a time as a window holds; any thread may read any bin."""
+        most = max(1, self.window_bytes // self.edge_bytes)
+        for block, columns in enumerate(self._blocks):
+            begin, end = self._bounds(block, number, number + 1).tolist()
+            for first in range(begin, end, most):
+                last = min(first + most, end)
+                held = [self._column(*one, first, last) for one in zip(columns, self.dtypes, strict=True)]
+                yield BinnedEdges(held[0], held[1], held[2] if len(held) > 2 else None)
+
+    def _read(self, number: int) -> BinnedEdges:
         first, last = self._window
         if not first <= number < last:
             self._load(number)
@@ -113,18 +129,26 @@ class EdgeBins:
     def _load(self, first: int) -> None:
         """Bring the bins from `first` on into memory, as many as a window holds."""
         behind = np.cumsum(self.counts[first:]) * self.edge_bytes
-        last = first + max(1, int(np.searchsorted(behind, self.window_bytes, side="right")))
+        most = self.window_bytes // (8 * max(1, len(self._blocks)))  # where a bin begins in each block counts too
+        last = first + max(1, min(most, int(np.searchsorted(behind, self.window_bytes, side="right"))))
         self._window, self._held = (first, last), []
-        for starts, columns in zip(self._starts, self._blocks, strict=True):
-            begin, end = int(starts[first]), int(starts[last])
-            held = []
-            for dtype, column in zip(self.dtypes, columns, strict=True):
-                if isinstance(column, np.ndarray):
-                    held.append(column[begin:end])
-                else:
-                    held.append(np.empty(end - begin, dtype))
-                    self.spool.read(column + begin * dtype.itemsize, held[-1])
-            self._held.append((starts[first : last + 1] - begin, held))
+        for block, columns in enumerate(self._blocks):
+            starts = self._bounds(block, first, last)
+            begin, end = int(starts[0]), int(starts[-1])
+            held = [self._column(*one, begin, end) for one in zip(columns, self.dtypes, strict=True)]
+            self._held.append((starts - begin, held))
+
+    def _bounds(self, block: int, first: int, last: int) -> np.ndarray:
+        """Return where bins [first, last) of a block begin, and where the last one ends."""
+        return self._column(self._starts[block], np.dtype(np.int64), first, last + 1)
+
+    def _column(self, column: np.ndarray | int, dtype: np.dtype, begin: int, end: int) -> np.ndarray:
+        """Return entries of a column, which lies in memory or begins at a byte of the spool."""
+        if isinstance(column, np.ndarray):
+            return column[begin:end]
+        found = np.empty(end - begin, dtype)
+        self.spool.read(column + begin * dtype.itemsize, found)
+        return found
 
     def clear(self) -> None:
         """Forget all edges."""
@@ -133,6 +157,16 @@ class EdgeBins:
         self._kept_bytes = 0
         if self.spool is not None:
             self.spool.clear()
+
+
+class _LargeBin:
+    """The edges of a bin that is more than a window, read again each time that they are gone through."""
+
+    def __init__(self, bins: EdgeBins, number: int):
+        self._bins, self._number = bins, number
+
+    def __iter__(self) -> Iterator[BinnedEdges]:
+        return self._bins.pieces(self._number)
 
 
 def _sorted_edges(

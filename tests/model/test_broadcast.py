@@ -1,6 +1,7 @@
 """Layers by broadcasting: the same outputs as by groups of rows, to the bit whatever memory and ranks there are."""
 
 import logging
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(broadcast, "CHUNK_BYTES", 4 * 8 * 64)  # 64 sources of 8 columns
     monkeypatch.setattr(edge_bins, "FIXED_BYTES", 0)
     monkeypatch.setattr(broadcast, "READ_BYTES", 1)  # one step of rows at a time
+    monkeypatch.setattr(broadcast, "WINDOW_BYTES", 100)  # little memory reads a chunk's edges in pieces
 
 
 def run(model, source, **options):
@@ -242,11 +244,34 @@ def test_bins_hold_each_edge_once_in_its_order(tmp_path, num_types, keep_bytes, 
             bins.add(block, first)
             first += num_rows
         for number in range(7 * num_types):
-            assert list(zip(*bins.read(number), strict=True)) == expected.get(number, [])
+            for _ in range(2):  # a large one is read again
+                found = [edge for piece in bins.read(number) for edge in zip(*piece, strict=True)]
+                assert found == expected.get(number, [])
             assert bins.counts[number] == len(expected.get(number, []))
         bins.clear()
     spool.close()
     assert not (tmp_path / "edges").exists()
+
+
+@pytest.mark.parametrize(("num_bins", "edges"), [(2, 20_000), (5000, 500)])  # of many edges; more starts than edges
+def test_edges_hold_what_they_may(tmp_path, num_bins, edges):
+    spool, rng, keep, window = EdgeSpool(tmp_path / "edges"), np.random.default_rng(0), 1 << 18, 1 << 16
+    bins = EdgeBins(BinSizes(4, num_bins), None, keep, window, spool)
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            indices = rng.integers(0, 16 * num_bins, edges)
+            bins.add(RowBlock(np.arange(1), np.array([0, edges]), indices), number)
+            del indices
+        held = tracemalloc.get_traced_memory()[0]
+        assert held < keep + 8 * num_bins + window, "4.8 MB of edges, or 1.6 MB of where bins begin"
+        tracemalloc.reset_peak()
+        read = range(min(num_bins, 100))
+        assert sum(len(one.slots) for number in read for one in bins.read(number)) == bins.counts[: len(read)].sum()
+        assert tracemalloc.get_traced_memory()[1] - held < 8 * window
+    finally:
+        tracemalloc.stop()
+        spool.close()
 
 
 def test_shares_are_those_of_a_rows_edges_of_a_type():
