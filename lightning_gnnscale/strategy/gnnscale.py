@@ -56,7 +56,12 @@ class RoundCallback(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
         # the position of a checkpoint within an epoch; where it has not, nothing is left to load.
-        trainer.fit_loop._load_combined_loader_states()
+        loop = trainer.fit_loop
+        loop._load_combined_loader_states()
+        if loop.restarted_mid_epoch and loop.epoch_progress.total.ready == loop.epoch_progress.total.processed:
+            # From a checkpoint that was saved after an epoch's last batch Lightning begins the next epoch without
+            # counting it, and no run could go on from what is saved within it.
+            loop.reset_restart_stage()
         self._weights.on_train_start()
 
     def on_before_optimizer_step(
