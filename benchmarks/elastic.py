@@ -14,7 +14,7 @@ import numpy as np
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.run_paths import CHECKPOINTS, last_checkpoint
-from lightning_gnnscale.errors import GNNScaleError, check_count, check_integer
+from lightning_gnnscale.errors import GNNScaleError, check_count
 
 from .elastic_process import OPTIMIZERS, Fit, Workers
 from .present import LEFT, grouped, show
@@ -60,7 +60,7 @@ class ElasticBench:
 
     Attributes:
         policies, optimizers, precisions: Every combination is trained.
-        schedules: Random schedules, over all combinations, >= 0.
+        schedules: Random schedules, over all combinations, >= 1.
         max_processes: Processes at most, and logical ranks, 1 to 8.
         turns: Turns in which CPU time is compared with that of an all-reduce in any order.
         price_processes: Numbers of processes of that comparison, as many as logical ranks; none: it is left out.
@@ -69,7 +69,7 @@ class ElasticBench:
 
     policies: Sequence[str] = POLICIES
     optimizers: Sequence[str] = ("momentum", "adam")
-    precisions: Sequence[str] = ("32-true", "bf16-mixed")
+    precisions: Sequence[str] = ("32-true",)
     schedules: int = 100
     max_processes: int = 8
     turns: int = 5
@@ -81,7 +81,7 @@ class ElasticBench:
         check_names("policies", self.policies, POLICIES)
         check_names("optimizers", self.optimizers, OPTIMIZERS)
         check_names("precisions", self.precisions, PRECISIONS)
-        check_integer("bench.schedules", self.schedules, 0)
+        check_count("bench.schedules", self.schedules)
         check_count("bench.turns", self.turns)
         check_count("bench.max_processes", self.max_processes)
         if self.max_processes > NUM_PARTS:
@@ -107,7 +107,7 @@ class ElasticBench:
         settings = digest(self.max_processes, self.seed, _DATA, _TRAINER, NUM_EPOCHS)
         lengths: dict[tuple, int] = {}
         numbers = [(0, one) for one in combinations]
-        numbers += [(1 + at, combinations[at % len(combinations)]) for at in range(self.schedules if numbers else 0)]
+        numbers += [(1 + at, combinations[at % len(combinations)]) for at in range(self.schedules)]
         for number, combination in numbers:
             key = dict(zip(("policy", "optimizer", "precision"), combination, strict=True))
             key |= {"schedule": number, "settings": settings}

@@ -41,7 +41,6 @@ from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
 from ..traits import ModuleTraits, SourceTraits, StrategyTraits
-from .callbacks import LocalityController
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -634,6 +633,8 @@ class PartitionDataModule(StoredGraphDataModule):
         locality = self.sampler.locality
         if locality is None:
             return None
+        from .callbacks import LocalityController  # and pyarrow with it
+
         if self._placed is not None and self._placed.settings.locality_scale is not None:
             return "rows.locality_scale prefers rows by a placement on processes, by the memory that each has free"
         if any(isinstance(callback, LocalityController) for callback in self.trainer.callbacks):

@@ -62,6 +62,7 @@ class GradientAveraging(WeightPolicy):
 
     equal_batches = True
     keeps_state = True
+    _is_alike = True  # the weights of all ranks, after every step
 
     def __init__(
         self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None, overlap: bool | None = None
@@ -187,7 +188,8 @@ class GradientAveraging(WeightPolicy):
         self._record("gradients", seconds, self._bytes, steps=self._steps)
         metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": seconds * 1e3}
         self._bytes = self._steps = 0
-        self.publish()  # whether or not anything is saved or validated here: all ranks begin an epoch alike
+        if self._is_alike:
+            self.publish()  # whether or not anything is saved or validated here: all ranks begin an epoch alike
         return metrics
 
     def publish(self) -> None:
@@ -326,6 +328,8 @@ class BoundedGradientStaleness(GradientAveraging):
         replicas that differ are evaluated or saved.
     Source: SANCUS, experiments, SkipG, whose rule the paper does not give; this one is ours.
     """
+
+    _is_alike = False
 
     def __init__(self, max_age: int = 1, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
         super().__init__(bucket_bytes, local_clip)
