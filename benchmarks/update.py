@@ -43,7 +43,7 @@ COLUMNS = {
     "linked_bytes": ("linked", format_bytes),
     "cut": ("cut", ".4f"),
     "of_again": ("of the cut again", ".3f"),
-    "balance": ("balance", ".3f"),
+    "node_balance": ("balance", ".3f"),
 }
 
 
@@ -190,7 +190,7 @@ def _row(store: PartitionStore, began: float, began_cpu: float, peak: MemoryPeak
         "cut": store.version["cut"]["after"]
         if store.version
         else _cut_of(store.manifest, store.csc, store.part_offsets),
-        "balance": float(counts.max() / counts.mean()),
+        "node_balance": float(counts.max() / counts.mean()),
     }
 
 
