@@ -250,8 +250,10 @@ def predicted_against_measured(
         "seconds": trained_seconds(run),
         "sent_bytes": found.get("from other machines", 0.0) + found.get("from workers of Ray", 0.0),
     }
-    handed = found.get("sent: averages", 0.0) / costs.devices  # by all ranks to the process group
-    measured["averaged_bytes"] = ring_bytes(handed, training)
+    averaged = found.get("sent: averages", 0.0) / costs.devices
+    # On CPUs gradients go in slices, counted as they travel; else what ranks hand to the process group is counted.
+    in_slices = weights is not None and weights.equal_batches and not batch.on_gpu
+    measured["averaged_bytes"] = averaged if in_slices else ring_bytes(averaged, training)
     hourly = costs.rates.price(training, preparing)
     measured["price"] = None if hourly is None else hourly * measured["seconds"] / 3600
     return {
@@ -266,13 +268,14 @@ def predicted_against_measured(
 def told_costs(found: dict) -> dict[str, str]:
     """Return the facts of a run's summary of what `predicted_against_measured` returns."""
     predicted, measured = found["predicted"], found["measured"]
+    both = [format_bytes(round(one["sent_bytes"] + one["averaged_bytes"])) for one in (measured, predicted)]
     price = ""
     if measured["price"] is not None:
         price = f", price {measured['price']:.4g} (predicted {predicted['price']:.4g})"
     text = (
         f"{format_seconds(measured['seconds'])} (predicted {format_seconds(predicted['seconds'])} by "
-        f"{found['seconds_from']}, bound by {predicted['bound_by']}), {format_bytes(round(measured['sent_bytes']))} "
-        f"between machines (predicted {format_bytes(round(predicted['sent_bytes']))}){price}"
+        f"{found['seconds_from']}, bound by {predicted['bound_by']}), {both[0]} between machines "
+        f"(predicted {both[1]}){price}"
     )
     return {"an epoch": text}
 
