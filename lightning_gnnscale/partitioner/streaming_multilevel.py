@@ -53,6 +53,7 @@ class Tries(NamedTuple):
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
             cycles.
+        polish_degree: Mean number of neighbours up to which it is given that: one move at a time does less on grids.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
     """
@@ -66,14 +67,15 @@ class Tries(NamedTuple):
     max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
     clusters_first: bool = False
     enough_edges: float = ENOUGH_EDGES
-    polish: tuple[int, int, int] = (0, 0, 0)
+    polish: tuple[int, int, int] = (4, 20, 0)
+    polish_degree: float = np.inf
     sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), clusters_first=True, enough_edges=8),
-    "default": Tries(3, 6, 2.0, (2, 3), (0, 1), polish=(4, 20, 0), sweeps_in_vain=2, rounds_of_edges=2),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=(2, 8, 0), polish_degree=8),
+    "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), sweeps_in_vain=2, rounds_of_edges=6),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
@@ -124,8 +126,8 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is held in memory meanwhile, and
-    refined once more by Jet; one of trees and chains, and but for effort "fast" one of at most 2**20 entries, is
-    contracted level by level from the start.
+    refined once more by Jet (by "fast" where nodes have few neighbours); one of trees and chains, and but for "fast"
+    one of at most 2**20 entries, is contracted level by level from the start.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -220,7 +222,7 @@ def streaming_multilevel(
             )
             parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
-            if whole and tries.polish[1]:
+            if whole and entries <= tries.polish_degree * graph.num_nodes:
                 with phases.phase(REFINEMENT):
                     part = polished(streamed, part, cap, graph.seed, tries.polish, threads)
             if phases.counts_quality() and isinstance(streamed, BlockGraph):
