@@ -83,12 +83,12 @@ class ModuleTraits(Traits):
         backbone_settings: How the backbone was made; the command line sets it where it is declared.
         write_predictions: Takes predicted rows; `PredictionWriter` sets it where it is declared.
         save_inputs: Writes learned rows beside a checkpoint.
-        on_batch_missing: Takes part in a step without a batch.
+        on_step_begin: Takes the batches of a step, none where there is no batch, before any is computed.
     """
 
     backbone = inputs = multilabel = num_classes = num_targets = reads_edge_features = row_model = None
     predicts_edges = trains_on_links = False
-    check_edge_types = make_optimizer = save_inputs = on_batch_missing = None
+    check_edge_types = make_optimizer = save_inputs = on_step_begin = None
     backbone_settings: Any = ANY
     write_predictions: Any = ANY
     requires: Mapping[str, str] = MappingProxyType({})
@@ -104,10 +104,14 @@ class InputsTraits(Traits):
         save, load: Write and read learned rows; None: they are not learned.
         files_read: Names of the files that `load` reads; None: it opens what it needs itself.
         settle: Waits for gradients under way; None: none ever are.
+        begin, announce: Take the nodes of a step, and of a coming one; None: each call asks for its own rows.
+        batches_ahead: How many batches ahead `announce` is worth while.
+        exact: Whether the rows do not depend on the number of processes; told: counts for the log.
     """
 
-    dim = 0
-    node_types = save = load = files_read = settle = None
+    dim = batches_ahead = 0
+    node_types = save = load = files_read = settle = begin = announce = told = None
+    exact = False
     num_pushes = 1
     loaded = True
 
@@ -193,6 +197,12 @@ class CheckpointTraits(Traits):
     dirpath = monitor = save_last = None
     mode = "max"
     save_on_exception = False
+
+
+class LoaderTraits(Traits):
+    """Of a loader: announce_steps tells of each step before it is yielded, see `PartLoader`; None: it does not."""
+
+    announce_steps = None
 
 
 class SourceTraits(Traits):

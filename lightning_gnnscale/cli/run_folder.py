@@ -273,6 +273,34 @@ def owner_counts(log: list[dict]) -> dict[str, float]:
     }
 
 
+def learned_row_counts(log: list[dict]) -> dict[str, float]:
+    """Return what processes exchanged of learned rows; empty where nothing came from another process.
+
+    `learned_row_bytes`: bytes of rows and gradients that came; `learned_rows_blocked_share`: the largest share of a
+    process' time that was spent waiting for rows; `stale_rows`, `greatest_staleness`: rows that were used though a step
+    had changed them since they were pulled, and the most steps that one had missed.
+    """
+    told = [event for event in log if event["event"] == "learned_rows"]
+    if not any(event["bytes_away"] or event["staleness"] for event in told):
+        return {}
+    return {
+        "learned_row_bytes": sum(event["bytes_away"] for event in told),
+        "learned_rows_blocked_share": max(event["waiting_share"] for event in told),
+        "stale_rows": sum(event["rows_stale"] for event in told),
+        "greatest_staleness": max(event["greatest_age"] for event in told),
+    }
+
+
+def _learned_facts(counts: dict[str, float]) -> dict[str, str]:
+    if not counts:
+        return {}
+    stale = f"{counts['stale_rows']:,} used stale, by {counts['greatest_staleness']} steps at most"
+    return {
+        "learned rows": f"{format_bytes(counts['learned_row_bytes'])} received, training waited for them "
+        f"{counts['learned_rows_blocked_share']:.1%} of its time; {stale if counts['stale_rows'] else 'none stale'}"
+    }
+
+
 def worker_counts(log: list[dict]) -> dict[str, float]:
     """Return what workers of `source=ray` did for a run; empty without workers.
 
@@ -416,8 +444,9 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
             shown[key.replace("_", " ")] = float(quality[key])
-    owners, workers = owner_counts(log), worker_counts(log)
+    owners, workers, learned = owner_counts(log), worker_counts(log), learned_row_counts(log)
     shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(owners) | _worker_facts(workers)
+    shown |= _learned_facts(learned)
     shown |= _read_facts(log)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     if command == "train":
@@ -452,4 +481,5 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         **read_counts(log),
         **owners,
         **workers,
+        **learned,
     }

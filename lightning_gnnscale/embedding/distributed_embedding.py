@@ -1,5 +1,7 @@
 """`DistributedEmbedding`: learnable rows by node that hosts own, pulled and pushed, and saved by each rank."""
 
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from ..rng import fold
 from ..sampler.minibatch import RowsByNodeType
 from ..triton_kernels.gather_rows import gather_rows
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
-from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows, push_rows
+from .row_exchange import GroupRows, Hosts, Ownership, PulledRows, RowTransport, checked_nodes, checked_offsets
 from .shared_table import (
     CHUNK_ROWS,
     SharedColumn,
@@ -40,15 +42,15 @@ class DistributedEmbedding:
     In a heterogeneous graph, `for_store(store, dim, node_types=["author"])` has rows only for nodes of these node
     types.
 
-    `pull` reads rows; `push` updates the rows of a batch by their gradients. The processes of a host write to one table
-    without locks (Hogwild): simultaneous steps of the same row may overwrite each other, but rows that no other process
-    pushes lose nothing. Rows of another host are pulled from it and pushed to it. Both calls are then collectives that
-    every rank must enter; a rank without a batch calls `skip`. If several ranks push to the same row of another host in
-    one call, that is one step.
+    A step adds up the gradients of a row over the ranks in their order, and steps the row once: the rows of any number
+    of processes and machines are those of one, bit for bit. The processes of a host share one table; rows of another
+    host are pulled from it and pushed to it. With several ranks the calls of a step are collectives that every rank
+    must enter; a rank without a batch calls `skip`.
 
     Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or are appended to
-    its stored ones. They are pulled in the forward pass and pushed after the backward pass. Its weights are not
-    parameters of the module: weight policies, schedulers and clipping leave them alone.
+    its stored ones. Rows of other hosts are pulled a batch ahead, while the batch before trains; what a step changes
+    of them meanwhile is pulled again. They are pushed after the backward pass. Its weights are not parameters of the
+    module: weight policies, schedulers and clipping leave them alone.
 
     Args:
         num_nodes, dim: Number of nodes and length of a row, >= 1.
@@ -62,19 +64,22 @@ class DistributedEmbedding:
         dtype: "float32" or "float64".
         hosts: Host of each rank; None: found from the machines that the ranks run on.
         node_types: The node types that have rows, which `for_store` finds by their names; None: every node has one.
+        staleness: Most steps that the rows of a batch may lag behind, >= 0. 0: none, training is exact. Above, rows
+            of other hosts are used as they were pulled, so many batches ahead, and no push is waited for; `told`
+            counts them.
 
     Attributes:
         num_rows: Number of rows, of all hosts together; `row_ids` says which is whose.
         nbytes: Memory of this host's rows and of their optimizer's state, bytes.
-        received_bytes: Bytes of rows and gradients that have come from other hosts so far.
         store: The store whose nodes have the rows; None where it was made without one.
 
     Raises:
         ValueError: an argument outside its range.
 
-    Cost: dim * 4 bytes a row; nodes of other node types have none; with Adam three times as much and 4 bytes.
-    Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: bias correction by row is an option, and values
-        that were pulled together from another host are pushed together.
+    Cost: dim * 4 bytes a row; nodes of other node types have none; with Adam three times as much and 4 bytes; on
+        several hosts 4 bytes more. A row that is pulled is dim * 4 + 8 bytes on the wire, and so is one that is pushed.
+    Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: steps are synchronous by default, not Hogwild; bias
+        correction by row is an option.
     """
 
     what = "DistributedEmbedding"
@@ -92,6 +97,7 @@ class DistributedEmbedding:
         dtype: str = "float32",
         hosts: Sequence[int] | None = None,
         node_types: NodeTypesWithRows | None = None,
+        staleness: int = 0,
     ):
         if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
             raise ValueError(
@@ -124,10 +130,12 @@ class DistributedEmbedding:
         self.hosts_given = None if hosts is None else list(hosts)
         self._hosts, self._rank_of_part = Hosts.alone(), None
         self._ownership = self._owners(self._hosts)
+        check_integer("staleness", staleness, 0)
+        self.staleness = int(staleness)
         self._table: SharedTable | None = None
         self._pool = BufferPool(1 << 30)
-        self.received_bytes, self.loaded, self.store = 0, False, None
-        self._traced: list[tuple[np.ndarray, Tensor]] = []
+        self.loaded, self.store = False, None
+        self._forget()
 
     @classmethod
     def for_store(
@@ -166,6 +174,21 @@ class DistributedEmbedding:
         return self._hosts.num_hosts == 1
 
     @property
+    def exact(self) -> bool:
+        """Whether the rows are those of one process, whatever the number of processes."""
+        return self.staleness == 0
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches ahead of their step rows are pulled; 0: they are in this machine's memory."""
+        return 0 if self.is_local else max(1, self.staleness)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of rows and gradients that have come from other processes so far."""
+        return 0 if self._rows is None else self._rows.received_bytes
+
+    @property
     def nbytes(self) -> int:
         """What the rows of this host take altogether; known before they are made."""
         return table_bytes(self._ownership.num_rows(self._hosts.host), self._columns())
@@ -175,6 +198,8 @@ class DistributedEmbedding:
         if self._table is None:
             self._table = self._create()
             self._fill(self._share())
+        if self._rows is None:
+            self._connect()
         return self
 
     def join(self, rank_of_part: Sequence[int] | None = None) -> "DistributedEmbedding":
@@ -193,6 +218,7 @@ class DistributedEmbedding:
             self._rank_of_part = tuple(rank_of_part)
         if len(hosts.host_of_rank) == 1:
             return self.open()
+        unchanged = self._table is not None and hosts is self._hosts
         if self._table is not None and not self.is_local and hosts.host_of_rank != self._hosts.host_of_rank:
             raise PlacementError(f"{self.what}: the hosts of the run have changed: save the rows and load them again")
         kept = self._table is not None and (hosts.num_hosts == 1 or not self.is_local)
@@ -205,6 +231,8 @@ class DistributedEmbedding:
             self._table = SharedTable.attach(handle)
         if not kept:
             self._fill(self._share(), None if before is None else (before, owned_before))
+        if not (unchanged and self._table is before):
+            self._connect()
         gather_objects(None)  # all have mapped and filled
         if before is not None and before is not self._table:
             before.close()
@@ -212,12 +240,13 @@ class DistributedEmbedding:
 
     def close(self) -> None:
         """Let go of the rows; processes that share them keep them."""
+        self._disconnect()
         if self._table is not None:
             self._table.close()
             self._table = None
 
     def pull(self, nodes: np.ndarray | Tensor) -> Tensor:
-        """Return the rows of some nodes; with several hosts a collective.
+        """Return the rows of some nodes; with several hosts a collective, of one what its ranks have stepped so far.
 
         Args:
             nodes: (num,) integers in [0, num_nodes), repeats allowed.
@@ -230,7 +259,11 @@ class DistributedEmbedding:
             StrategyError: another rank was lost.
         """
         ids = self.row_ids(nodes)
-        return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
+        out = self._pool.take((len(ids), self.dim), self.dtype)
+        if self.is_local and self._transport().together:
+            self._rows.settle()
+            return torch.from_numpy(gather_rows(self._arrays()["rows"], ids, out))
+        return torch.from_numpy(self._transport().pull(ids, out).result())
 
     def without_features(self, nodes: np.ndarray) -> RowsByNodeType:
         """Return the features of (num,) int64 nodes: no node type has features, and some have rows."""
@@ -249,13 +282,34 @@ class DistributedEmbedding:
         for ids, rows in self._share():
             yield ids, values[rows]
 
-    def _read(self, ids: np.ndarray, out: np.ndarray) -> np.ndarray:
-        values = self._arrays()["rows"]
-        if self.is_local:
-            return gather_rows(values, self._ownership.locate(ids)[1] if self._ownership.num_hosts > 1 else ids, out)
-        requests = Requests(ids, self._ownership, self._hosts)
-        self.received_bytes += pull_rows(requests, self._hosts, lambda rows: gather_rows(values, rows), out)
-        return out
+    def _transport(self) -> RowTransport:
+        self._arrays()  # or an error: they are not there
+        return self._rows
+
+    def _connect(self) -> None:
+        """Reach the rows as they are owned now; every rank calls it."""
+        self._disconnect()
+        self._rows = GroupRows(self._table, self._ownership, self._hosts, self.optimizer, self.staleness)
+
+    def _disconnect(self) -> None:
+        if self._rows is not None:
+            self._rows.end()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without a step under way."""
+        self._rows: RowTransport | None = None
+        self._drop_steps()
+        self._begun_at, self._waited_s = None, 0.0
+
+    def _drop_steps(self) -> None:
+        self._announced: deque[list[np.ndarray]] = deque()  # row ids of the batches of coming steps
+        self._ahead: deque[PulledRows] = deque()  # rows of coming steps, the next one's first
+        self._pulled: PulledRows | None = None  # of the step that is under way
+        self._batches: deque[tuple[np.ndarray, np.ndarray]] = deque()  # of its batches that were not called for yet
+        self._left = 0  # batches of the step whose gradients are missing
+        self._traced: list[tuple[np.ndarray, Tensor]] = []  # of the batch that is computed
+        self._gradients: list[tuple[np.ndarray, np.ndarray]] = []  # by logical rank
 
     def _create(self) -> SharedTable:
         num_rows = self._ownership.num_rows(self._hosts.host)
@@ -283,7 +337,8 @@ class DistributedEmbedding:
 
     def __getstate__(self) -> dict:
         """Send the rows to a process that this one starts as a handle: both map the same rows."""
-        state = self.__dict__ | {"_pool": None, "_hosts": Hosts.alone(), "_table": None}
+        own = ("_rows", "_announced", "_ahead", "_pulled", "_batches", "_traced", "_gradients")  # of this process
+        state = self.__dict__ | {"_pool": None, "_table": None, "_hosts": Hosts.alone()} | dict.fromkeys(own)
         if self._table is not None and not self.is_local:
             raise PlacementError(f"{self.what}: rows that several hosts own cannot be sent to another process")
         state["_ownership"] = self._owners(Hosts.alone())
@@ -293,11 +348,13 @@ class DistributedEmbedding:
     def __setstate__(self, state: dict) -> None:
         handle = state.pop("_ticket")
         self.__dict__.update(state, _pool=BufferPool(1 << 30))
+        self._forget()
         if handle is not None:
             self._table = SharedTable.attach(handle)
+            self._connect()
 
     def push(self, nodes: np.ndarray | Tensor, gradients: np.ndarray | Tensor) -> None:
-        """Step the rows of some nodes; with several hosts a collective.
+        """Step the rows of some nodes, and wait for it; with several ranks a collective.
 
         Args:
             nodes: (num,) integers in [0, num_nodes), of node types with rows; gradients of a node that comes twice are
@@ -308,20 +365,67 @@ class DistributedEmbedding:
             ValueError: a node is out of range or its node type has no rows, or gradients are of another shape.
             StrategyError: another rank was lost.
         """
-        ids = self.row_ids(nodes)
+        self._transport().push(*self._summed(self.row_ids(nodes), gradients))
+        self._rows.settle()
+
+    def _summed(self, ids: np.ndarray, gradients: np.ndarray | Tensor) -> tuple[np.ndarray, np.ndarray]:
         values = np.ascontiguousarray(_as_array(gradients), self.dtype)
         if values.shape != (len(ids), self.dim):
             raise ValueError(f"gradients must have shape ({len(ids)}, {self.dim}), got {values.shape}")
-        ids, values = sum_duplicates(ids, values)
-        if self.is_local:
-            self._apply(ids, values)
-            return
-        requests = Requests(ids, self._ownership, self._hosts)
-        rows, received = push_rows(
-            requests, self._hosts, values, lambda: self._apply(requests.rows, values[requests.here])
-        )
-        self.received_bytes += received.nbytes
-        self._apply(*sum_duplicates(rows, received))
+        return sum_duplicates(ids, values)
+
+    def announce(self, batches: Sequence[np.ndarray | Tensor]) -> None:
+        """Tell which nodes' rows a coming step asks for, so that they are pulled ahead; steps come in this order.
+
+        Args:
+            batches: By batch of the step, (num,) integers in [0, num_nodes).
+        """
+        self._announced.append([self.row_ids(nodes) for nodes in batches])
+
+    def begin(self, batches: Sequence[np.ndarray | Tensor]) -> None:
+        """Begin a step: its rows are there when this returns. With several ranks a collective.
+
+        Args:
+            batches: By batch of this process, in the order of their logical ranks, the (num,) nodes whose rows are
+                called for; each is computed, and ends in a call of `step`.
+
+        Raises:
+            ValueError: a node is out of range, or its node type has no rows.
+            StrategyError: another rank was lost.
+        """
+        begun = time.perf_counter()
+        rows, by_batch = self._transport(), [self.row_ids(nodes) for nodes in batches]
+        while self._announced and not _same(self._announced.popleft(), by_batch):
+            pass
+        ids = np.concatenate(by_batch) if by_batch else np.empty(0, np.int64)
+        ahead, covered = self._ahead.popleft() if self._ahead else None, False
+        rows.meet()
+        if ahead is not None:
+            covered = np.array_equal(ahead.ids, ids)
+            if covered or rows.together:
+                rows.renew(ahead)
+        rest = None
+        if rows.together or not covered:
+            rest = self._ask(ids[:0] if covered else ids)
+        self._pull_ahead()
+        self._pulled = ahead if covered else rest
+        if self.exact and covered and rest is not None:
+            rest.result()  # what is read of this machine's memory has been stepped by all
+        values = self._pulled.result()
+        ends = np.cumsum([len(one) for one in by_batch])
+        self._batches = deque((one, values[end - len(one) : end]) for one, end in zip(by_batch, ends, strict=True))
+        self._left, self._gradients = len(by_batch), []
+        self._begun_at = begun if self._begun_at is None else self._begun_at
+        self._waited_s += time.perf_counter() - begun
+
+    def _pull_ahead(self) -> None:
+        coming = list(self._announced)
+        while len(self._ahead) < self.batches_ahead:
+            batches = coming[len(self._ahead)] if len(self._ahead) < len(coming) else []
+            self._ahead.append(self._ask(np.concatenate(batches) if batches else np.empty(0, np.int64)))
+
+    def _ask(self, ids: np.ndarray) -> PulledRows:
+        return self._rows.pull(ids, self._pool.take((len(ids), self.dim), self.dtype))
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Return the rows of a batch's nodes on their device; with gradients enabled, `step` pushes theirs.
@@ -329,27 +433,62 @@ class DistributedEmbedding:
         Args:
             nodes: (num,) int64 tensor.
         """
-        rows = self.pull(nodes).to(nodes.device)
-        if torch.is_grad_enabled():
-            rows.requires_grad_()
-            self._traced.append((_as_array(nodes), rows))
+        if not torch.is_grad_enabled():
+            return self.pull(nodes).to(nodes.device)
+        ids = self.row_ids(nodes)
+        if not (self._batches and np.array_equal(self._batches[0][0], ids)):
+            if self._left > 1:
+                raise PlacementError(
+                    f"{self.what}: a step of {self._left} batches was begun with other nodes than these"
+                )
+            self.begin([nodes])
+        ids, values = self._batches.popleft()
+        rows = torch.from_numpy(values).to(nodes.device).requires_grad_()
+        self._traced.append((ids, rows))
         return rows
 
     def step(self) -> None:
-        """Push the gradients of all rows that were called for since the last step; rows without one push nothing."""
+        """End a batch after its backward; after the last of the step, the gradients of all are pushed."""
         traced, self._traced = self._traced, []
-        for nodes, rows in traced:
-            if rows.grad is None:
-                self.push(nodes[:0], np.empty((0, self.dim), self.dtype))
-            else:
-                self.push(nodes, rows.grad)
+        traced = [(ids, _as_array(rows.grad)) for ids, rows in traced if rows.grad is not None]
+        if traced:
+            ids, gradients = (np.concatenate(arrays) for arrays in zip(*traced, strict=True))
+            self._gradients.append(self._summed(ids, gradients))
+        self._left -= 1
+        if self._left <= 0:
+            self._push_step()
+
+    def _push_step(self) -> None:
+        ids, gradients = np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
+        if self._gradients:
+            ids, gradients = (np.concatenate(arrays) for arrays in zip(*self._gradients, strict=True))
+        self._gradients, self._batches = [], deque()
+        self._transport().push(ids, gradients, self._pulled)
+        self._pulled = None
+        if self.exact and self.is_local and self._rows.together:
+            self._rows.settle()  # another process of the host reads them without asking
 
     def skip(self) -> None:
         """Take part in a training step without a batch."""
-        if not self.is_local:
-            nothing = np.empty(0, np.int64)
-            self.pull(nothing)
-            self.push(nothing, np.empty((0, self.dim), self.dtype))
+        self.begin([])
+        self._push_step()
+
+    def settle(self) -> None:
+        """Wait until all that this process pushed is with the owners of its rows."""
+        if self._rows is not None:
+            self._rows.settle()
+
+    def told(self) -> dict[str, float]:
+        """Return what has been counted since the rows were joined, for the log.
+
+        `bytes_away`: bytes of rows and gradients that came; `waiting_share`: share of the time since the first step in
+        which this process waited for rows; `rows_stale`, `greatest_age`: rows that were used though a step had changed
+        them, and the most steps that one had missed.
+        """
+        stale, age = (0, 0) if self._rows is None else self._rows.told()
+        ran_s = 0.0 if self._begun_at is None else time.perf_counter() - self._begun_at
+        counts = {"bytes_away": self.received_bytes, "rows_stale": stale, "greatest_age": age}
+        return counts | {"staleness": self.staleness, "waiting_share": self._waited_s / ran_s if ran_s else 0.0}
 
     def save(self, folder: str | Path, with_state: bool = True) -> dict[str, Any]:
         """Write this rank's share of its host's rows; on every rank.
@@ -361,6 +500,7 @@ class DistributedEmbedding:
         Returns:
             What this rank wrote, plain containers; the list of those of all ranks is what `load` takes.
         """
+        self.settle()
         wait_for_others()  # no rank pushes to rows that another is writing
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
@@ -390,7 +530,8 @@ class DistributedEmbedding:
             load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_rows, self.dim, self.dtype.str))
         else:
             self._load_earlier(Path(folder), saved, places)
-        self._table.counter[0] = max(one["pushes"] for one in saved)
+        self._drop_steps()
+        self._transport().restart(max(one["pushes"] for one in saved))
         self.loaded = True
         wait_for_others()
 
@@ -448,13 +589,6 @@ class DistributedEmbedding:
             if any(max(ids.start, entry["start"]) < min(ids.stop, entry["stop"]) for ids in shares)
         ]
 
-    def _apply(self, rows: np.ndarray, gradients: np.ndarray) -> None:
-        arrays = self._arrays()
-        self._table.counter[0] += 1
-        self.optimizer.apply(
-            rows, gradients, arrays["rows"], arrays.get("moments"), arrays.get("counts"), self.num_pushes
-        )
-
     def _columns(self) -> dict[str, SharedColumn]:
         """Return the arrays of a host; "rows" are those that are pulled."""
         columns = {"rows": SharedColumn(self.dim, self.dtype.str)}
@@ -486,6 +620,10 @@ class DistributedEmbedding:
             for name, array in self._arrays().items():
                 array[rows] = table.arrays[name][places]
         self._table.counter[0] = table.counter[0]
+
+
+def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
 def _as_array(values: np.ndarray | Tensor) -> np.ndarray:

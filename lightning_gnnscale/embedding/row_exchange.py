@@ -1,8 +1,13 @@
-"""Rows pulled from the hosts that own them, and gradients pushed to them: uneven all-to-alls that all ranks enter."""
+"""Rows pulled from the hosts that own them, and gradients pushed to them: `RowTransport`, and the process group's."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,6 +15,9 @@ import torch.distributed as dist
 
 from ..errors import clear_error
 from ..placement.shared_rows import gather_objects, machine_id
+from .optimizers import SparseAdam, SparseSGD
+from .row_owner import Pushed, RowOwner
+from .shared_table import SharedTable
 
 
 class Ownership:
@@ -109,7 +117,7 @@ class Hosts:
     Attributes:
         host_of_rank: (world_size,) host of each rank; hosts are numbered from 0 in the order of their first ranks.
         rank: Rank of this process.
-        group: Process group of the ranks on the CPU; None if there is one host, so that nothing is sent.
+        group: Process group of the ranks on the CPU; None if there is one rank.
         world: The default process group when the hosts were found.
     """
 
@@ -140,7 +148,7 @@ class Hosts:
         host_of_rank, world = tuple(numbers[name] for name in names), dist.group.WORLD
         if before is not None and before.host_of_rank == host_of_rank and before.world is world:
             return before
-        group = dist.new_group(backend="gloo", timeout=_timeout_of(world)) if len(numbers) > 1 else None
+        group = dist.new_group(backend="gloo", timeout=_timeout_of(world))
         return cls(host_of_rank, dist.get_rank(), group, world)
 
     @property
@@ -168,35 +176,8 @@ def _timeout_of(world: dist.ProcessGroup) -> timedelta | None:
     return getattr(options, "_timeout", None)
 
 
-class Requests:
-    """Which rows of a call are here, and which go to which rank.
-
-    Args:
-        ids: (num,) int64 ids of rows.
-        ownership, hosts: who owns them, and where this process runs.
-
-    Attributes:
-        here: (num_here,) positions of the rows that this host owns. rows: (num_here,) their rows.
-        away: (num_away,) positions of the others, by the rank that is asked.
-        asked: (num_away,) their rows on their host.
-        counts: (world_size,) how many each rank is asked for.
-    """
-
-    def __init__(self, ids: np.ndarray, ownership: Ownership, hosts: Hosts):
-        host, row = ownership.locate(ids)
-        local = host == hosts.host
-        self.here = np.flatnonzero(local)
-        self.rows = row[self.here]
-        away = np.flatnonzero(~local)
-        rank = _rank_of_rows(host[away], row[away], hosts)
-        order = np.argsort(rank, kind="stable")
-        self.away = away[order]
-        self.asked = row[self.away]
-        self.counts = np.bincount(rank, minlength=len(hosts.host_of_rank)).astype(np.int64)
-
-
-def _rank_of_rows(host: np.ndarray, row: np.ndarray, hosts: Hosts) -> np.ndarray:
-    """Return the rank that serves each row: a host assigns its rows to its ranks, so that none is served by two."""
+def rank_of_rows(host: np.ndarray, row: np.ndarray, hosts: Hosts) -> np.ndarray:
+    """Return the rank that serves and steps each row: a host assigns its rows to its ranks, each to one."""
     sizes = np.array([len(hosts.ranks(number)) for number in range(hosts.num_hosts)])
     table = np.zeros((hosts.num_hosts, sizes.max()), np.int64)
     for number in range(hosts.num_hosts):
@@ -204,69 +185,285 @@ def _rank_of_rows(host: np.ndarray, row: np.ndarray, hosts: Hosts) -> np.ndarray
     return table[host, row % sizes[host]]
 
 
-def pull_rows(
-    requests: Requests,
-    hosts: Hosts,
-    read: Callable[[np.ndarray], np.ndarray],
-    out: np.ndarray,
-) -> int:
-    """Fill in the requested rows, from this host and from others; all ranks must enter.
+class PulledRows(Protocol):
+    """Rows that are asked for.
 
-    Requests are sent first; the rows of this host are read while they travel.
+    Attributes:
+        ids: (num,) int64 ids of the rows.
+    """
+
+    ids: np.ndarray
+
+    def result(self) -> np.ndarray:
+        """Return the (num, dim) rows, once they are there."""
+
+
+class RowTransport(Protocol):
+    """How a process reaches the rows, whoever owns them; calls take effect in the order in which they are made.
+
+    It is made for a staleness: how many steps the rows of a step may have missed at most.
+
+    Attributes:
+        together: Every rank makes the same calls, where it has nothing to say with no ids. Else no call needs another
+            rank, and a step is taken when every rank has pushed.
+        received_bytes: Bytes of rows and gradients that have come to this process.
+    """
+
+    together: bool
+    received_bytes: int
+
+    def owner_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the (num,) number of the owner of each row."""
+
+    def pull(self, ids: np.ndarray, out: np.ndarray) -> PulledRows:
+        """Ask for rows; ids: (num,) int64; out: (num, dim), filled in place."""
+
+    def meet(self) -> None:
+        """Begin a step: wait until what is asked for from now on has seen all steps but the last `staleness`."""
+
+    def renew(self, pulled: Any) -> None:
+        """Ask again for those rows that have missed more than `staleness` steps since they were read."""
+
+    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: Any = None) -> None:
+        """Send the gradients of a step to the owners, without waiting.
+
+        Args:
+            ids: (num,) int64, in the order of this process's logical ranks, distinct within each.
+            gradients: (num, dim).
+            pulled: The rows that they were computed with, by which stale ones are counted; None: not counted.
+        """
+
+    def settle(self) -> None:
+        """Wait until what this process has pushed is with its owners, and all that it was asked for is done."""
+
+    def told(self) -> tuple[int, int]:
+        """Return (rows used though steps had changed them, most steps that such a row had missed) so far.
+
+        Each is counted where it is owned, so over all processes it is counted once.
+        """
+
+    def restart(self, pushes: int) -> None:
+        """Go on from rows that were read from a checkpoint, after so many steps; every rank calls it."""
+
+    def end(self) -> None:
+        """Let go of what serves this process alone."""
+
+
+_END_LIMIT_S = 5.0
+
+
+class _Jobs:
+    """A thread that enters collectives in the order in which they are asked for; after a failure it enters no more."""
+
+    def __init__(self):
+        self._asked: SimpleQueue = SimpleQueue()
+        # A daemon: one that waits for a rank that is lost must not keep this process from ending.
+        self._thread = Thread(target=self._run, name="learned rows", daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], None]) -> Future:
+        done: Future = Future()
+        self._asked.put((job, done))
+        return done
+
+    def end(self) -> None:
+        """Do what was asked for, and end; within seconds, or without it."""
+        self._asked.put(None)
+        self._thread.join(_END_LIMIT_S)
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        while (asked := self._asked.get()) is not None:
+            job, done = asked
+            if failure is None:
+                try:
+                    job()
+                except BaseException as error:
+                    failure = error
+            if failure is None:
+                done.set_result(None)
+            else:
+                done.set_exception(failure)
+            del asked, job, done
+
+
+class GroupPull:
+    """Rows that a `GroupRows` was asked for.
+
+    Attributes:
+        ids, out: As asked for. since: Steps that the rows of other hosts have seen.
+        here, rows: Positions of the rows that this host owns, and their rows, which are read by `result`.
+        away, asked: Positions of the others, by the rank that is asked, and their rows on their host.
+        counts: (world_size,) how many each rank is asked for.
+    """
+
+    def __init__(self, ids: np.ndarray, out: np.ndarray, ownership: Ownership, hosts: Hosts, owner: RowOwner):
+        self.ids, self.out, self.since, self._owner = ids, out, -1, owner
+        host, row = ownership.locate(ids)
+        local = host == hosts.host
+        self.here = np.flatnonzero(local)
+        self.rows = row[self.here]
+        away = np.flatnonzero(~local)
+        rank = rank_of_rows(host[away], row[away], hosts)
+        order = np.argsort(rank, kind="stable")
+        self.away = away[order]
+        self.asked = row[self.away]
+        self.counts = np.bincount(rank, minlength=len(hosts.host_of_rank)).astype(np.int64)
+        self.work: Future | None = None
+
+    def result(self) -> np.ndarray:
+        if self.work is not None:
+            self.work.result()
+        if len(self.here) == len(self.out):
+            return self._owner.read(self.rows, self.out)
+        self.out[self.here] = self._owner.read(self.rows)
+        return self.out
+
+
+class GroupRows:
+    """Rows in memory that the processes of a host share, and uneven all-to-alls between ranks; a `RowTransport`.
+
+    Each row is served and stepped by one rank of its host. A thread enters the collectives, so that rows are pulled
+    and pushed while the process computes; all ranks enter them in one order, after as many steps.
 
     Args:
-        requests: Requests of this rank; may be empty.
-        read: Maps (num,) rows of this host to their (num, dim) values, of the dtype of `out`.
-        out: (num_nodes, dim), filled in place.
-
-    Returns:
-        Bytes of rows received from other hosts.
+        table: This host's rows.
+        ownership, hosts: Who owns which, and where this process runs.
+        optimizer: Steps the rows.
+        staleness: See `RowTransport`.
     """
-    with clear_error("pulling rows"):
-        wanted = _exchange_counts(requests.counts, hosts.group)
-        asked, work = _all_to_all(requests.asked, requests.counts, wanted, hosts.group)
-        out[requests.here] = read(requests.rows)
-        work.wait()
-        answers = np.ascontiguousarray(read(asked.numpy()))
-        row_bytes = out.dtype.itemsize * out.shape[1]
-        flat = answers.reshape(-1).view(np.uint8)
-        received, work = _all_to_all(flat, wanted * row_bytes, requests.counts * row_bytes, hosts.group)
-        work.wait()
-        out[requests.away] = received.numpy().view(out.dtype).reshape(-1, out.shape[1])
-    return len(received)
 
+    together = True
 
-def push_rows(
-    requests: Requests, hosts: Hosts, gradients: np.ndarray, apply_here: Callable[[], None]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Send (num_nodes, dim) gradients of the requests to the owners of their rows; all ranks must enter.
+    def __init__(
+        self,
+        table: SharedTable,
+        ownership: Ownership,
+        hosts: Hosts,
+        optimizer: SparseAdam | SparseSGD,
+        staleness: int = 0,
+    ):
+        self.table, self.hosts, self._ownership, self._staleness = table, hosts, ownership, staleness
+        self._alone = len(hosts.host_of_rank) == 1
+        self._asks = not self._alone and (hosts.num_hosts > 1 or not staleness)
+        self._pushes: deque[Future] = deque()
+        self.received_bytes = 0
+        self.owner = RowOwner(table.arrays, optimizer, int(table.counter[0]), watched=hosts.num_hosts > 1)
+        self._jobs = None if self._alone else _Jobs()
+        self._last: Future | None = None
 
-    `apply_here` is called while rows travel, to apply those that this host owns.
+    def owner_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._ownership.locate(ids)[0]
 
-    Returns:
-        (num_received,) int64 rows of this host and (num_received, dim) gradients, rank after rank, to be applied here.
-    """
-    with clear_error("pushing gradients"):
-        coming = _exchange_counts(requests.counts, hosts.group)
-        rows, rows_work = _all_to_all(requests.asked, requests.counts, coming, hosts.group)
-        dim = gradients.shape[1]
-        leaving = np.ascontiguousarray(gradients[requests.away]).reshape(-1)
-        values, work = _all_to_all(leaving, requests.counts * dim, coming * dim, hosts.group)
-        apply_here()
-        rows_work.wait()
-        work.wait()
-    return rows.numpy(), values.numpy().reshape(-1, dim)
+    def pull(self, ids: np.ndarray, out: np.ndarray) -> GroupPull:
+        pulled = GroupPull(ids, out, self._ownership, self.hosts, self.owner)
+        if self._asks:
+            pulled.work = self._do("pulling rows", lambda: self._pull(pulled))
+        return pulled
+
+    def meet(self) -> None:
+        while len(self._pushes) > self._staleness:
+            self._pushes.popleft().result()
+
+    def renew(self, pulled: GroupPull) -> None:
+        if not self._staleness and self._asks:  # else they were asked for so many steps ago
+            pulled.work = self._do("pulling rows", lambda: self._renew(pulled))
+
+    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None = None) -> None:
+        host, rows = self._ownership.locate(ids)
+        if self._alone:
+            self._step([Pushed(rows, gradients)])
+        else:
+            rank = rank_of_rows(host, rows, self.hosts)
+            self._pushes.append(self._do("pushing gradients", lambda: self._push(rank, rows, gradients, pulled)))
+
+    def settle(self) -> None:
+        if self._last is not None:
+            self._last.result()
+        self._pushes.clear()
+
+    def told(self) -> tuple[int, int]:
+        return self.owner.stale_rows, self.owner.greatest_age
+
+    def restart(self, pushes: int) -> None:
+        self.settle()
+        self.owner = RowOwner(self.table.arrays, self.owner.optimizer, pushes, watched=self.hosts.num_hosts > 1)
+        self.table.counter[0] = pushes
+
+    def end(self) -> None:
+        if self._jobs is not None:
+            self._jobs.end()
+
+    def _do(self, what: str, job: Callable[[], None]) -> Future:
+        def clear() -> None:
+            with clear_error(what):
+                job()
+
+        self._last = self._jobs.do(clear)
+        return self._last
+
+    def _pull(self, pulled: GroupPull) -> None:
+        group, out, pulled.since = self.hosts.group, pulled.out, self.owner.clock
+        wanted = _exchange_counts(pulled.counts, group)
+        asked = _all_to_all(pulled.asked, pulled.counts, wanted, group)
+        answers = self.owner.read(asked)
+        received = _send_rows(answers, wanted, pulled.counts, out, group)
+        out[pulled.away] = received
+        self.received_bytes += received.nbytes
+
+    def _renew(self, pulled: GroupPull) -> None:
+        group, since = self.hosts.group, pulled.since
+        wanted = _exchange_counts(pulled.counts, group)
+        asked = _all_to_all(pulled.asked, pulled.counts, wanted, group)
+        changed = self.owner.changed(asked, since)
+        starts = np.cumsum(wanted) - wanted
+        of_rank = np.searchsorted(np.cumsum(wanted), changed, side="right")
+        leaving = np.bincount(of_rank, minlength=len(wanted)).astype(np.int64)
+        coming = _exchange_counts(leaving, group)
+        places = _all_to_all(changed - starts[of_rank], leaving, coming, group)
+        received = _send_rows(self.owner.read(asked[changed]), leaving, coming, pulled.out, group)
+        places += np.repeat(np.cumsum(pulled.counts) - pulled.counts, coming)
+        pulled.out[pulled.away[places]] = received
+        pulled.since = self.owner.clock
+        self.received_bytes += received.nbytes
+
+    def _push(self, rank: np.ndarray, rows: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None) -> None:
+        group, order = self.hosts.group, np.argsort(rank, kind="stable")
+        counts = np.bincount(rank, minlength=len(self.hosts.host_of_rank)).astype(np.int64)
+        since = np.full(len(counts), -1 if pulled is None else pulled.since, np.int64)
+        coming, read = _exchange_counts(np.stack([counts, since], axis=1), group).T
+        received = _all_to_all(rows[order], counts, coming, group)
+        values = _send_rows(gradients[order], counts, coming, gradients, group)
+        self.received_bytes += values.nbytes - int(coming[self.hosts.rank]) * gradients.itemsize * gradients.shape[1]
+        ends, host_of_rank = np.cumsum(coming), self.hosts.host_of_rank
+        self._step([
+            Pushed(received[end - num : end], values[end - num : end], int(clock) if host != self.hosts.host else -1)
+            for end, num, clock, host in zip(ends, coming, read, host_of_rank, strict=True)
+        ])  # fmt: skip
+
+    def _step(self, pushed: list[Pushed]) -> None:
+        self.owner.step(pushed)
+        self.table.counter[0] = self.owner.clock
 
 
 def _exchange_counts(counts: np.ndarray, group) -> np.ndarray:
-    received = torch.empty(len(counts), dtype=torch.int64)
-    dist.all_to_all_single(received, torch.from_numpy(counts), group=group)
+    sent = torch.from_numpy(np.ascontiguousarray(counts))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
     return received.numpy()
 
 
-def _all_to_all(values: np.ndarray, leaving: np.ndarray, coming: np.ndarray, group):
-    """Start an uneven exchange; leaving, coming: (world_size,) items to and from each rank."""
+def _send_rows(rows: np.ndarray, leaving: np.ndarray, coming: np.ndarray, like: np.ndarray, group) -> np.ndarray:
+    """Send (num, dim) rows, and return those that come; leaving, coming: (world_size,) rows to and from each rank."""
+    row_bytes = like.dtype.itemsize * like.shape[1]
+    flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    received = _all_to_all(flat, leaving * row_bytes, coming * row_bytes, group)
+    return received.view(like.dtype).reshape(-1, like.shape[1])
+
+
+def _all_to_all(values: np.ndarray, leaving: np.ndarray, coming: np.ndarray, group) -> np.ndarray:
+    """Exchange unevenly; leaving, coming: (world_size,) items to and from each rank."""
     received = torch.empty(int(coming.sum()), dtype=torch.from_numpy(values[:0]).dtype)
-    sent = torch.from_numpy(values)
-    work = dist.all_to_all_single(received, sent, coming.tolist(), leaving.tolist(), group=group, async_op=True)
-    return received, work
+    sent = torch.from_numpy(np.ascontiguousarray(values))
+    dist.all_to_all_single(received, sent, coming.tolist(), leaving.tolist(), group=group)
+    return received.numpy()

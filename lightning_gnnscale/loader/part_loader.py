@@ -196,6 +196,7 @@ class PartLoader:
         self._delivered = 0
         self._resume_at = 0
         self._open: Iterator[MiniBatch] | None = None
+        self._steps_ahead, self._announce = 0, lambda step: None
         self._waited_s = self._ran_s = 0.0
 
     def _walk(self, parts: tuple[int, ...], counts: dict[int, int]) -> PartWalk | InterleavedWalk:
@@ -276,6 +277,15 @@ class PartLoader:
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
         self._device = device
+
+    def announce_steps(self, steps_ahead: int, announce: Callable[[MiniBatch | StepBatches], None]) -> None:
+        """Tell of each step before it is yielded, from the next iteration on.
+
+        Args:
+            steps_ahead: Steps that are taken from the source before the one that is yielded, >= 0.
+            announce: Called with each step, in order, in the thread that iterates.
+        """
+        self._steps_ahead, self._announce = steps_ahead, announce
 
     def sample_on(self, device: torch.device | None) -> None:
         """Sample where the sampler's `device` says from the next iteration on; not while one is under way.
@@ -386,7 +396,7 @@ class PartLoader:
         if self._open is not None:
             self._open.close()  # of an abandoned iteration: the source serves one
         batches = self._open = self._batches(start)
-        begun, self._waited_s = time.perf_counter(), 0.0
+        begun, self._waited_s, coming = time.perf_counter(), 0.0, deque()
         reads = None if self.reads.how == "mapped" else EpochReads.begin(self._maker.features)
         try:
             while True:
@@ -394,11 +404,12 @@ class PartLoader:
                     raise GNNScaleError("a newer iteration over this loader has begun: take one at a time")
                 asked = time.perf_counter()
                 with clock.doing("wait"):
-                    batch = self._next_step(batches)
+                    self._look_ahead(batches, coming)
                 given = time.perf_counter()
                 self._waited_s, self._ran_s = self._waited_s + given - asked, given - begun
-                if batch is None:
+                if not coming:
                     break
+                batch = coming.popleft()
                 self._delivered += 1
                 if reads is not None:
                     for one in batches_of(batch):
@@ -416,6 +427,12 @@ class PartLoader:
         while self._delivered < self.length:
             self._delivered += 1
             yield None
+
+    def _look_ahead(self, batches: Iterator[MiniBatch], coming: deque[MiniBatch | StepBatches]) -> None:
+        """Take the next step, and as many as are announced ahead; none where there are no more."""
+        while len(coming) <= self._steps_ahead and (step := self._next_step(batches)) is not None:
+            self._announce(step)
+            coming.append(step)
 
     def _next_step(self, batches: Iterator[MiniBatch]) -> MiniBatch | StepBatches | None:
         if self.per_step == 1:

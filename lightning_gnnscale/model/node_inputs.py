@@ -11,8 +11,10 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from ..errors import StrategyError
-from ..traits import BackboneTraits, DataTraits, InputsTraits, ModuleTraits, StrategyTraits
+from ..errors import StrategyError, wait_for_others
+from ..events import clock, record
+from ..graph import batch_of, batches_of
+from ..traits import BackboneTraits, DataTraits, InputsTraits, LoaderTraits, ModuleTraits, StrategyTraits
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_inputs import is_by_node_type, is_sparse
 from .layer_source import LayerSource
@@ -64,9 +66,9 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     Attributes:
         inputs: `NodeInputs`, or None.
 
-    With rows on several hosts the calls of a step are collectives, so every rank makes the same ones: a rank with a
-    batch calls `inputs` once in its forward and `step` once after its backward; a rank whose loader yields None calls
-    `skip` instead, from the strategy's hook that sees such batches. Evaluation enters none.
+    On several ranks the calls of a step are collectives, so every rank makes the same ones: the strategy's hook that
+    sees every batch begins the step with the nodes of its batches; each calls `inputs` once in its forward and `step`
+    once after its backward. A rank whose loader yields None calls `skip` instead. Evaluation enters none.
     """
 
     inputs: NodeInputs | None = None
@@ -151,10 +153,50 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         if self.inputs is not None:
             self.inputs.step()
 
-    def on_batch_missing(self) -> None:
-        """Take part in a step of the others; the strategy calls it where this rank's loader yields None."""
-        if self.inputs is not None:
+    def on_train_epoch_start(self) -> None:
+        """Let the loader tell which rows coming steps read, where they are pulled ahead."""
+        ahead, loader = InputsTraits(self.inputs).batches_ahead, self.trainer.train_dataloader
+        if ahead and LoaderTraits(loader).announce_steps is not None:
+            loader.announce_steps(ahead, lambda step: self.inputs.announce(self._nodes_of(batches_of(step))))
+
+    def on_step_begin(self, batches: Sequence[Any]) -> None:
+        """Begin a step with its batches; none: this rank's loader has yielded None, and the others go on."""
+        if self.inputs is None:
+            return
+        begin = InputsTraits(self.inputs).begin
+        if not batches:
             self.inputs.skip()
+        elif begin is not None and all(isinstance(batch_of(batch).n_id, Tensor) for batch in batches):
+            with clock.doing("exchange"):
+                begin(self._nodes_of(batches))
+
+    def on_validation_start(self) -> None:
+        """Wait until all ranks have stepped the rows that sampled batches read without asking."""
+        settle = InputsTraits(self.inputs).settle
+        if settle is not None and self.trainer.world_size > 1:
+            settle()
+            wait_for_others()
+
+    def on_train_end(self) -> None:
+        """Tell what was counted of the rows."""
+        told = InputsTraits(self.inputs).told
+        if told is not None:
+            record("learned_rows", rank=self.trainer.global_rank, **told())
+
+    def _nodes_of(self, batches: Sequence[Any]) -> list[np.ndarray]:
+        """Return the nodes of each batch whose rows its forward asks for."""
+        found = []
+        for batch in map(batch_of, batches):
+            nodes, table = batch.n_id.cpu(), batch.x_by_node_type
+            if _node_types_of(self.inputs) is not None and table is None:
+                table = self.inputs.without_features(nodes.numpy())
+            if table is not None:
+                takes = _node_types_taking(
+                    table, self._node_type_channels, self.inputs.dim, _node_types_of(self.inputs)
+                )
+                nodes = nodes[torch.tensor(takes)[torch.as_tensor(table.node_type).cpu()]]
+            found.append(nodes.numpy())
+        return found
 
     def save_inputs(self, folder: str | Path, with_state: bool) -> dict[str, Any] | None:
         """Write this rank's learned rows beside a checkpoint, with the optimizer's state or not; None: no rows."""
@@ -288,11 +330,7 @@ def rows_for_node_types(
             node has a row.
     """
     node_type, device = torch.as_tensor(x.node_type), nodes.device
-    if node_types is not None:
-        takes = node_types.has_rows.tolist()
-    else:
-        counts = [None] * len(x.tables) if channels is None else channels
-        takes = [_takes_rows(table, count, dim) for table, count in zip(x.tables, counts, strict=True)]
+    takes = _node_types_taking(x, channels, dim, node_types)
     taking = torch.tensor(takes, device=device)[node_type.to(device)]
     chosen, tables = nodes[taking], list(x.tables)
     rows, of_node_type = rows_of(chosen), node_type.to(device)[taking]
@@ -303,6 +341,14 @@ def rows_for_node_types(
             own = torch.cat([table.to(own.device, own.dtype), own], dim=1)
         tables[number] = own
     return x._replace(tables=tables)
+
+
+def _node_types_taking(x: Any, channels: Sequence[int] | None, dim: int, node_types: Any) -> list[bool]:
+    """Return for each node type whether its nodes read rows; arguments as of `rows_for_node_types`."""
+    if node_types is not None:
+        return node_types.has_rows.tolist()
+    counts = [None] * len(x.tables) if channels is None else channels
+    return [_takes_rows(table, count, dim) for table, count in zip(x.tables, counts, strict=True)]
 
 
 def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Ownership
+from ..embedding.row_owner import Pushed, RowOwner
 from ..embedding.shared_table import SharedColumn, fill_initial, table_bytes
 from ..errors import GNNScaleError
 from ..triton_kernels.gather_rows import gather_rows
@@ -42,7 +44,8 @@ class Initial(NamedTuple):
 class RowShard:
     """The rows that one worker owns, with the optimizer's state; an actor, or a plain object in tests.
 
-    Calls run one after another; those of one trainer run in the order in which it makes them.
+    Calls run one after another; those of one trainer run in the order in which it makes them. A step is taken when
+    every trainer has pushed.
 
     Args:
         num_rows: Number of rows, >= 0.
@@ -59,10 +62,11 @@ class RowShard:
         initial: list[tuple[int, Initial]],
     ):
         self._arrays = {name: np.zeros((num_rows, width), dtype) for name, (width, dtype) in columns.items()}
-        self._optimizer, self._pushes = optimizer, 0
+        self._optimizer = optimizer
         for first, values in initial:
             rows = self._arrays["rows"][first : first + len(values.node_keys)]
             fill_initial(rows, np.array(values.node_keys), np.uint64(values.key), values.scale)
+        self.pushes(0)
 
     def ping(self) -> int:
         """Return the process id."""
@@ -72,25 +76,36 @@ class RowShard:
         """Return (num, width) of an array; rows: (num,) int64."""
         return gather_rows(self._arrays[name], np.array(rows))
 
-    def push(self, rows: np.ndarray, gradients: np.ndarray) -> None:
-        """Step rows; rows: (num,) int64, distinct, may be empty; gradients: (num, dim)."""
-        self._pushes += 1
-        arrays = self._arrays
+    def read(self, rows: np.ndarray) -> tuple[int, np.ndarray]:
+        """Return the steps so far, and (num, dim) rows; rows: (num,) int64."""
+        return self._owner.clock, self._owner.read(np.array(rows))
+
+    def changed(self, rows: np.ndarray, since: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return the steps so far, and the positions and rows of those that have changed since so many steps."""
+        places = self._owner.changed(rows, since)
+        return self._owner.clock, places, self._owner.read(rows[places])
+
+    def push(self, rows: np.ndarray, gradients: np.ndarray, rank: int = 0, num_ranks: int = 1, since: int = -1) -> None:
+        """Take what a trainer pushes of a step; see `Pushed`."""
         # Copies: what Ray shares is read-only, for which compiled kernels would be compiled once more.
-        self._optimizer.apply(
-            np.array(rows), np.array(gradients), arrays["rows"], arrays.get("moments"), arrays.get("counts"),
-            self._pushes,
-        )  # fmt: skip
+        self._pushed.setdefault(rank, deque()).append(Pushed(np.array(rows), np.array(gradients), since))
+        while len(self._pushed) == num_ranks and all(self._pushed.values()):
+            self._owner.step([self._pushed[one].popleft() for one in range(num_ranks)])
 
     def write(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
         """Set rows of an array; rows: (num,) int64, values: (num, width)."""
         self._arrays[name][rows] = values
 
     def pushes(self, count: int | None = None) -> int:
-        """Return the pushes so far, after setting them where a count is given."""
+        """Return the steps so far; count: sets them, and drops what no step has taken."""
         if count is not None:
-            self._pushes = count
-        return self._pushes
+            self._owner = RowOwner(self._arrays, self._optimizer, count, watched=True)
+            self._pushed: dict[int, deque[Pushed]] = {}
+        return self._owner.clock
+
+    def told(self) -> tuple[int, int]:
+        """Return stale rows and the greatest age, see `RowOwner`."""
+        return self._owner.stale_rows, self._owner.greatest_age
 
 
 class ShardSpec(NamedTuple):

@@ -3,20 +3,24 @@
 import os
 import sys
 import tempfile
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 
+from ..embedding.row_exchange import Hosts
 from ..embedding.shared_table import SharedColumn
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, clear_error
 from .cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
 from .shard_keeper import STORE_BYTES, ShardKeeper, ShardSpec, note_use
 
 BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
 BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
+_RETRY_S = 0.002
 MOST_TOLD = 160  # characters of Ray's own message
 
 _forked_with_ray = False  # this process has its parent's connection, which is dead
@@ -34,14 +38,41 @@ class ShardHandle(NamedTuple):
     address: str
 
 
+class ShardPull:
+    """Rows that a `ShardTable` was asked for.
+
+    Attributes:
+        ids, out: As asked for.
+        of_shard: (shard, places in ids, rows of the shard) of every shard that has some.
+        since: By shard, the steps that its rows have seen.
+        left: (shard, places in ids, answer) that have not been copied.
+    """
+
+    def __init__(self, table: "ShardTable", ids: np.ndarray, out: np.ndarray):
+        self.ids, self.out, self._table = ids, out, table
+        self.of_shard = [one for one in table.by_owner(ids) if len(one[1])]
+        self.since: dict[int, int] = {}
+        self.left: list[tuple[int, np.ndarray, Any]] = []
+
+    def result(self) -> np.ndarray:
+        left, self.left = self.left, []
+        for shard, places, answer in left:
+            clock, *chosen, values = self._table.answer(shard, answer)
+            self.out[places[chosen[0]] if chosen else places] = values
+            self.since[shard] = clock
+            self._table.received_bytes += values.nbytes
+        return self.out
+
+
 class ShardTable:
-    """Rows in the memory of workers; replaces a `SharedTable`.
+    """Rows in the memory of workers: replaces a `SharedTable`, and is a `RowTransport`.
 
     A process connects with its first call. Rows of a worker that ended are lost, and every later call says so.
 
     Args:
         handle: Handle of the rows.
         pushes_under_way: Largest number of pushes that this process leaves unfinished.
+        staleness: See `RowTransport`.
         keeper: Process that keeps the shards; given only in the process that made them.
 
     Attributes:
@@ -50,10 +81,15 @@ class ShardTable:
         counter: Number of pushes so far, read as `counter[0]`.
     """
 
-    def __init__(self, handle: ShardHandle, pushes_under_way: int, keeper: ShardKeeper | None = None):
+    together = False
+
+    def __init__(
+        self, handle: ShardHandle, pushes_under_way: int, staleness: int = 0, keeper: ShardKeeper | None = None
+    ):
         spec = handle.spec
         self.handle, self.token, self._keeper = handle, spec.token, keeper
-        self._ownership, self._limit = spec.ownership, pushes_under_way
+        self._ownership, self._limit, self._staleness = spec.ownership, pushes_under_way, staleness
+        self._hosts, self._due, self.received_bytes = Hosts.alone(), 0, 0
         self.arrays = {name: RemoteColumn(self, name, column) for name, column in spec.columns.items()}
         self.counter = RemoteCounter(self)
         self._actors: list[Any] = []
@@ -63,7 +99,7 @@ class ShardTable:
         self._ended = weakref.finalize(self, _end, keeper, os.getpid()) if keeper else lambda: None
 
     @classmethod
-    def start(cls, spec: ShardSpec, pushes_under_way: int) -> "ShardTable":
+    def start(cls, spec: ShardSpec, pushes_under_way: int, staleness: int) -> "ShardTable":
         """Make the rows.
 
         Raises:
@@ -81,9 +117,49 @@ class ShardTable:
             check_answers(spec.address, spec.timeout_s)
         keeper = ShardKeeper(spec)
         small = spec._replace(initial=spec.initial._replace(node_keys=None))
-        return cls(ShardHandle(small, keeper.address), pushes_under_way, keeper)
+        return cls(ShardHandle(small, keeper.address), pushes_under_way, staleness, keeper)
 
-    def pull(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
+    def share(self, hosts: Hosts) -> None:
+        """Step the rows with the other ranks; every rank calls it, and none has a step under way."""
+        self._hosts = hosts
+        if hosts.rank == 0:
+            self.count(self.count())
+        self._wait_for_ranks()
+        self._due = self.count()
+        self._wait_for_ranks()
+
+    def owner_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._ownership.locate(ids)[0]
+
+    def pull(self, ids: np.ndarray, out: np.ndarray) -> ShardPull:
+        actors, pulled = self.connect(), ShardPull(self, ids, out)
+        pulled.left = [(shard, places, actors[shard].read.remote(rows)) for shard, places, rows in pulled.of_shard]
+        return pulled
+
+    def meet(self) -> None:
+        self._finish(self._limit)
+        if self._hosts.group is None:
+            return  # workers answer in the order in which this process asks
+        self._finish(self._staleness)
+        if self._staleness == 0:
+            self._wait_for_ranks()
+        limit = time.monotonic() + self.handle.spec.timeout_s
+        while self._staleness and self.count(least=True) < self._due - self._staleness:
+            if time.monotonic() > limit:
+                raise GNNScaleError(
+                    f"another rank has not pushed to the rows of WorkerEmbedding within {self.handle.spec.timeout_s:g} "
+                    "s: look for its own error above, or raise timeout_s where it is slow"
+                )
+            time.sleep(_RETRY_S)
+
+    def renew(self, pulled: ShardPull) -> None:
+        pulled.result()
+        actors = self.connect()
+        for shard, places, rows in pulled.of_shard:
+            if not self._staleness or pulled.since[shard] < self._due - self._staleness:
+                pulled.left.append((shard, places, actors[shard].changed.remote(rows, pulled.since[shard])))
+
+    def fill(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
         """Fill `out` with the rows of some ids, in requests of bounded size.
 
         Args:
@@ -95,7 +171,7 @@ class ShardTable:
         for start, stop in _blocks(len(ids), out):
             asked = [
                 (shard, start + places, actors[shard].pull.remote(name, rows))
-                for shard, places, rows in self._by_owner(ids[start:stop])
+                for shard, places, rows in self.by_owner(ids[start:stop])
                 if len(rows)
             ]
             waiting.append(asked)
@@ -105,37 +181,46 @@ class ShardTable:
             self._copy(asked, out)
         return out
 
-    def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Send gradients to the owners of their rows, without waiting; every owner counts the push.
-
-        Args:
-            ids: (num,) int64, distinct.
-            gradients: (num, dim).
-        """
-        actors = self.connect()
-        self._under_way.append(
-            [(shard, actors[shard].push.remote(rows, gradients[places])) for shard, places, rows in self._by_owner(ids)]
-        )
-        while len(self._under_way) > self._limit:
-            self._wait(self._under_way.popleft())
+    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: ShardPull | None = None) -> None:
+        """Send gradients to the owners of their rows, without waiting; every owner is told of every step."""
+        actors, rank, num_ranks = self.connect(), self._hosts.rank, len(self._hosts.host_of_rank)
+        since = {} if pulled is None else pulled.since
+        self._due += 1
+        self._under_way.append([
+            (shard, actors[shard].push.remote(rows, gradients[places], rank, num_ranks, since.get(shard, -1)))
+            for shard, places, rows in self.by_owner(ids)
+        ])  # fmt: skip
+        self._finish(self._limit)
 
     def settle(self) -> None:
-        """Wait until the owners have applied all that this process pushed."""
-        while self._under_way and self._user == os.getpid():
-            self._wait(self._under_way.popleft())
+        if self._user == os.getpid():
+            self._finish(0)
+
+    def told(self) -> tuple[int, int]:
+        if self._hosts.rank != 0:
+            return 0, 0
+        told = self._wait([(shard, actor.told.remote()) for shard, actor in enumerate(self.connect())])
+        return sum(rows for rows, _ in told), max(age for _, age in told)
+
+    def restart(self, pushes: int) -> None:
+        self.settle()
+        self._due = self.count(pushes)
+
+    def end(self) -> None:
+        """Do nothing: `close` lets go of the rows."""
 
     def write(self, name: str, ids: np.ndarray, values: np.ndarray) -> None:
         """Set rows of an array; values: (num, width)."""
         actors = self.connect()
         for start, stop in _blocks(len(ids), values):
-            owned = self._by_owner(ids[start:stop])
+            owned = self.by_owner(ids[start:stop])
             block = np.asarray(values[start:stop])
             self._wait([(shard, actors[shard].write.remote(name, rows, block[at])) for shard, at, rows in owned])
 
-    def count(self, pushes: int | None = None) -> int:
-        """Return how many pushes there were, after setting it where a number is given."""
+    def count(self, pushes: int | None = None, least: bool = False) -> int:
+        """Return how many steps there were, after setting it where a number is given; least: of the last worker."""
         asked = [(shard, actor.pushes.remote(pushes)) for shard, actor in enumerate(self.connect())]
-        return max(self._wait(asked))
+        return (min if least else max)(self._wait(asked))
 
     def close(self) -> None:
         """Release the rows; in the process that made them, they are freed."""
@@ -176,7 +261,7 @@ class ShardTable:
             raise self._lost("a worker", "it is not there") from None
         return self._actors
 
-    def _by_owner(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def by_owner(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (shard, places in ids, rows of the shard) of every shard."""
         owner, rows = self._ownership.locate(ids)
         num_shards = self._ownership.num_hosts
@@ -187,12 +272,23 @@ class ShardTable:
 
     def _copy(self, asked: list[tuple[int, np.ndarray, Any]], out: np.ndarray) -> None:
         for shard, places, ref in asked:
-            out[places] = self._answer(shard, ref)
+            out[places] = self.answer(shard, ref)
+
+    def _finish(self, most: int) -> None:
+        """Wait until at most so many pushes are under way."""
+        while len(self._under_way) > most:
+            self._wait(self._under_way.popleft())
+
+    def _wait_for_ranks(self) -> None:
+        if self._hosts.group is not None:
+            with clear_error("pushing gradients"):
+                dist.barrier(self._hosts.group)
 
     def _wait(self, asked: list[tuple[int, Any]]) -> list:
-        return [self._answer(shard, ref) for shard, ref in asked]
+        return [self.answer(shard, ref) for shard, ref in asked]
 
-    def _answer(self, shard: int, ref: Any) -> Any:
+    def answer(self, shard: int, ref: Any) -> Any:
+        """Return what a worker answers; GNNScaleError: it has ended, or is silent."""
         ray, limit_s = import_ray(), self.handle.spec.timeout_s
         try:
             return ray.get(ref, timeout=limit_s)
@@ -226,7 +322,7 @@ class RemoteColumn:
 
     def __getitem__(self, ids: slice) -> np.ndarray:
         chosen = np.arange(*ids.indices(self.shape[0]))
-        return self._table.pull(chosen, np.empty((len(chosen), self.shape[1]), self.dtype), self._name)
+        return self._table.fill(chosen, np.empty((len(chosen), self.shape[1]), self.dtype), self._name)
 
     def __setitem__(self, ids: slice, values: np.ndarray) -> None:
         self._table.write(self._name, np.arange(*ids.indices(self.shape[0])), values)

@@ -1,8 +1,6 @@
 """`WorkerEmbedding`: learnable rows by node in the memory of Ray's workers."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,11 +22,10 @@ from .shard_table import ShardTable
 class WorkerEmbedding(DistributedEmbedding):
     """Learnable node embeddings, one row per node, in the memory of workers, on this machine or on a Ray cluster.
 
-    A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends them
-    the gradients, summed by row, and does not wait. In later pulls a trainer sees all its own pushes, and those of each
-    other trainer except at most the last `pushes_under_way`. Steps of a row come one after another, and none is lost.
-    With one trainer the rows equal those of `DistributedEmbedding` bit for bit, and so do initial values and files:
-    each can read the other's checkpoint, with any number of workers. No call waits for another rank.
+    A worker owns the rows of its parts and steps them; a trainer keeps none. Rows are pulled a batch ahead, and again
+    where a step has changed them. Gradients are sent to the owners, which wait for those of every trainer, add them up
+    in the order of the ranks, and step each row once. Rows equal those of `DistributedEmbedding` bit for bit, and so do
+    initial values and files: each can read the other's checkpoint, with any number of workers.
 
     The rows of a worker that ends are lost: every later call says so, and training can resume from a checkpoint.
 
@@ -39,13 +36,13 @@ class WorkerEmbedding(DistributedEmbedding):
         address: "host:port" of a Ray cluster, or "auto" for the cluster that this machine belongs to. None: Ray is
             started on this machine for as long as the rows exist, unless this process uses one already.
         num_workers: Number of workers that own rows, >= 1.
-        pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1.
+        pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1; with several trainers
+            at most `staleness`.
         timeout_s: How long an address or a worker may stay silent, seconds, > 0.
-        node_types: See `DistributedEmbedding`.
+        node_types, staleness: See `DistributedEmbedding`.
 
     Attributes:
         nbytes: Memory of all rows and of their optimizer's state, bytes.
-        received_bytes: Bytes of rows that this process has pulled so far.
 
     Raises:
         ValueError: an argument outside its range.
@@ -53,7 +50,7 @@ class WorkerEmbedding(DistributedEmbedding):
     Cost: memory as for `DistributedEmbedding`, divided among the workers; a pull or push is one message to each
         worker, and a copy of its rows at either end. A start takes some seconds: processes import torch.
     Source: Waleffe et al., Armada: gradients of learnable features return to the worker that owns the rows. Differs:
-    rows are pulled when the batch is used, not when it is prepared, so they are less stale than its queue is deep.
+    rows are as new as `staleness` says, and not as old as the queue of batches is deep.
     """
 
     what = "WorkerEmbedding"
@@ -74,8 +71,10 @@ class WorkerEmbedding(DistributedEmbedding):
         pushes_under_way: int = 4,
         timeout_s: float = 60.0,
         node_types: NodeTypesWithRows | None = None,
+        staleness: int = 0,
     ):
-        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype, node_types=node_types)
+        options = {"node_types": node_types, "staleness": staleness}
+        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype, **options)
         check_count("num_workers", num_workers)
         check_count("pushes_under_way", pushes_under_way)
         if not timeout_s > 0:
@@ -109,24 +108,21 @@ class WorkerEmbedding(DistributedEmbedding):
             raise GNNScaleError(told)
         if self._table is None or self._table.token != told.spec.token:
             self.close()
-            self._table = ShardTable(told, self.pushes_under_way)
+            self._table = ShardTable(told, self.pushes_under_way, self.staleness)
         self._hosts = hosts
         self._table.connect()  # before a source of batches starts a Ray of its own
+        self._connect()
+        self._table.share(hosts)
         return self
 
-    def settle(self) -> None:
-        """Wait until the owners have applied all that this process pushed."""
-        if self._table is not None:
-            self._table.settle()
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches ahead of their step rows are pulled."""
+        return max(1, self.staleness)
 
-    def save(self, folder: str | Path, with_state: bool = True) -> dict[str, Any]:
-        """Write this rank's share of the rows; see `DistributedEmbedding.save`.
-
-        Raises:
-            GNNScaleError: a worker ended.
-        """
-        self.settle()
-        return super().save(folder, with_state)
+    def _connect(self) -> None:
+        self._disconnect()
+        self._rows = self._table
 
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (row ids, rows) of this rank's share in blocks; over all ranks each row comes once."""
@@ -135,15 +131,6 @@ class WorkerEmbedding(DistributedEmbedding):
             for start in range(ids.start, ids.stop, CHUNK_ROWS):
                 block = slice(start, min(start + CHUNK_ROWS, ids.stop))
                 yield block, values[block]
-
-    def _read(self, ids: np.ndarray, out: np.ndarray) -> np.ndarray:
-        self._arrays()  # or an error: they are not there
-        self.received_bytes += out.nbytes
-        return self._table.pull(ids, out)
-
-    def _apply(self, rows: np.ndarray, gradients: np.ndarray) -> None:
-        self._arrays()
-        self._table.push(rows, gradients)
 
     def _create(self) -> ShardTable:
         record("rows", what=self.what, num_rows=self.num_rows, bytes=self.nbytes, host=0)
@@ -156,7 +143,7 @@ class WorkerEmbedding(DistributedEmbedding):
             f"rows-{uuid4().hex[:12]}", self.address, self.timeout_s, offsets, owners, self.num_workers,
             self._columns(), self.optimizer, initial, None,
         )  # fmt: skip
-        return ShardTable.start(spec, self.pushes_under_way)
+        return ShardTable.start(spec, self.pushes_under_way, self.staleness)
 
     def _fill(self, share, before=None) -> None:
         """Do nothing: workers fill their rows when they start."""
@@ -179,4 +166,5 @@ class WorkerEmbedding(DistributedEmbedding):
         handle = state.pop("_ticket")
         super().__setstate__(state | {"_ticket": None})
         if handle is not None:
-            self._table = ShardTable(handle, self.pushes_under_way)
+            self._table = ShardTable(handle, self.pushes_under_way, self.staleness)
+            self._connect()

@@ -297,6 +297,8 @@ def tiers(run: RunRecord) -> dict[str, float]:
     told = [event for event in run.of("preparation") if "bytes_away" in event]
     of_workers = {event.get("node"): event["bytes_away"] for event in told}  # each has the total so far
     rows.append(("from other machines", (away + sum(of_workers.values())) / num_epochs))
+    learned = sum(event["bytes_away"] for event in run.of("learned_rows"))
+    rows.append(("learned rows and their gradients", learned / num_epochs))
     received = sum(event.get("bytes_received", 0) for event in run.of("preparation"))
     rows += [("from workers of Ray", received / num_epochs), ("sent: averages", _bytes_of(run, "average") / num_epochs)]
     rows.append(("sent: rows exchanged in training", _bytes_of(run, "exchange") / num_epochs))

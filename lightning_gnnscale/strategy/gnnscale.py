@@ -365,9 +365,9 @@ class GNNScaleStrategy(DDPStrategy):
         # The one hook that sees every training batch, None included, before anything is done with it.
         if self.lightning_module is not None and self.lightning_module.trainer.training:
             self.weights.begin_batch(batch)
-            on_batch_missing = ModuleTraits(self.lightning_module).on_batch_missing
-            if batch is None and on_batch_missing is not None:
-                on_batch_missing()
+            on_step_begin = ModuleTraits(self.lightning_module).on_step_begin
+            if on_step_begin is not None:
+                on_step_begin(() if batch is None else batches_of(batch))
             if self._exchange_run is not None:
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
             self._seed(batches_of(batch)[0])

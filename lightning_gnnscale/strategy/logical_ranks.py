@@ -114,8 +114,8 @@ class LogicalRanks:
 def _why_not(trainer: pl.Trainer) -> str | None:
     """Return why a process cannot compute the batches of several ranks, or None."""
     inputs = ModuleTraits(trainer.lightning_module).inputs
-    if InputsTraits(inputs).save is not None:
-        return f"{type(inputs).__name__} updates its rows as each process comes to them, not by logical rank"
+    if InputsTraits(inputs).save is not None and not InputsTraits(inputs).exact:
+        return f"{type(inputs).__name__} updates its rows as each process comes to them (staleness=0 does not)"
     return DataTraits(trainer.datamodule).shares_by_process
 
 

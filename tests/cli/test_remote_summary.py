@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_gnnscale.cli.run_folder import owner_counts, worker_counts
+from lightning_gnnscale.cli.run_folder import learned_row_counts, owner_counts, worker_counts
 
 
 def test_rows_of_owners_are_added_up():
@@ -10,6 +10,14 @@ def test_rows_of_owners_are_added_up():
     log = [told, told | {"rows": 300, "rows_away": 10, "waiting_share": 0.02}, {"event": "stage"}]
     assert owner_counts(log) == {"remote_row_share": 0.1, "remote_bytes": 1800, "fetch_blocked_share": 0.04}
     assert owner_counts(log[2:]) == {}
+
+
+def test_learned_rows_are_added_up_and_the_oldest_is_told():
+    told = {"event": "learned_rows", "bytes_away": 900, "staleness": 2, "waiting_share": 0.04}
+    log = [told | {"rows_stale": 3, "greatest_age": 1}, told | {"rows_stale": 4, "greatest_age": 2}]
+    counts = {"learned_row_bytes": 1800, "learned_rows_blocked_share": 0.04, "stale_rows": 7, "greatest_staleness": 2}
+    assert learned_row_counts(log) == counts
+    assert learned_row_counts([log[0] | {"bytes_away": 0, "staleness": 0}]) == {}
 
 
 def test_workers_are_counted_by_what_was_told_last_of_each_machine():

@@ -20,10 +20,14 @@ def write_store(root, features=False, num_parts=3, **options):
 
 def fit(
     folder, root, inputs, weights=None, epochs=6, width=None, devices=1, resume=None, dtype="float32",
-    stored_features=True, scope="auto", **options,
+    stored_features=True, scope="auto", logical_ranks=None, sampler=None, **options,
 ):  # fmt: skip
     dm = gs.PartitionDataModule(
-        store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=32, stored_features=stored_features, scope=scope
+        store=root,
+        sampler=sampler or gs.NeighborSampler([5, 5]),
+        batch_size=32,
+        stored_features=stored_features,
+        scope=scope,
     )
     torch.manual_seed(0)
     width = width or dm.num_features + inputs.dim
@@ -31,7 +35,8 @@ def fit(
     model = gs.NodeClassifier(backbone, lr=0.01, inputs=inputs)
     trainer = L.Trainer(**{
         "accelerator": "cpu", "devices": devices, "max_epochs": epochs, "logger": False, "default_root_dir": folder,
-        "strategy": gs.GNNScaleStrategy(weights=weights or gs.ModelAveraging()), "enable_progress_bar": False,
+        "strategy": gs.GNNScaleStrategy(weights=weights or gs.ModelAveraging(), logical_ranks=logical_ranks),
+        "enable_progress_bar": False,
         "enable_model_summary": False, "num_sanity_val_steps": 0, **options,
     })  # fmt: skip
     trainer.fit(model, dm, ckpt_path=resume)

@@ -45,7 +45,7 @@ def test_two_processes_train_one_table(tmp_path, policy, hosts):
         assert metrics == again == ranks[0][0]
         assert torch.equal(rows, ranks[0][2])
         assert same
-        assert (received > 0) == (hosts is not None)
+        assert received > 0
         assert num_files >= 6  # rows, moments and counts of each rank's share
 
 

@@ -1,4 +1,4 @@
-"""Ranks on one host and on simulated hosts: pulls equal indexing, pushes equal one table, Hogwild loses no row."""
+"""Ranks on one host and on simulated hosts: pulls equal indexing, pushes equal one table, and no push is lost."""
 
 import sys
 from itertools import pairwise
@@ -63,13 +63,12 @@ def test_ranks_see_one_table(tmp_path, case, offsets):
     ranks = launch(world, push_and_pull, tmp_path, hosts, offsets, gs.SparseSGD(0.1), limit_s=90)
     covered = np.zeros(NUM, int)
     for rank, (pulled, seen, own, kept, _, received) in enumerate(ranks):
-        if hosts is not None:  # one host is Hogwild: gradients of two ranks may meet in a row
-            # Sums of the same gradients in another order.
-            for one, other in zip(pulled, expected, strict=True):
-                assert torch.allclose(one, other[rank], rtol=0, atol=1e-13)
-            assert torch.allclose(seen, whole, rtol=0, atol=1e-13)
-            assert torch.equal(seen, ranks[0][1])
-            assert received > 0
+        # Sums of the same gradients in another order.
+        for one, other in zip(pulled, expected, strict=True):
+            assert torch.allclose(one, other[rank], rtol=0, atol=1e-13)
+        assert torch.allclose(seen, whole, rtol=0, atol=1e-13)
+        assert torch.equal(seen, ranks[0][1])
+        assert received > 0
         assert kept
         for start, rows in own.items():
             covered[start : start + len(rows)] += 1
@@ -96,7 +95,7 @@ def push_own_rows(folder, optimizer):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("optimizer", [gs.SparseAdam(0.01), gs.SparseSGD(0.1)])
-def test_hogwild_loses_no_update_of_rows_that_no_other_process_pushes(tmp_path, optimizer):
+def test_no_update_is_lost_of_rows_that_no_other_process_pushes(tmp_path, optimizer):
     alone = gs.DistributedEmbedding(NUM, 3, optimizer=optimizer, seed=2).open()
     for rank in range(3):
         rng = np.random.default_rng(rank)
@@ -109,7 +108,7 @@ def test_hogwild_loses_no_update_of_rows_that_no_other_process_pushes(tmp_path, 
 
 
 def learn_targets(folder):
-    """All ranks push all rows without a lock, towards the same targets."""
+    """All ranks push all rows, towards the same targets."""
     import torch.distributed as dist
 
     targets = torch.from_numpy(np.random.default_rng(9).normal(size=(NUM, DIM)).astype("f4"))
@@ -124,7 +123,7 @@ def learn_targets(folder):
 
 
 @pytest.mark.sweep
-def test_hogwild_converges(tmp_path):
+def test_rows_that_all_push_converge(tmp_path):
     start = np.random.default_rng(9).normal(size=(NUM, DIM))
     assert np.abs(start).max() > 2
     assert max(launch(2, learn_targets, tmp_path, limit_s=90)) < 0.1

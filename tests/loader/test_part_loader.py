@@ -67,6 +67,20 @@ def test_threads_and_prefetch_change_nothing(name):
         assert len(loader) == len(expected)
 
 
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_steps_are_told_of_before_they_are_yielded(ahead):
+    """In order, each once, so many ahead; the batches are the same, and those count as delivered that are yielded."""
+    expected = all_contents(make_loader(num_threads=0))
+    loader, told, found = make_loader(num_threads=1), [], []
+    loader.announce_steps(ahead, lambda step: told.append(step.key))
+    for number, batch in enumerate(loader, 1):
+        found.append(contents(batch))
+        assert len(told) == min(number + ahead, len(expected))
+        assert loader.state_dict()["delivered"] == number
+    assert found == expected and told == [batch["key"] for batch in expected]
+    assert loader.waiting_share <= 1.0
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_ranks_change_nothing(world_size):
     """A batch is found on another rank, at another position, with the same bits."""

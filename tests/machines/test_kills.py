@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from several_machines import Machine, cannot_be_made, machines, start_ray, start_training
-from test_training import DISTDGL, on_one_machine, same, weights_of, write
+from test_training import DISTDGL, EMBEDDINGS, on_one_machine, same, weights_of, write
 
 pytestmark = [
     pytest.mark.skipif(cannot_be_made() is not None, reason=str(cannot_be_made())),
@@ -105,14 +105,16 @@ def test_a_machine_that_prepares_is_lost_and_another_makes_its_batches(tmp_path,
     assert not line
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_machine_that_owns_and_trains_is_lost_and_ends_the_run_in_one_line(tmp_path, store, seed):
+@pytest.mark.parametrize(
+    ("seed", "words"), [*((seed, DISTDGL) for seed in range(8)), *((seed, EMBEDDINGS) for seed in range(2))]
+)
+def test_a_machine_that_owns_and_trains_is_lost_and_ends_the_run_in_one_line(tmp_path, store, seed, words):
     chosen = random.Random(seed)
     with machines(2, tmp_path) as made:
         for machine in made:
             shutil.copytree(store, machine.folder / "store")
         start_ray(made)
-        started = start_training(made, [*DISTDGL, *LONGER, "strategy.timeout=60"])
+        started = start_training(made, [*words, *LONGER, "strategy.timeout=60"])
         wait_until_begun(made[0], started[0])
         time.sleep(chosen.uniform(0.0, 3.0))
         lost = seed % 2

@@ -114,7 +114,8 @@ QUANTISED = [
     "trainer.check_val_every_n_epoch=1",
 ]
 EMBEDDINGS = ["recipe=embeddings", "datamodule.stored_features=false", "model.inputs.dim=16"]
-OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step shared rows as they come
+WORKER_ROWS = ["recipe=armada_embeddings", "datamodule.stored_features=false", "model.inputs.dim=16"]
+WORKER_ROWS += ["source=processes", "model.inputs.num_workers=2"]
 ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
 
 
@@ -150,7 +151,9 @@ LINKS += ["callbacks.checkpoint.monitor=train_loss", "callbacks.checkpoint.mode=
         pytest.param(3, [*DISTDGL, *EXACT], id="distdgl-3", marks=pytest.mark.slow),
         pytest.param(2, ["strategy/weights=model_averaging", *EXACT], id="sdt_gnn", marks=pytest.mark.slow),
         pytest.param(2, [*QUANTISED, *EXACT], id="coded_deltas", marks=pytest.mark.slow),
-        pytest.param(2, [*EMBEDDINGS, OWN_ROWS, *EXACT], id="embeddings", marks=pytest.mark.slow),
+        pytest.param(2, [*EMBEDDINGS, *EXACT], id="learned rows"),
+        pytest.param(3, [*EMBEDDINGS, *EXACT], id="learned rows-3", marks=pytest.mark.slow),
+        pytest.param(2, [*WORKER_ROWS, *EXACT], id="rows of workers", marks=pytest.mark.slow),
         pytest.param(2, [*ARMADA, *EXACT], id="armada", marks=pytest.mark.slow),
     ],
 )
@@ -158,8 +161,9 @@ def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, stor
     name, words = (words[0], words[1:]) if words[0] in stores else ("plain", words)
     store = stores[name]
     expected = on_one_machine(tmp_path / "one", store, number, words)
-    needs_ray = DISTDGL[1] in words or ARMADA[0] in words
+    needs_ray = not {DISTDGL[1], ARMADA[0], WORKER_ROWS[0]}.isdisjoint(words)
     words = [*words, "source.address=auto"] if ARMADA[0] in words else words
+    words = [*words, "model.inputs.address=auto"] if WORKER_ROWS[0] in words else words
     (tmp_path / "made").mkdir()
     with machines(number, tmp_path / "made") as made:
         for machine in made:
@@ -214,9 +218,7 @@ def test_a_machine_fetches_the_rows_that_it_owns(tmp_path, s3, file, sizes, word
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [pytest.param(DISTDGL, id="distdgl"), pytest.param([*EMBEDDINGS, OWN_ROWS], id="rows")]
-)
+@pytest.mark.parametrize("words", [pytest.param(DISTDGL, id="distdgl"), pytest.param(EMBEDDINGS, id="rows")])
 def test_a_run_goes_on_from_what_lies_on_the_first_machine(tmp_path, store, words):
     """The checkpoint is a file of the first machine; learned rows are beside it, each on the machine of its owner."""
     expected = on_one_machine(tmp_path / "one", store, 2, [*words, *EXACT])
