@@ -66,6 +66,7 @@ def _read_nodes(node_classifier: ModuleType) -> None:
 
 
 def _reader_of(store: Any):
+    """Return the reader of a store, see `NodeModule`."""
     return import_module(".datamodule.few_nodes", __name__).StoreNodes.of(store)
 
 

@@ -114,7 +114,7 @@ class CostOfMachines:
         of_machines = config.machines
         with own_settings("machines", of_machines):
             given = {name: of_machines[name] for name in _RATES}
-            self.rates = MachineRates(**given, cores=of_machines.cores or usable_cores())
+            self.rates = MachineRates(**given, cores=usable_cores() if of_machines.cores is None else of_machines.cores)
         self.values = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._setups: dict[tuple[int, int], SetUp] = {}
 

@@ -105,6 +105,7 @@ class RunReceipt(Callback):
         self._step, self._began_s, self._spent_s = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the receipt, or go on with it."""
         self._rows, self._began_s, self._spent_s = [], time.perf_counter(), 0.0
         folder = self.folder or trainer.log_dir  # which asks the first process
         if trainer.global_rank == 0:
@@ -114,11 +115,13 @@ class RunReceipt(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        """Note which step the batch belongs to."""
         self._step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Note what the batch was, and its loss."""
         if batch is not None:
             self._rows += rows_of(self._step, batch, outputs, self._weights(trainer, pl_module))
         if trainer.is_last_batch:
@@ -130,6 +133,7 @@ class RunReceipt(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        """Write what is noted, and a digest of the weights that are saved."""
         within = trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch
         if within:  # after the last batch all is written; every process saves
             self._flush(trainer)

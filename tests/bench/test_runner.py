@@ -143,7 +143,7 @@ def test_every_benchmark_takes_the_runners_settings():
     folder = Path(__file__).parents[2] / "conf"
     assert {"minutes", "again"} <= yaml.safe_load((folder / "bench_run.yaml").read_text())["bench"].keys()
     files = sorted((folder / "bench").glob("*.yaml"))
-    assert len(files) == 21
+    assert len(files) == 24
     for path in files:
         config = yaml.safe_load(path.read_text())
         assert {"/bench_run": None} in config["defaults"] or "/bench_run" in config["defaults"], path

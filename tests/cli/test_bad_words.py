@@ -20,8 +20,8 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["frobnicate"], ["no command 'frobnicate'", "train, test, predict, partition, plan, verify"]),
-        (["bench", "speed"], ["no benchmark 'speed'", "accuracy, averaging, exchange"]),
+        (["frobnicate"], ["no command 'frobnicate'", "train, test, predict, reproduce, partition, plan, verify"]),
+        (["bench", "speed"], ["no benchmark 'speed'", "accuracy, averaging, elastic, exchange"]),
         (["train", "recipe=nothing"], ["recipe=nothing", "no such recipe", "demo"]),
         (["train", "recipe=./none.yaml"], ["recipe=./none.yaml", "no such file"]),
         (["train", "recipe=demo", "recipe=cora"], ["recipe= is given 2 times"]),
@@ -43,7 +43,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (["train", "model=gnc"], ["model=gnc", "gat", "gcn", "graphsage"]),
         (
             ["train", "partitioner=ldgg"],
-            ["partitioner=ldgg: no such choice (did you mean ldg?); there are dbh, fennel", "ldg,", "metis"],
+            ["partitioner=ldgg: no such choice (did you mean ldg?); there are cuttana, dbh, fennel", "ldg,", "metis"],
         ),
         (
             ["train", "rows=planed"],

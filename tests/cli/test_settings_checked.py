@@ -73,7 +73,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["+trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches", "of at least 1, got 0"]),
         (["model.lr=-1"], ["model.lr must be a number above 0, got -1"]),
         (["datamodule.batch_size=0"], ["gnnscale: datamodule.batch_size must be an integer of at least 1, got 0"]),
-        (["datamodule.scope=all"], ["gnnscale: datamodule.scope must be one of auto, part, graph, got 'all'"]),
+        (["datamodule.scope=all"], ["gnnscale: datamodule.scope must be one of auto, part, parts, graph, got 'all'"]),
         (["sampler.fanouts=[0,5]"], ["gnnscale: sampler.fanouts[0] must be an integer >= 1, or -1 for all"]),
         (["strategy.timeout=-1"], ["gnnscale: strategy.timeout must be a number of seconds > 0, got -1"]),
         (["seed=-5"], ["seed must be an integer in [0, 4294967295], got -5"]),

@@ -122,7 +122,7 @@ def test_parts_made_for_two_machines_are_owned_by_them(tmp_path, store, caplog):
     assert data.owners(2, weights).tolist() == [0, 0, 1, 1]
     counts = np.add.reduceat(for_two.masks["train"], for_two.part_offsets[:-1], dtype=np.int64)
     assert np.array_equal(data.owners(3, weights), rank_of_parts(counts, np.diff(for_two.part_offsets), 3))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         for ranks, told in ((1, 0), (2, 0), (4, 0), (3, 1)):
             caplog.clear()
             data._tell_machines("graph", RankPlace(0, ranks))

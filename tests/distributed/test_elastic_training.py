@@ -48,8 +48,8 @@ class SaveWithin(L.Callback):
         self.path, self.epoch, self.batch = path, epoch, batch
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        here = -1 if trainer.is_last_batch else batch_idx
-        if (trainer.current_epoch, here) == (self.epoch, self.batch):
+        is_here = trainer.is_last_batch if self.batch < 0 else batch_idx == self.batch
+        if trainer.current_epoch == self.epoch and is_here:
             trainer.save_checkpoint(self.path)
 
 

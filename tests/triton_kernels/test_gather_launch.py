@@ -135,5 +135,5 @@ def test_hopper_moves_rows_in_words_of_16_bytes_four_at_a_time(rows, tmp_path):
 def test_hopper_reads_codes_in_words_of_4_bytes(tmp_path):
     pytest.importorskip("triton")
     codes = [(8, 128, "fp32", "v4.b32"), (4, 128, "fp32", "v4.b32"), (4, 128, "fp16", "v4.b32"), (8, 65, "fp32", "b32")]
-    codes += [(16, 128, "fp32", "v4.b32"), (16, 65, "fp32", "b32"), (16, 128, "bf16", "v4.b32")]
+    codes += [(16, 128, "fp32", "v2.b32"), (16, 65, "fp32", "b32"), (16, 128, "bf16", "b32")]  # two values a word
     run_python(f"{COMPILE}\nCODES = {codes!r}\n{CODES}", TRITON_CACHE_DIR=str(tmp_path))

@@ -164,7 +164,8 @@ def decoding_plan(code: RowCode, value_bytes: int, alignment: int) -> LaunchPlan
     word_bytes = min(WORD_BYTES, alignment, row & -row)
     wide = word_bytes == WORD_BYTES
     code_words = (code.row_bytes - code.head_bytes) // 4
-    words = THREADS * _LOADS * (4 if wide else 1) * code.bits // 32
+    # 16 bits a value take twice the registers of 8 bits as they are read: half as many at a time spill none.
+    words = THREADS * _LOADS * (4 if wide else 1) * min(code.bits, 8) // 32
     columns = tile_columns(code_words, words)
     rows = max(1, words // columns)
     occupancy = _DECODING if wide else _occupancy(False)

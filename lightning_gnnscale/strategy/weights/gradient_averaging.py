@@ -351,6 +351,7 @@ class BoundedGradientStaleness(GradientAveraging):
 
     @property
     def replicas_equal(self) -> bool:
+        """Whether no process has stepped by itself since weights were last averaged."""
         return not self._apart
 
     def _average_for_evaluation(self) -> int:

@@ -142,6 +142,7 @@ class ModelAveraging(WeightPolicy):
 
     @property
     def replicas_equal(self) -> bool:
+        """Whether the module has the average, as at the end of an epoch."""
         return self._published
 
     @property

@@ -63,6 +63,7 @@ class WeightPolicy:
 
     @property
     def replicas_equal(self) -> bool:
+        """Whether all processes have the same weights between steps."""
         return True
 
     def check_exchange(self, exchange: "ExchangePolicy") -> None:
