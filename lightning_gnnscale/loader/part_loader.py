@@ -527,8 +527,9 @@ class PartLoader:
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        unit = self._maker.order.unit
-        there = {unit(self._key(position)) for position in (*pending, coming)}
+        there = {position.part for position in (*pending, coming)}
+        if self._unions is not None:
+            there = {self._unions.of(part, coming.epoch) for part in there}
         return len(there) <= self._parts_open + further
 
     def _key(self, position: Position) -> BatchKey:
