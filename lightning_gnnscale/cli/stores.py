@@ -43,7 +43,8 @@ _KINDS = {
 }
 _REST = (".partial", ".old", ".parts-*")  # suffixes of what an unfinished writer leaves
 _GROWN = 0.005  # share by which a cut has grown that is worth a word
-_BESIDE = (".source.json", ".verified.json", ".halos.json", ".lock", ".prepare.lock", ".halos.json.lock", ".edges.lock")
+_NOTES = (".source.json", ".verified.json", ".halos.json")  # beside a store, and under these names while written
+_BESIDE = (*_NOTES, *(f"{note}.tmp" for note in _NOTES), ".lock", ".prepare.lock", ".halos.json.lock", ".edges.lock")
 
 
 class _Store(NamedTuple):

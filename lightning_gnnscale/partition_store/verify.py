@@ -1,5 +1,6 @@
 """Read a store and compare it with what its manifest and its structure say: all of it, or what has not been yet."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -152,14 +153,17 @@ def _remember(store, states: dict[str, list[int]]) -> None:
     store.compared.update(states)
     files = {**_remembered(store), **states}
     for path in _notes(store):
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.tmp")  # one name, so that the next writer takes over a killed one's
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "w") as file:
-                json.dump(sealed({"manifest": store.manifest_digest, "files": files}), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            with open(temporary, "a") as file, suppress(BlockingIOError):  # another process notes its own
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(temporary)):
+                    file.truncate(0)
+                    json.dump(sealed({"manifest": store.manifest_digest, "files": files}), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(temporary, path)
             return
         except OSError:
             with suppress(OSError):
