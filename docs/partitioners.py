@@ -93,7 +93,8 @@ def _panel(place: int, family: str, found: dict) -> str:
         f'<line class="same" x1="{same_x}" x2="{same_x}" y1="{top}" y2="{top + HEIGHT}"/>',
     ]
     for cut in (0.5, 1, 2, 4):
-        parts.append(f'<text class="small" x="{left - 5}" y="{at(1, cut)[1] + 4}" text-anchor="end">{cut:g}</text>')
+        said = f"{cut:g}" if cut < CUTS[1] else f"{cut:g}+"  # what lies beyond is drawn at the edge
+        parts.append(f'<text class="small" x="{left - 5}" y="{at(1, cut)[1] + 4}" text-anchor="end">{said}</text>')
     for seconds in (0.1, 1, 10):
         x = at(seconds, 1)[0]
         parts.append(f'<text class="small" x="{x}" y="{top + HEIGHT + 14}" text-anchor="middle">{seconds:g}</text>')
