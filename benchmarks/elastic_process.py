@@ -137,7 +137,7 @@ def weights_digest(module: torch.nn.Module) -> str:
 def serve(connection: Connection, log: str) -> None:
     """Train what the connection asks for, until it is closed."""
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # of torch, on any number of processes
     output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -428,7 +428,7 @@ class GNNScaleStrategy(DDPStrategy):
             merged = self.weights.merge(_gather_to_rank_zero(self.weights.state_dict()))
             if merged:
                 checkpoint[CHECKPOINT_KEY] = merged
-        if self._ranks.count is not None and "optimizer_states" in checkpoint:
+        if "optimizer_states" in checkpoint:
             checkpoint[RANKS_KEY] = self._ranks.state_dict()
         kept = self._save_inputs(checkpoint, filepath)
         with failing_together():

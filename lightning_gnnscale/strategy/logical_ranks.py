@@ -1,4 +1,4 @@
-"""How many logical ranks a run has: by what the user asks for, its checkpoint says and its data allow."""
+"""How many logical ranks a run has, and threads of torch: by what the user asks, its checkpoint says, its data allow."""
 
 import os
 from collections.abc import Mapping
@@ -63,10 +63,11 @@ class LogicalRanks:
         Raises:
             StrategyError: as `check`; or what is trained goes by processes, and they are not as many.
         """
+        kept, self.kept = self.kept, {}
         if not self._has_ranks:
+            self._keep_threads(kept.get("threads", 0), trainer.num_devices, device)
             return
         self.check(num_processes)
-        kept, self.kept = self.kept, {}
         began = kept.get("ranks", 0)
         wanted = self._given or (began if began >= num_processes else num_processes)
         refused = None if wanted == num_processes else _why_not(trainer)
@@ -82,9 +83,22 @@ class LogicalRanks:
             torch.set_num_threads(kept.get("threads") or _threads_of(wanted))
         self._threads = torch.get_num_threads()
 
+    def _keep_threads(self, began: int, num_here: int, device: torch.device) -> None:
+        """Train the parts on the threads of torch that the run began with: matrix products round by their number."""
+        if device.type == "cpu" and began:
+            if began * num_here <= (os.cpu_count() or 1):
+                torch.set_num_threads(began)
+            elif began != torch.get_num_threads():
+                rank_zero_warn(
+                    f"the run began with {began} threads of torch a process, which are more than the cores here for "
+                    f"{num_here} processes: {torch.get_num_threads()} are used, and weights are equal to rounding; to "
+                    "go on with the same bits on any number of processes, begin with OMP_NUM_THREADS=1"
+                )
+        self._threads = torch.get_num_threads()
+
     def state_dict(self) -> dict[str, int]:
         """Return what checkpoints keep."""
-        return {"ranks": self.count, "threads": self._threads}
+        return ({} if self.count is None else {"ranks": self.count}) | {"threads": self._threads}
 
     def check_kept(self, trainer: pl.Trainer, kept: Mapping[str, int], policy: Mapping[str, Any] | None) -> None:
         """Refuse to go on within an epoch of another number; warn where an epoch has ended.

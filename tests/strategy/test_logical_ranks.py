@@ -68,6 +68,19 @@ def test_threads_are_those_that_the_run_began_with(monkeypatch):
     assert settled(None, 1, {"ranks": 8, "threads": 3}).state_dict()["threads"] == torch.get_num_threads() == 3
 
 
+def test_parts_go_on_with_the_threads_that_they_began_with(monkeypatch):
+    """A product of matrices rounds by them: 6 processes, 1 with more threads, and 6 again ended with other weights."""
+    monkeypatch.setattr("os.cpu_count", lambda: 24)
+    ranks = LogicalRanks(None, gs.ModelAveraging())
+    ranks.kept = {"threads": 3}
+    ranks.settle(SimpleNamespace(num_devices=8), 8, CPU)
+    assert ranks.state_dict() == {"threads": 3} and torch.get_num_threads() == 3
+    ranks.kept = {"threads": 4}
+    with pytest.warns(UserWarning, match="began with 4 threads of torch a process.*8 processes: 3 are used"):
+        ranks.settle(SimpleNamespace(num_devices=8), 8, CPU)
+    assert torch.get_num_threads() == 3
+
+
 class Rows:
     """Learned rows, which can be saved."""
 
