@@ -1,4 +1,4 @@
-"""How many logical ranks a run has, and threads of torch: by what the user asks, its checkpoint says, its data allow."""
+"""How many logical ranks a run has, and threads of torch: by the user, its checkpoint and its data."""
 
 import os
 from collections.abc import Mapping
