@@ -296,6 +296,10 @@ class PredictionWriter(BasePredictionWriter):
             .layers. A pass over the next version with this one as `earlier` then computes, layer by layer, the rows
             alone that the update can have altered; without, all that these are made of.
 
+    Attributes:
+        kept: What the running prediction, or the last one, took from `earlier`: `kept.altered` are the nodes that it
+            computes. None: it computes all.
+
     Raises:
         StrategyError: keep_layers, and nodes are not predicted layer by layer, or by a model with learned rows.
         GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
@@ -308,7 +312,7 @@ class PredictionWriter(BasePredictionWriter):
         super().__init__("epoch")
         self.path, self.earlier, self.keep_layers = Path(path), [Path(one) for one in earlier], keep_layers
         self._identity: dict[str, str] | None = None
-        self._kept: KeptOutputs | None = None
+        self.kept: KeptOutputs | None = None
         self._layers: KeptLayers | None = None
         self._writer: pq.ParquetWriter | None = None
         self._left_out: np.ndarray | None = None  # numbers of node types without rows
@@ -323,7 +327,7 @@ class PredictionWriter(BasePredictionWriter):
             _log.info("No predictions for nodes of %s: no node of these node types has a label", named)
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
-        self._identity, self._kept = identity_of(trainer, pl_module, self._left_out), None
+        self._identity, self.kept = identity_of(trainer, pl_module, self._left_out), None
         evaluation, self._layers = exact_pass_of(trainer, pl_module), None
         if self.keep_layers and (evaluation is None or evaluation.links is not None):
             raise StrategyError(
@@ -336,10 +340,8 @@ class PredictionWriter(BasePredictionWriter):
                 "it out"
             )
         if self.earlier:
-            self._kept = kept_outputs(
-                trainer, pl_module, self.earlier, self._identity, self._left_out, self.keep_layers
-            )
-        before = None if self._kept is None else self._kept.layers
+            self.kept = kept_outputs(trainer, pl_module, self.earlier, self._identity, self._left_out, self.keep_layers)
+        before = None if self.kept is None else self.kept.layers
         if self.keep_layers or before is not None:
             folder = layers_folder(self.path) if self.keep_layers else None
             places = None if before is None else mapped(store, PARENT_NID)
@@ -357,7 +359,7 @@ class PredictionWriter(BasePredictionWriter):
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
                 for result in predictions:
                     self._write(store, result)
-                before = self._kept if rank() == 0 else None
+                before = self.kept if rank() == 0 else None
                 for rows in () if before is None else kept_rows(store, before, self._left_out):
                     self._write(store, rows)
                 if self._writer is None:  # a rank without rows gets the types from the others

@@ -23,7 +23,7 @@ from .kept_layers import earlier_layers, layers_folder
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 
 METADATA = b"gnnscale"  # key of a file's metadata: of which store and which model its predictions are
-MOST = 0.5  # share of the nodes above which all are computed
+MOST = 0.5  # share of the outputs, with kept layers of the rows of all layers, above which all are computed
 _ROWS_AT_ONCE = 1 << 18
 _log = logging.getLogger("lightning.pytorch.predictions")
 
@@ -98,14 +98,14 @@ def kept_outputs(
     path, why = of_first_rank(lambda: _earlier(evaluation, module, store, paths, own))
     if path is not None:
         backbone, changes = module.backbone, store.changes()
-        altered = altered_nodes(evaluation.source, changes, backbone.num_layers, backbone.needs_degree)
-        if len(altered[-1]) > MOST * store.num_nodes:
-            why = f"the change reaches more than half of them in {backbone.num_layers} layers"
+        wanted = {"store": store.version["parent"]["manifest"], "model": own["model"]}
+        layers, why = earlier_layers(layers_folder(Path(path)), wanted, backbone)
+        if layers is None and keep_layers:
+            why = f"hidden layers of all are to be kept, and {why}"
         else:
-            wanted = {"store": store.version["parent"]["manifest"], "model": own["model"]}
-            layers, missing = earlier_layers(layers_folder(Path(path)), wanted, backbone)
-            why = f"hidden layers of all are to be kept, and {missing}"
-            if layers is not None or not keep_layers:
+            altered = altered_nodes(evaluation.source, changes, backbone.num_layers, backbone.needs_degree, layers)
+            why = f"the change reaches more than half of them in {backbone.num_layers} layers"
+            if altered is not None:
                 found = KeptOutputs(Path(path), _with_rows(store, altered[-1], left_out), layers)
     if found is None:
         if rank() == 0:
@@ -126,7 +126,9 @@ def kept_outputs(
     return found
 
 
-def altered_nodes(source: StoreLayerSource, changes: StoreChanges, num_layers: int, by_degree: bool) -> list[NodeSet]:
+def altered_nodes(
+    source: StoreLayerSource, changes: StoreChanges, num_layers: int, by_degree: bool, layers: Any = None
+) -> list[NodeSet] | None:
     """Return the nodes whose rows an update can have altered, layer by layer; every rank calls it.
 
     Altered inputs are those of new nodes and of changed features. A layer alters the nodes that read an altered one,
@@ -138,10 +140,11 @@ def altered_nodes(source: StoreLayerSource, changes: StoreChanges, num_layers: i
         changes: As `PartitionStore.changes` has them.
         num_layers: Layers of the model.
         by_degree: Whether the model reads degrees of sources.
+        layers: Kept layers of the version before, from which each layer computes its own set; None: there are none.
 
     Returns:
-        num_layers + 1 sets, each within the next: altered inputs, and what each layer makes of them. Fewer where one
-        is of more than `MOST` of the nodes, which is then the last.
+        num_layers + 1 sets, each within the next: altered inputs, and what each layer makes of them. None where the
+        last has more than `MOST` of the nodes, with `layers` where all layers together have more than that of theirs.
 
     Cost: a read of all edges a layer; in a store with all reverses, of the rows of altered nodes alone.
     """
@@ -151,15 +154,16 @@ def altered_nodes(source: StoreLayerSource, changes: StoreChanges, num_layers: i
     current = NodeSet.of(inputs, store.num_nodes)
     if by_degree:
         current = NodeSet(current.bits | rows.bits)
-    found = [current]
+    found, num_rows, most = [current], 0, MOST * store.num_nodes * (1 if layers is None else num_layers)
     for _ in range(num_layers):
         reached = with_sources(source, current) if store.symmetric else _with_targets(source, current)
         bits = reached.bits | rows.bits
         source.union(bits)
         current = NodeSet(bits)
         found.append(current)
-        if len(current) > MOST * store.num_nodes:
-            break
+        num_rows = len(current) + (0 if layers is None else num_rows)
+        if num_rows > most:
+            return None
     return found
 
 
