@@ -1,5 +1,6 @@
 """A stored graph that grows: what updates cost beside writing the store, and what becomes of the cut."""
 
+import logging
 import shutil
 import tempfile
 import time
@@ -10,7 +11,9 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
+import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.edge_stream import open_edge_stream
@@ -27,6 +30,8 @@ from .runner import Case, Runner, benchmark, check_names, digest, in_fresh_proce
 
 GRAPHS = ("lfr", "temporal")
 WRITE, AGAIN = "write", "partition again"
+ALL, CHANGED, LAYERS = "predict all", "predict what changed", "the same, kept layers"
+PREDICTIONS = (ALL, CHANGED, LAYERS)
 _NODE_TYPES = ("user", "item")  # of the temporal graph: even and odd nodes
 _EDGE_TYPES = (("user", "knows", "user"), ("user", "buys", "item"), ("item", "beside", "item"))
 _CHUNK = 1 << 22
@@ -37,6 +42,8 @@ COLUMNS = {
     "seconds": ("seconds", ".1f"),
     "cpu_s": ("CPU s", ".1f"),
     "of_write": ("of writing", ".2f"),
+    "of_all": ("of predicting all", ".2f"),
+    "outputs": ("outputs", ","),
     "peak_bytes": ("peak", format_bytes),
     "bytes_a_node": ("bytes a node", ".0f"),
     "written_bytes": ("written", format_bytes),
@@ -49,7 +56,8 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class UpdateBench:
-    """Write a store of a generated graph's first nodes, update it with the others, and partition the whole graph again.
+    """Write a store of a generated graph's first nodes, update it with the others, and partition the whole graph again;
+    then predict the last version: all of it, and what the last update has changed, with kept layers and without.
 
     Nodes come in the order of their ids, each with its edges to those that are there. Each stage runs in a process of
     its own, its compiled loops loaded. Writes `update.csv`; the graph and its stores stay in the run folder.
@@ -62,7 +70,8 @@ class UpdateBench:
         new_share: New nodes of each, over the nodes of the first store; their edges are about twice that share.
         feature_dim: Columns of float16 features.
         partitioner, num_parts: How the first store is cut, and the whole graph.
-        seed: Of the graph and the partitioner.
+        num_layers, hidden_channels: Of the model, GraphSAGE or for several types RGCN, which is not trained.
+        seed: Of the graph, the partitioner and the model.
     """
 
     graphs: Sequence[str] = GRAPHS
@@ -73,6 +82,8 @@ class UpdateBench:
     feature_dim: int = 64
     partitioner: str = "streaming_multilevel"
     num_parts: int = 32
+    num_layers: int = 2
+    hidden_channels: int = 64
     seed: int = 0
 
     def __post_init__(self):
@@ -93,10 +104,10 @@ class UpdateBench:
         return self.num_nodes if update == self.updates else grown
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return a row for each stage: of writing, of each update, and of partitioning the whole graph again."""
+        """Return a row for each stage: of writing, each update, partitioning the whole graph again, and predictions."""
         facts = (self.num_edges, self.updates, self.new_share, self.feature_dim, self.partitioner, self.num_parts)
-        settings = digest(*facts, self.seed)
-        stages = [WRITE, *(f"update {number}" for number in range(1, self.updates + 1)), AGAIN]
+        settings = digest(*facts, self.num_layers, self.hidden_channels, self.seed)
+        stages = [WRITE, *(f"update {number}" for number in range(1, self.updates + 1)), AGAIN, *PREDICTIONS]
         cases = [
             Case(
                 {"graph": graph, "nodes": self.num_nodes, "stage": stage, "settings": settings},
@@ -108,9 +119,13 @@ class UpdateBench:
         rows = runner.rows(cases, "update.csv")
         first = {row["graph"]: row for row in rows if row["stage"] == WRITE}
         again = {row["graph"]: row for row in rows if row["stage"] == AGAIN}
+        every = {row["graph"]: row for row in rows if row["stage"] == ALL}
         for row in rows:
-            row["of_write"] = _ratio(row["cpu_s"], first.get(row["graph"], {}).get("cpu_s"))
-            row["of_again"] = _ratio(row["cut"], again.get(row["graph"], {}).get("cut"))
+            before = every if row["stage"] in PREDICTIONS else first
+            row["of_all" if before is every else "of_write"] = _ratio(
+                row["cpu_s"], before.get(row["graph"], {}).get("cpu_s")
+            )
+            row["of_again"] = _ratio(row.get("cut"), again.get(row["graph"], {}).get("cut"))
         title = f"{self.num_nodes:,} nodes, {self.num_edges:,} edges, {self.num_parts} parts"
         show(rows, COLUMNS, title, machine_line())
         return rows
@@ -124,7 +139,8 @@ def measured(bench: UpdateBench, graph: str, number: int, folder: str) -> dict[s
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as warm:
         little = replace(bench, num_nodes=3000, num_edges=9000, num_parts=2, new_share=0.01, updates=1)
-        for stage in (0, 1, 2) if number in (0, bench.updates + 1) else (0, 1):
+        warmed = (0, 1, 2) if number in (0, bench.updates + 1) else (0, 1)
+        for stage in (*warmed, *(range(3, 6) if number > bench.updates + 1 else ())):
             _stage(little, graph, stage, Path(warm))
     return _stage(bench, graph, number, Path(folder))
 
@@ -133,6 +149,8 @@ def _stage(bench: UpdateBench, graph: str, number: int, folder: Path) -> dict[st
     _make_graph(bench, folder)
     if 1 <= number <= bench.updates:
         return _update(bench, graph, number, folder)
+    if number > bench.updates + 1:
+        return _predict(bench, graph, PREDICTIONS[number - bench.updates - 2], folder)
     return _write(bench, graph, 0 if number == 0 else bench.updates, folder, number == 0)
 
 
@@ -173,6 +191,39 @@ def _update(bench: UpdateBench, graph: str, number: int, folder: Path) -> dict[s
         store = gs.update_store(folder / (graph if number == 1 else f"{graph}-v{number - 1}"), change, drift=99)
     assert store.num_nodes == num_nodes
     return {"new_edges": store.version["counts"]["new_edges"], **_row(store, began, began_cpu, peak)}
+
+
+def _predict(bench: UpdateBench, graph: str, stage: str, folder: Path) -> dict[str, Any]:
+    """Predict the last version; what changed from predictions of the version before, which are made first."""
+    last = gs.PartitionStore.open(folder / f"{graph}-v{bench.updates}")
+    before = gs.PartitionStore.open(last.root.with_name(last.version["parent"]["name"]))
+    earlier = {ALL: None, CHANGED: folder / f"{graph}-bare.parquet", LAYERS: folder / f"{graph}-kept.parquet"}[stage]
+    if earlier is not None and not earlier.is_file():
+        _predictions(bench, before, gs.PredictionWriter(earlier, keep_layers=stage == LAYERS))
+    writer = gs.PredictionWriter(
+        folder / f"{graph}-last.parquet", earlier=[earlier] if earlier else [], keep_layers=stage == LAYERS
+    )
+    began, began_cpu = time.perf_counter(), time.process_time()
+    with MemoryPeak() as peak:
+        _predictions(bench, last, writer)
+    found = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - began_cpu}
+    computed = last.num_nodes if writer.kept is None else len(writer.kept.altered)
+    return {**found, "outputs": computed, "peak_bytes": peak.peak_bytes - peak.start_bytes}
+
+
+def _predictions(bench: UpdateBench, store: PartitionStore, writer: gs.PredictionWriter) -> None:
+    torch.manual_seed(bench.seed)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    data = gs.PartitionDataModule(store=store, sampler=gs.NeighborSampler([-1] * bench.num_layers))
+    widths = (bench.hidden_channels, 32, bench.num_layers)
+    if store.schema is None:
+        backbone = gs.model.GraphSAGE(bench.feature_dim, *widths)
+    else:
+        dims = dict.fromkeys(store.schema.node_types, bench.feature_dim)
+        backbone = gs.model.RGCN(dims, *widths, schema=store.schema)
+    options = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = L.Trainer(accelerator="cpu", callbacks=[writer], **options)
+    trainer.predict(gs.NodeClassifier(backbone), data, return_predictions=False)
 
 
 def _row(store: PartitionStore, began: float, began_cpu: float, peak: MemoryPeak) -> dict[str, Any]:

@@ -99,9 +99,26 @@ def is_dataset(source: Any) -> bool:
     return module is not None and isinstance(source, module.Dataset | module.Scanner)
 
 
+def is_delta_table(source: Any) -> bool:
+    """Whether a value is a table of Delta Lake."""
+    return _has(source, "to_pyarrow_dataset")
+
+
+def is_iceberg_table(source: Any) -> bool:
+    """Whether a value is a table of Iceberg, of which a scan gives the rows."""
+    return has_all(source, "scan", "current_snapshot")
+
+
+def is_iceberg_scan(source: Any) -> bool:
+    """Whether a value is a scan of an Iceberg table, which gives a reader."""
+    return _has(source, "to_arrow_batch_reader")
+
+
 def is_row_stream(source: Any) -> bool:
     """Whether a value gives rows in batches, and need not hold them: a reader, a query, a lazy table, a data set."""
-    if is_lazy_table(source) or is_dataset(source):
+    if is_lazy_table(source) or is_dataset(source) or is_delta_table(source):
+        return True
+    if is_iceberg_table(source) or is_iceberg_scan(source):
         return True
     return speaks_arrow(source) and not any(hasattr(source, name) for name in _IN_MEMORY)
 

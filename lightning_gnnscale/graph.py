@@ -21,8 +21,8 @@ MOST_EDGE_TYPES = 1 << 16  # stores keep the edge type of an edge in two bytes a
 class Batch:
     """What models, strategies and callbacks read of a batch. Ours derive from it; what they leave out is as it is here.
 
-    `MiniBatch` and `FullGraphBatch` say what each is; `source`, `links` and `needed` are those of an `EvaluationShare`,
-    `edge_label_index` is PyG's name for `pairs`.
+    `MiniBatch` and `FullGraphBatch` say what each is; `source`, `links`, `needed` and `layers` are those of an
+    `EvaluationShare`, `edge_label_index` is PyG's name for `pairs`.
     """
 
     x = x_dense = x_csr = x_by_node_type = y = train_mask = val_mask = test_mask = None
@@ -31,7 +31,7 @@ class Batch:
     pairs = negatives = source_negatives = pair_type = pair_attr = edge_label = edge_label_index = None
     loss_weight = loss_count = loss_nodes = None
     averaging_weights = loss_is_share = full_graph = False
-    source = links = needed = None
+    source = links = needed = layers = None
     table_dtype = "float32"
     columns: Mapping[str, Any] = MappingProxyType({})
 

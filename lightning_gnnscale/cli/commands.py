@@ -194,7 +194,7 @@ def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
     alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     config = checked_config(folder / CONFIG, words, trusted)
-    for name, value in (("changed", False), ("step", None)):
+    for name, value in (("changed", False), ("keep_layers", False), ("step", None)):
         config.setdefault(name, value)  # a run may be older than the setting
     (alone / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return alone

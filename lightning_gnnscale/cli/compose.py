@@ -168,6 +168,7 @@ def written(config: DictConfig) -> dict[str, Any]:
 _NOT_OF_STEPS = ("name", "resume", "elastic", "save_steps", "test", "predict", "changed", "step", "output", "overwrite")
 _NOT_OF_STEPS += ("logger", "callbacks", "paths", "planner", "machines", "num_devices", "verify", "evaluation", "store")
 _NOT_OF_STEPS += ("storage_options", "storage_timeout_s", "store_cache_bytes", "source", "rows", "pack_halo")
+_NOT_OF_STEPS += ("keep_layers",)
 _OF_PROCESSES = ("devices", "num_nodes", "logger", "limit_val_batches", "max_epochs", "enable_progress_bar")
 _OF_PROCESSES += ("check_val_every_n_epoch", "log_every_n_steps", "profiler")
 

@@ -156,6 +156,8 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
             f"changed={config.changed} goes with gnnscale predict RUN store=, a store that gnnscale update has "
             "written: leave it out"
         )
+    if config.get("keep_layers") and command in ("train", "predict"):
+        _check_keeps_layers(config, command)
     if is_first_rank():
         (folder / CONFIG).write_text(OmegaConf.to_yaml(written(config)))
     log = folder / "events.jsonl"
@@ -172,6 +174,17 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     if command == "train" and is_first_rank():
         print(f"gnnscale {trains_on(trainer, products_of(config))}", flush=True)
     return CommandRun(folder, command, begin, trainer)
+
+
+def _check_keeps_layers(config: DictConfig, command: str) -> None:
+    """Refuse keep_layers where nothing is predicted, or not layer by layer."""
+    said = "keep_layers=true keeps the hidden layers of predictions"
+    if command == "train" and not config.predict:
+        raise UsageError(f"{said}, and none are written: say predict=true, or leave it out")
+    if not takes_sampler(config) or config.evaluation.get("mode", "layerwise") != "layerwise":
+        raise UsageError(f"{said} that are computed layer by layer: say evaluation=layerwise, or leave it out")
+    if OmegaConf.select(config, "model.inputs.dim"):
+        raise UsageError(f"{said}, of models without learned rows, and model.inputs.dim gives some: leave it out")
 
 
 @dataclass
@@ -317,7 +330,13 @@ def make_trainer(config: DictConfig, folder: Path):
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")
     if config.predict:
-        callbacks.append(PredictionWriter(folder / PREDICTIONS, earlier=_earlier_predictions(config, folder)))
+        callbacks.append(
+            PredictionWriter(
+                folder / PREDICTIONS,
+                earlier=_earlier_predictions(config, folder),
+                keep_layers=bool(config.get("keep_layers")),
+            )
+        )
     trainer_config, strategy_config = config.trainer.copy(), config.strategy.copy()
     trainer_config.accelerator = accelerator(config.trainer)
     strategy_config.start_method = start_method(trainer_config, strategy_config.start_method)

@@ -28,7 +28,7 @@ _TYPES = {
     "store_cache_bytes": "int|str|null",
     "storage_timeout_s": "int|float",
     "step": "int|null",
-    **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
+    **dict.fromkeys(("test", "predict", "keep_layers", "overwrite", "verify"), "bool"),
     **dict.fromkeys(("resume", "output", "feature_storage", "edge_storage", "store"), "str|null"),
 }
 LARGEST_SEED = 2**32 - 1  # of numpy's generator

@@ -26,10 +26,12 @@ from ..events import clock, record
 from ..graph import Batch, batch_of, batches_of
 from ..memory import disk_read_bytes
 from ..memory_peak import MemoryPeak
+from ..partition_store.versions import PARENT_NID, mapped
 from ..placement.link_cost import gpu_name
 from ..sampler.locality import LocalityScale
 from ..traits import ANY, DataTraits, ModuleTraits
-from .changed_outputs import METADATA, KeptOutputs, identity_of, kept_outputs, kept_rows
+from .changed_outputs import METADATA, KeptOutputs, exact_pass_of, identity_of, kept_outputs, kept_rows
+from .kept_layers import KeptLayers, layers_folder
 
 _log = logging.getLogger("lightning.pytorch.predictions")
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
@@ -290,19 +292,28 @@ class PredictionWriter(BasePredictionWriter):
         earlier: Files of this class, on rank 0's machine, that may have the predictions of the store's parent version
             by the same model: where one has, only nodes whose outputs the update can have altered are computed, and the
             others' are taken from it. The log says how many, or why all are computed. It is read into memory.
+        keep_layers: Whether the outputs of hidden layers are kept beside the file, in a folder of its name that ends in
+            .layers. A pass over the next version with this one as `earlier` then computes, layer by layer, the rows
+            alone that the update can have altered; without, all that these are made of.
+
+    Attributes:
+        kept: What the running prediction, or the last one, took from `earlier`: `kept.altered` are the nodes that it
+            computes. None: it computes all.
 
     Raises:
+        StrategyError: keep_layers, and nodes are not predicted layer by layer, or by a model with learned rows.
         GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
 
     Cost: blocks of `JOINED_BYTES` in memory, where a module of this package predicts layer by layer; on the disk twice
-        the rows while rank 0 joins them.
+        the rows while rank 0 joins them. Kept layers take num_nodes x width x 4 bytes each, 8 of a model in float64.
     """
 
-    def __init__(self, path: str | os.PathLike, earlier: Sequence[str | os.PathLike] = ()):
+    def __init__(self, path: str | os.PathLike, earlier: Sequence[str | os.PathLike] = (), keep_layers: bool = False):
         super().__init__("epoch")
-        self.path, self.earlier = Path(path), [Path(one) for one in earlier]
+        self.path, self.earlier, self.keep_layers = Path(path), [Path(one) for one in earlier], keep_layers
         self._identity: dict[str, str] | None = None
-        self._kept: KeptOutputs | None = None
+        self.kept: KeptOutputs | None = None
+        self._layers: KeptLayers | None = None
         self._writer: pq.ParquetWriter | None = None
         self._left_out: np.ndarray | None = None  # numbers of node types without rows
 
@@ -316,9 +327,25 @@ class PredictionWriter(BasePredictionWriter):
             _log.info("No predictions for nodes of %s: no node of these node types has a label", named)
         if ModuleTraits(pl_module).write_predictions is not ANY:
             pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
-        self._identity, self._kept = identity_of(trainer, pl_module), None
+        self._identity, self.kept = identity_of(trainer, pl_module, self._left_out), None
+        evaluation, self._layers = exact_pass_of(trainer, pl_module), None
+        if self.keep_layers and (evaluation is None or evaluation.links is not None):
+            raise StrategyError(
+                'keep_layers=True needs nodes that are predicted layer by layer: give evaluation="layerwise" and a '
+                "backbone with layer(index, x, block), or leave keep_layers out"
+            )
+        if self.keep_layers and pl_module.inputs is not None:
+            raise StrategyError(
+                "keep_layers=True is for models without learned rows, of which nothing says which differ later: leave "
+                "it out"
+            )
         if self.earlier:
-            self._kept = kept_outputs(trainer, pl_module, self.earlier, self._identity)
+            self.kept = kept_outputs(trainer, pl_module, self.earlier, self._identity, self._left_out, self.keep_layers)
+        before = None if self.kept is None else self.kept.layers
+        if self.keep_layers or before is not None:
+            folder = layers_folder(self.path) if self.keep_layers else None
+            places = None if before is None else mapped(store, PARENT_NID)
+            self._layers = evaluation.layers = KeptLayers(evaluation.source, folder, before, places)
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Release the module."""
@@ -332,7 +359,8 @@ class PredictionWriter(BasePredictionWriter):
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
                 for result in predictions:
                     self._write(store, result)
-                for rows in kept_rows(store, self._kept) if self._kept is not None and rank() == 0 else ():
+                before = self.kept if rank() == 0 else None
+                for rows in () if before is None else kept_rows(store, before, self._left_out):
                     self._write(store, rows)
                 if self._writer is None:  # a rank without rows gets the types from the others
                     own.parent.mkdir(parents=True, exist_ok=True)
@@ -346,6 +374,8 @@ class PredictionWriter(BasePredictionWriter):
             with failing_together(), disk_errors(self.path, "written", _OTHER_PATH):
                 if rank() == 0:
                     self._join(len(firsts), store.num_nodes)
+                    if self._layers is not None:
+                        self._layers.publish({name: self._identity[name] for name in ("store", "model")})
         finally:
             self._writer = None
             with suppress(OSError):
@@ -357,6 +387,8 @@ class PredictionWriter(BasePredictionWriter):
             self._writer = None
             with suppress(OSError):
                 self._part(rank()).unlink()
+        if self._layers is not None and rank() == 0:
+            self._layers.discard()
 
     def _write(self, store, rows: dict[str, Any]) -> None:
         """Add rows, as `predict_step` returns them, to this rank's file."""

@@ -22,6 +22,7 @@ from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
 from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
+from .kept_layers import KeptLayers
 
 GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes about as long
 READ_BYTES = 4 << 20  # of one read
@@ -363,6 +364,9 @@ class EvaluationPass(Batch):
         links: this rank's `EvaluationLinks`, or None.
         sample: the nodes of the split that are evaluated, or of all that are predicted; None: all of them.
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
+        layers: outputs of hidden layers that last longer than the pass, or None.
+        computed: num_layers + 1 sets, the rows that each layer computes where `layers` has the others; None: what
+            `sample` needs.
     """
 
     source: StoreLayerSource = field()  # has no default, unlike fields of `Batch`
@@ -372,12 +376,14 @@ class EvaluationPass(Batch):
     links: EvaluationLinks | None = None
     sample: NodeSet | None = None
     table_dtype: str = "float32"
+    layers: KeptLayers | None = None
+    computed: Sequence[NodeSet] | None = None
     _needed: dict[int, list[NodeSet | None]] = field(default_factory=dict)
 
     def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
         """Return which rows each layer of a model must have for this split, see `closure`; None: all of them."""
-        if self.split is None and self.sample is None:
-            return None
+        if self.computed is not None or (self.split is None and self.sample is None):
+            return self.computed
         if num_layers not in self._needed:
             self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)
         return self._needed[num_layers]

@@ -1,7 +1,8 @@
 """Rows that come in batches of Arrow, of readers, queries, lazy tables and data sets: read once, and kept.
 
 The door is Arrow's interchange protocol: anything whose `__arrow_c_stream__` gives rows of several columns. Beside it
-polars' `LazyFrame` gives batches by `collect_batches`, or is collected, and a data set of pyarrow by its scanner.
+polars' `LazyFrame` gives batches by `collect_batches`, or is collected, a data set of pyarrow by its scanner, a Delta
+table by its data set, and an Iceberg table or a scan of one by its reader.
 """
 
 import mmap
@@ -15,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import EdgeStreamError, GNNScaleError, disk_errors, one_line_of
-from ..foreign import has_all, is_dataset, is_lazy_table, is_row_stream
+from ..foreign import (
+    has_all,
+    is_dataset,
+    is_delta_table,
+    is_iceberg_scan,
+    is_iceberg_table,
+    is_lazy_table,
+    is_row_stream,
+)
 from ..memory import format_bytes
 from ..object_store import query_of
 from ..scratch import MAKE_SPACE, nameless_file, write_at
@@ -47,6 +56,12 @@ def open_reader(source: Any) -> pa.RecordBatchReader:
             return read_query(source)
         if is_lazy_table(source):
             return _lazy_reader(source)
+        if is_delta_table(source):
+            return _scan(source.to_pyarrow_dataset())
+        if is_iceberg_table(source):
+            return source.scan().to_arrow_batch_reader()
+        if is_iceberg_scan(source):
+            return source.to_arrow_batch_reader()
         if is_dataset(source):
             return _scan(source)
         return pa.RecordBatchReader.from_stream(source)

@@ -302,6 +302,7 @@ class BackboneModule(TakesInputs):
             device=self.device,
             needed=needed,
             table_dtype=batch.table_dtype,
+            layers=batch.layers,
             num_local=max(1, trainer.world_size // trainer.num_nodes) if trainer is not None else 1,
         )
 

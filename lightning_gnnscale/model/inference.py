@@ -21,7 +21,7 @@ from .block import Block
 from .broadcast import Broadcast, bin_sizes
 from .edge_bins import MOST_BINS, BinSizes, LayerSize, LayerWay, StreamedLayer, choose_way, row_bytes_of
 from .layer_inputs import check_times, is_sparse
-from .layer_source import LayerSource, NodeSet, RowBlock, join_blocks, split_block
+from .layer_source import LayerSource, LayerTables, NodeSet, RowBlock, join_blocks, split_block
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
@@ -72,6 +72,7 @@ def layerwise_inference(
     memory_bytes: int | str | None = None,
     num_local: int = 1,
     broadcast: bool | None = None,
+    layers: LayerTables | None = None,
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
@@ -99,6 +100,8 @@ def layerwise_inference(
         num_local: processes of this host that share what is free.
         broadcast: whether edges are grouped by source; None: where fewer bytes are read so. A layer whose rows and
             edges fit memory at once is computed without, unless this is True; so are all layers with block_edges.
+        layers: Takes the outputs of hidden layers, to be kept, and has those of before; None: nothing is kept. Where it
+            has such outputs a layer computes the rows that `needed` names, and reads all others from there.
 
     Returns:
         This rank's rows, and the table of outputs.
@@ -128,10 +131,10 @@ def layerwise_inference(
     backbone.eval().to(target)
     try:
         needed = [None] * (backbone.num_layers + 1) if needed is None else needed
-        options = (needed, TABLE_DTYPES[table_dtype], memory_bytes, broadcast)
-        layers = _Pass(backbone, source, block_edges, target, *options)
-        with closing(layers):
-            return layers.run()
+        options = (needed, TABLE_DTYPES[table_dtype], memory_bytes, broadcast, layers)
+        computed = _Pass(backbone, source, block_edges, target, *options)
+        with closing(computed):
+            return computed.run()
     finally:
         backbone.train(was_training).to(reference.device)
 
@@ -139,7 +142,7 @@ def layerwise_inference(
 class _Pass:
     """One pass over the layers; holds the scratch array that numbers the sources of some rows."""
 
-    def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes, broadcast):
+    def __init__(self, backbone, source, block_edges, device, needed, table_dtype, memory_bytes, broadcast, layers):
         self.backbone, self.source, self.block_edges, self.device = backbone, source, block_edges, device
         self.needed, self.memory_bytes = needed, memory_bytes
         self.broadcast, self.spool = broadcast, None
@@ -152,6 +155,8 @@ class _Pass:
         self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
         self.table: np.ndarray | None = None  # the layer's input; None: the features
         self.held: NodeSet | None = None  # nodes that have a row in it
+        self.index, self.layers = 0, layers  # of the layer that is computed; what outlasts the pass
+        self.has_earlier = layers is not None and layers.has_earlier
         self.tables_made = 0
 
     def close(self) -> None:
@@ -168,7 +173,7 @@ class _Pass:
             targets, last = self.needed[index + 1], index == backbone.num_layers - 1
             # Each row that the next layer maps is mapped while it is here.
             following = None if last else backbone.projected_channels(index + 1, False)
-            width = following or backbone.layer_channels(index + 1)
+            width = backbone.layer_channels(index + 1) if last else table_width(backbone, index + 1)
             table = self._new_table(width, targets, self.last_dtype if last else self.table_dtype)
             for nodes, values in self._layer(index, projected, targets, sparse and index == 0, streamed):
                 self._write(table, targets, nodes, backbone.project(index + 1, values) if following else values)
@@ -176,6 +181,9 @@ class _Pass:
                     rows.append(nodes)
             source.barrier()
             self.table, self.held, projected, streamed = table, targets, bool(following), None
+            self.index = index + 1
+            if self.layers is not None and not last:
+                self.layers.keep(index + 1, width, table.dtype, lambda nodes: self._stored(nodes).numpy())
         return LayerwiseOutput(np.concatenate([np.zeros(0, np.int64), *rows]), self.table, self.held, source)
 
     def _project_features(self, sparse: bool) -> bool:
@@ -227,6 +235,8 @@ class _Pass:
         backbone, source = self.backbone, self.source
         num_rows, num_edges = source.counts(self.needed[index + 1])
         inputs = source.num_nodes if self.needed[index] is None else len(self.needed[index])
+        if index and self.has_earlier:
+            inputs = min(source.num_nodes, num_rows + num_edges)
         stored = source.row_bytes if self.table is None else self.table.itemsize * self.table.shape[1]
         mapped = None if projected else backbone.projected_channels(index, sparse)
         table_bytes = stored if mapped is None else np.dtype(self.table_dtype).itemsize * mapped
@@ -410,8 +420,23 @@ class _Pass:
         """Return what the layer reads of some nodes."""
         if self.table is None:
             return self.source.gather(nodes)
-        values = torch.as_tensor(self.source.gather(_rows_of(nodes, self.held), self.table))
+        values = self._stored(nodes)
         return values.view(torch.bfloat16) if values.dtype == torch.int16 else values
+
+    def _stored(self, nodes: np.ndarray) -> Tensor:
+        """Return rows of the layer's input table, those that this pass has not computed from the kept ones."""
+        if self.index == 0 or not self.has_earlier:
+            return torch.as_tensor(self.source.gather(_rows_of(nodes, self.held), self.table))
+        is_own = self.held.contains(nodes)
+        if is_own.all():
+            return torch.as_tensor(self.source.gather(self.held.positions(nodes), self.table))
+        others = torch.as_tensor(self.layers.read(self.index, nodes[~is_own]))
+        if not is_own.any():
+            return others
+        values, place = others.new_empty((len(nodes), others.shape[1])), torch.from_numpy(is_own)
+        values[place] = torch.as_tensor(self.source.gather(self.held.positions(nodes[is_own]), self.table))
+        values[~place] = others
+        return values
 
     def _write(self, table: np.ndarray, held: NodeSet | None, nodes: np.ndarray, values: Tensor) -> None:
         if table.dtype == np.int16:
@@ -422,6 +447,11 @@ class _Pass:
 
     def _tensor(self, array: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(array).to(self.device)
+
+
+def table_width(backbone: Backbone, layer: int) -> int:
+    """Return the width of the rows that a layer >= 1 reads: of its inputs, or of what its linear map makes of them."""
+    return backbone.projected_channels(layer, False) or backbone.layer_channels(layer)
 
 
 def _rows_of(nodes: np.ndarray, held: NodeSet | None) -> np.ndarray:

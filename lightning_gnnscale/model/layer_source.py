@@ -1,6 +1,6 @@
 """The interface between layer-wise inference and the graph: protocols for `datamodule/`, and sets of nodes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -182,6 +182,27 @@ class LinkSource(Protocol):
         """Yield `LinkQueries` of at most num_links links: for their other ends, of triples for their first ends too."""
 
 
+class LayerTables(Protocol):
+    """Outputs of hidden layers that last longer than a pass: those of before it, and those that it leaves.
+
+    Attributes:
+        has_earlier: Whether there are outputs of before, of all nodes that no layer's `needed` has.
+    """
+
+    has_earlier: bool
+
+    def read(self, layer: int, nodes: np.ndarray) -> Any:
+        """Return the rows of before that layer `layer` >= 1 reads of (num,) nodes, (num, width) as tables have them."""
+
+    def keep(self, layer: int, width: int, dtype: np.dtype, read: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Keep the rows that layer `layer` >= 1 reads; every rank calls it.
+
+        Args:
+            width, dtype: Of a row, as tables have it.
+            read: Returns the rows of (num,) ascending nodes.
+        """
+
+
 class EvaluationShare(Protocol):
     """One rank's share of an exact evaluation: the Lightning modules take it instead of a mini-batch.
 
@@ -192,6 +213,7 @@ class EvaluationShare(Protocol):
         masks: name ("train", "val", "test") to (num_nodes,) bool, in store order.
         links: what `LinkPredictor` ranks, or None.
         table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
+        layers: Outputs of hidden layers that last longer than the pass, or None.
     """
 
     source: LayerSource
@@ -200,6 +222,7 @@ class EvaluationShare(Protocol):
     masks: Mapping[str, np.ndarray]
     links: LinkSource | None
     table_dtype: str
+    layers: LayerTables | None
 
     def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
         """Return which rows each layer must have, see `closure`; None: all of them."""

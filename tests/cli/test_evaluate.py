@@ -86,7 +86,7 @@ def test_testing_finds_what_training_found():
 
 def test_a_new_version_is_predicted_where_it_changed(caplog):
     logging.getLogger("lightning.pytorch.predictions").addHandler(caplog.handler)  # Lightning's may not propagate
-    main(["predict", "run"])
+    main(["predict", "run", "keep_layers=true"])
     Path("tonight.csv").write_text("id,a,b,c,d,e,f\nnode 40,1,0,0,0,0,1\n")
     Path("tonight_edges.csv").write_text("src,dst\nnode 03,node 40\nnode 40,node 20\n")
     rows = ["change.edges=tonight_edges.csv", "change.nodes=tonight.csv:id", "change.features=tonight.csv:a,b,c,d,e,f"]
@@ -94,6 +94,7 @@ def test_a_new_version_is_predicted_where_it_changed(caplog):
     main(["predict", "run", "store=grown", "hydra.run.dir=every"])
     main(["predict", "run", "store=grown", "changed=run/predict", "hydra.run.dir=few"])
     assert "Predictions: 7 of 41 nodes are computed again" in caplog.text
+    assert "and hidden layers those of run/predict/predictions.layers" in caplog.text.replace(f"{Path.cwd()}/", "")
     few, every = (pq.read_table(f"{name}/predictions.parquet") for name in ("few", "every"))
     assert few.num_rows == 41 and few.equals(every)
     config = Path("run/config.yaml")
@@ -112,6 +113,10 @@ def test_a_new_version_is_predicted_where_it_changed(caplog):
 def test_changed_goes_with_a_store_that_is_predicted(capsys):
     assert "changed=True goes with gnnscale predict RUN store=" in refused(capsys, "predict", "run", "changed=true")
     assert "changed=True goes with" in refused(capsys, "test", "run", "store=grown", "changed=true")
+    line = refused(capsys, "train", "resume=run", "predict=false", "keep_layers=true")
+    assert "keep_layers=true keeps the hidden layers of predictions, and none are written: say predict=true" in line
+    line = refused(capsys, "predict", "run", "keep_layers=true", "evaluation.mode=sampled")
+    assert "computed layer by layer: say evaluation=layerwise" in line
     line = refused(capsys, "predict", "run", "store=grown", "changed=nowhere.parquet")
     assert "changed=nowhere.parquet: no such file" in line
 

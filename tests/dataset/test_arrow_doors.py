@@ -66,6 +66,29 @@ def as_dataset(table, folder):
     return pyarrow.dataset.dataset(path)
 
 
+def as_delta(table, folder, rows=None):
+    deltalake = pytest.importorskip("deltalake", reason="Delta's own package is not installed, pip install deltalake")
+    path = folder / uuid.uuid4().hex
+    for start in range(0, len(table), rows or len(table)):
+        deltalake.write_deltalake(path, table.slice(start, rows), mode="append")
+    return deltalake.DeltaTable(path)
+
+
+def as_iceberg(table, folder, rows=None):
+    reason = "Iceberg's own package is not installed, pip install pyiceberg sqlalchemy"
+    catalogs = pytest.importorskip("pyiceberg.catalog.sql", reason=reason)
+    folder = folder / "lake"
+    is_new, name = not folder.is_dir(), f"lake.t{uuid.uuid4().hex}"
+    folder.mkdir(exist_ok=True)
+    catalog = catalogs.SqlCatalog("here", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+    if is_new:
+        catalog.create_namespace("lake")
+    stored = catalog.create_table(name, schema=table.schema)
+    for start in range(0, len(table), rows or len(table)):
+        stored.append(table.slice(start, rows))
+    return stored
+
+
 FORMS = {
     "reader": lambda table, folder: table.to_reader(max_chunksize=64),
     "protocol": lambda table, folder: Foreign(table),
@@ -73,6 +96,11 @@ FORMS = {
     "lazy": lambda table, folder: pl.from_arrow(table).lazy(),
     "data set": as_dataset,
     "scan": lambda table, folder: as_dataset(table, folder).scanner(),
+    "delta": as_delta,
+    "delta's data set": lambda table, folder: as_delta(table, folder).to_pyarrow_dataset(),
+    "iceberg": as_iceberg,
+    "iceberg's scan": lambda table, folder: as_iceberg(table, folder).scan(),
+    "iceberg's reader": lambda table, folder: as_iceberg(table, folder).scan().to_arrow_batch_reader(),
 }
 
 
@@ -136,6 +164,28 @@ def test_an_update_takes_rows_in_batches(form, tmp_path):
 
     given = updated(tmp_path / "given", lambda table: FORMS[form](table, tmp_path))
     assert given == updated(tmp_path / "wanted", lambda table: table)
+
+
+@pytest.mark.parametrize("lake", ["delta", "iceberg"])
+def test_columns_of_a_table_in_several_files_go_together(lake, tmp_path):
+    """The rows of such a table have no order of their own: all scans of one version have the same."""
+    if lake == "delta":
+        dataset = as_delta(NODES, tmp_path, rows=7).to_pyarrow_dataset()
+
+        def columns(*names):
+            return dataset.scanner(columns=list(names))
+    else:
+        stored = as_iceberg(NODES, tmp_path, rows=7)
+
+        def columns(*names):
+            return stored.scan(selected_fields=names)
+
+    edges = pa.table({end: NODES["id"].take(EDGES[end]) for end in ("src", "dst")})
+    stream = gs.open_edge_stream(edges, nodes=columns("id"))
+    store = write(tmp_path / "store", gs.GraphDataset("g", stream, features=columns("a", "b"), labels=columns("y")))
+    found = dict(zip(store.user_ids(np.arange(NUM_NODES)), store.features.read(np.arange(NUM_NODES)), strict=True))
+    for name, a, b in zip(*(NODES[column].to_pylist() for column in ("id", "a", "b")), strict=True):
+        np.testing.assert_array_equal(found[name], np.float32([a, b]))
 
 
 class Counted:
