@@ -17,7 +17,7 @@ from ..errors import UNREADABLE, EdgeStreamError, short, why_no_array
 from ..foreign import csr_of, is_csr, is_sparse
 from ..graph import Batch
 from ..object_store import is_url, local_copy, query_of
-from ..values import exact_times, of_tensor, refuse_masked, refuse_outside
+from ..values import ALWAYS, exact_times, of_tensor, refuse_masked, refuse_outside
 
 _NAMES_OF_BATCHES = {*vars(Batch), "n_id", "e_id", "edge_index", "indptr", "indices", "degree", "batch_size", "part"}
 _NAMES_OF_BATCHES |= {"key", "num_nodes", "num_edges"}
@@ -40,24 +40,45 @@ class CSRArrays(NamedTuple):
 
 
 class EdgeColumn(NamedTuple):
-    """How a column of the edges is stored, and its name in a `MiniBatch`; dtype None: as given."""
+    """How a column of the edges is stored, and what it is called elsewhere.
+
+    Attributes:
+        in_batch: Its name in a `MiniBatch`.
+        in_type: Its name among the columns of one edge type, see `hetero_graph`.
+        dtype: As stored; None: as given.
+        num_dims: 1, or 2 for rows of several values.
+        without: The value of edges whose edge type has none.
+    """
 
     in_batch: str
+    in_type: str
     dtype: Any = None
     num_dims: int = 1
+    without: int = 0
 
 
-# By the names of their files. A column added here is written, verified and mapped like the others.
+# By the names of their files. A column added here and to `EdgeColumns` is written, verified and mapped like the others.
 EDGE_COLUMNS = {
-    "edge_weight": EdgeColumn("edge_weight", np.float32),
-    "edge_features": EdgeColumn("edge_attr", num_dims=2),
-    "edge_time": EdgeColumn("edge_time", np.int64),
-    "edge_label": EdgeColumn("edge_label", np.int32),
+    "edge_weight": EdgeColumn("edge_weight", "weight", np.float32, without=1),
+    "edge_features": EdgeColumn("edge_attr", "features", num_dims=2),
+    "edge_time": EdgeColumn("edge_time", "time", np.int64, without=ALWAYS),
+    "edge_label": EdgeColumn("edge_label", "labels", np.int32, without=-1),
 }
+TABLES = {"features", *(name for name, column in EDGE_COLUMNS.items() if column.num_dims > 1)}  # several values a row
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
+@dataclass(kw_only=True)
+class EdgeColumns:
+    """An argument for each of `EDGE_COLUMNS`, which all descriptions of a graph and of its changes take."""
+
+    edge_weight: Any = None
+    edge_features: Any = None
+    edge_time: Any = None
+    edge_label: Any = None
+
+
+@dataclass(kw_only=True)
+class Columns(EdgeColumns):
     """What is known of nodes and edges besides the edges themselves, in original order; a `GraphDataset` has it too.
 
     Args:
@@ -84,14 +105,10 @@ class Columns:
     features: Any = None
     labels: Any = None
     masks: Any = None
-    edge_weight: Any = None
-    edge_features: Any = None
     feature_storage: str | None = None
     edge_storage: str | None = None
     node_time: Any = None
-    edge_time: Any = None
     regression: bool = False
-    edge_label: Any = None
     node_columns: Any = None
 
     @classmethod

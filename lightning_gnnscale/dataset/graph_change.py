@@ -14,7 +14,7 @@ from ..errors import EdgeStreamError, check_mapping, short
 from ..foreign import csr_of, is_pyg
 from ..traits import StreamTraits
 from ..values import ALWAYS, same_clock
-from .columns import EDGE_COLUMNS, CSRArrays, masks_by_name, opened, read_rows, read_values
+from .columns import EDGE_COLUMNS, TABLES, CSRArrays, EdgeColumns, masks_by_name, opened, read_rows, read_values
 from .graph_dataset import GraphDataset
 
 NODE_COLUMNS = ("features", "labels", "node_time")  # besides masks and further columns by name
@@ -23,7 +23,7 @@ _SPLITS = ("train", "val", "test")
 
 
 @dataclass(kw_only=True)
-class GraphChange:
+class GraphChange(EdgeColumns):
     """A change of a stored graph; what goes is taken from the old graph, before anything is added.
 
     Nodes are named by the user's ids: those of `relabel=True` or `nodes=`, else the numbers of rows in the data set
@@ -63,10 +63,6 @@ class GraphChange:
     masks: Any = None
     node_time: Any = None
     node_columns: dict[str, Any] = field(default_factory=dict)
-    edge_weight: Any = None
-    edge_features: Any = None
-    edge_time: Any = None
-    edge_label: Any = None
     removed_edges: Any = None
     removed_nodes: Any = None
     new_node_types: Any = None
@@ -84,7 +80,7 @@ class GraphChange:
         self.masks = _masks(self.masks)
         for name in (*NODE_COLUMNS, *EDGE_COLUMNS):
             if getattr(self, name) is not None:
-                read = read_rows if name in ("features", "edge_features") else read_values
+                read = read_rows if name in TABLES else read_values
                 setattr(self, name, read(name, getattr(self, name)))
         rows = [name for name in NODE_COLUMNS if getattr(self, name) is not None]
         rows += [f"masks[{name!r}]" for name in self.masks] + [f"node_columns[{name!r}]" for name in self.node_columns]

@@ -14,7 +14,17 @@ from ..foreign import has_all, is_csr
 from ..graph import MASK_NAMES, GraphSchema, check_num_edge_types, numbered_schema
 from ..traits import StreamTraits
 from ..values import exact_integers, exact_times, of_tensor, same_clock
-from .columns import EDGE_COLUMNS, checked_name, masks_by_name, one_column, opened, read_rows, read_values
+from .columns import (
+    EDGE_COLUMNS,
+    TABLES,
+    EdgeColumns,
+    checked_name,
+    masks_by_name,
+    one_column,
+    opened,
+    read_rows,
+    read_values,
+)
 from .feature_storage import (
     check_edge_storage,
     check_storage,
@@ -108,7 +118,7 @@ def checked_targets(labels: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class GraphDataset:
+class GraphDataset(EdgeColumns):
     """Edges as a stream, and per-node data in the order of the stream's ids.
 
     A stream with `relabel=True` numbers its ids by first appearance: row i describes `np.asarray(stream.node_ids)[i]`.
@@ -158,17 +168,13 @@ class GraphDataset:
     labels: Any = None
     masks: dict[str, np.ndarray] = field(default_factory=dict)
     num_classes: int | None = None
-    edge_weight: Any = None
-    edge_features: Any = None
     source: dict = field(default_factory=dict)
     links: dict[str, Any] = field(default_factory=dict)
     feature_storage: str | None = None
     edge_type: Any = None
     schema: GraphSchema | None = None
     node_time: Any = None
-    edge_time: Any = None
     regression: bool = False
-    edge_label: Any = None
     node_columns: dict[str, Any] = field(default_factory=dict)
     edge_storage: str | None = None
 
@@ -227,7 +233,7 @@ class GraphDataset:
             rows = getattr(self, name)
             if rows is None or isinstance(rows, Mapping):
                 continue
-            read = read_rows if name in ("features", "edge_features") else read_values
+            read = read_rows if name in TABLES else read_values
             setattr(self, name, read_values(name, rows, keep_path=False) if name == "labels" else read(name, rows))
         same_clock({name: getattr(self, name) for name in ("node_time", "edge_time")})
         for name in ("node_time", "edge_time"):

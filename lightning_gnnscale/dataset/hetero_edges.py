@@ -17,10 +17,10 @@ from ..errors import check_mapping, short
 from ..graph import GraphSchema, check_num_edge_types
 from ..object_store import query_of
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
-from ..values import ALWAYS, as_array, exact_integers, exact_times
-from .columns import load_features, opened
+from ..values import as_array, exact_integers, exact_times
+from .columns import EDGE_COLUMNS, EdgeColumn, load_features, opened
 
-_OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
+_OF_EDGES = ("edges", *(column.in_type for column in EDGE_COLUMNS.values()), "relation", "reader")
 _EXAMPLE = '["author,writes,paper=writes.parquet"]'
 IN_MEMORY_BYTES = 64 << 20  # of an edge value that is joined from several edge types
 EdgeType = tuple[str, str, str]
@@ -214,26 +214,25 @@ def _told_for_types(relation: Any) -> Iterator[None]:
 
 def joined_columns(values: list[dict], sources: list[EdgesByType]) -> dict[str, Any]:
     """Return the columns of all edges, source after source, by the names of `GraphDataset`; None for those without."""
-    found = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
-    return found | {"edge_label": _joined("labels", values, sources)}
+    return {name: _joined(column, values, sources) for name, column in EDGE_COLUMNS.items()}
 
 
-def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:
-    """Return the values of all edges, source after source; without values 0, times always, labels -1.
+def _joined(column: EdgeColumn, values: list[dict], sources: list[EdgesByType]) -> Any:
+    """Return the values of all edges, source after source; `column.without` for those of a source without values.
 
     Above `IN_MEMORY_BYTES` the values of several sources are in a file in the system's temporary folder.
     """
-    given = []
+    name, given = column.in_type, []
     for one, source in zip(values, sources, strict=True):
-        given.append(None if one[name] is None else _rows_of_edges(name, one[name], source))
+        given.append(None if one[name] is None else _rows_of_edges(column, one[name], source))
     if all(rows is None for rows in given):
         return None
     if len(given) == 1:
         return given[0]
     widths = {rows.shape[1:] for rows in given if rows is not None}
     if len(widths) > 1:
-        raise ValueError(f"features of edges: edge types have {sorted(widths)} columns: give all of them as many")
-    width, missing = widths.pop(), {"time": ALWAYS, "weight": 1, "labels": -1}.get(name, 0)
+        raise ValueError(f"{name} of edges: edge types have {sorted(widths)} columns: give all of them as many")
+    width = widths.pop()
     dtype = np.result_type(*(rows.dtype for rows in given if rows is not None), np.int64 if name == "time" else np.int8)
     counts = [_edges(source) for source in sources]
     for rows, count in zip(given, counts, strict=True):
@@ -247,15 +246,16 @@ def _joined(name: str, values: list[dict], sources: list[EdgesByType]) -> Any:
     for rows, count in zip(given, counts, strict=True):
         for start in range(0, count, step):
             stop = min(start + step, count)
-            joined[first + start : first + stop] = missing if rows is None else rows[start:stop]
+            joined[first + start : first + stop] = column.without if rows is None else rows[start:stop]
         first += count
     return joined
 
 
-def _rows_of_edges(name: str, rows: Any, source: EdgesByType) -> Any:
+def _rows_of_edges(column: EdgeColumn, rows: Any, source: EdgesByType) -> Any:
     """Return the values of the edges of one source, times and classes as integers."""
-    if name == "features":
+    if column.num_dims > 1:
         return load_features(rows, _edges(source))
+    name = column.in_type
     rows = as_array(f"{source.stream.name}: {name}", opened(rows)).reshape(-1)
     if name in ("weight", "labels") and rows.dtype.kind not in "fiub":
         raise ValueError(f"{source.stream.name}: {name} of edges must be numbers, one an edge, got {rows.dtype}")

@@ -102,7 +102,7 @@ def type_starts(part_id: np.ndarray, type_offsets: np.ndarray, num_parts: int) -
 _HASH_BLOCK = 1 << 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StoreInputs(Columns):
     """Everything that decides a store's bytes; columns are arrays, features also `CSRArrays`, masks a dict."""
 

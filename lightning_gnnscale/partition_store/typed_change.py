@@ -20,8 +20,6 @@ from .reader import PartitionStore
 
 _OF_NODES = ("nodes", "features", "labels", "masks", "time", "columns")
 _IN_CHANGE = {"time": "node_time", "columns": "node_columns"}  # other names of these in `GraphChange`
-_OF_EDGES = {"edge_weight": "weight", "edge_features": "features", "edge_time": "time", "edge_label": "labels"}
-_WITHOUT = {"edge_weight": 1, "edge_features": 0, "edge_time": ALWAYS, "edge_label": -1}  # as `hetero_graph` has it
 _BLOCK_EDGES = 1 << 22
 
 
@@ -173,14 +171,14 @@ def added_edges(
     for name, types in lacking.items():
         if name in store.manifest["files"]:
             _check_lacking(store, schema, name, types)
-            may_lack[name] = _WITHOUT[name]
+            may_lack[name] = EDGE_COLUMNS[name].without
     return _in_numbers(edges, known, schema), columns, may_lack
 
 
 def removed_edges(change: GraphChange, known: KnownIdsByType, schema: GraphSchema) -> MappedEdges:
     """Open the edges that go, nodes in numbers of `known`."""
     edges, columns, _ = _opened("removed_edges", change, known, schema)
-    given = next((_OF_EDGES[name] for name, values in columns.items() if values is not None), None)
+    given = next((EDGE_COLUMNS[name].in_type for name, values in columns.items() if values is not None), None)
     if given is not None and is_by_type(change.removed_edges):
         raise ValueError(f"removed_edges: {given} is not read, edges go by their two nodes: leave it out")
     return _in_numbers(edges, known, schema)
@@ -231,7 +229,7 @@ def _opened(
         if len(listed) > 1:
             told = "; ".join(",".join(one) for one in listed[:20])
             raise ValueError(f"{what}: the store has edge types {told}: give them by edge type, as hetero_graph does")
-        columns = {_OF_EDGES[name]: values for name, values in plain.items() if values is not None}
+        columns = {EDGE_COLUMNS[name].in_type: values for name, values in plain.items() if values is not None}
         given = {",".join(listed[0]): {"edges": given, **columns}}
     with _told(what):
         found, sources = _described(schema, given)
@@ -243,8 +241,8 @@ def _opened(
         edges.count()
         values = [one for _, one in sources]
         lacking = {
-            name: _used_types([one for one, own in zip(streams, values, strict=True) if own[key] is None])
-            for name, key in _OF_EDGES.items()
+            name: _used_types([one for one, own in zip(streams, values, strict=True) if own[column.in_type] is None])
+            for name, column in EDGE_COLUMNS.items()
         }
         return edges, joined_columns(values, streams), {name: types for name, types in lacking.items() if types}
 
@@ -302,7 +300,7 @@ def _check_lacking(store: PartitionStore, schema: GraphSchema, name: str, types:
     values, edge_type, wanted = store.edge_column(name), store.edge_type, np.array(sorted(types))
     for begin in range(0, len(values), _BLOCK_EDGES):
         block = slice(begin, begin + _BLOCK_EDGES)
-        has = values[block] != _WITHOUT[name]
+        has = values[block] != EDGE_COLUMNS[name].without
         has = np.isin(edge_type[block], wanted) & (has if has.ndim == 1 else has.any(axis=1))
         if has.any():
             told = ",".join(schema.edge_types[int(edge_type[begin + int(np.argmax(has))])])

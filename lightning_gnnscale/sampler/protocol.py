@@ -83,9 +83,11 @@ class BatchSampler(ABC):
     """What the loader asks of a sampler: subclass it, write the four methods, and set the attributes that differ.
 
     A sampler is a plain value: what it learns of a part is the state that `prepare` returns, which the other methods
-    get. A batch is a function of state, items and key: random choices hash the key (`lightning_gnnscale.rng`), and no
-    generator is shared. Make it a frozen dataclass in a module that can be imported, so that worker processes find it;
-    an option of yours must not have the name of an attribute below. `seed_slices`, `num_slices` and
+    get. A batch is a function of state, items and key, and no generator is shared: a random choice is a hash of the key
+    and of what it is about, such as `combine_array(fold(key, step), nodes)` of `lightning_gnnscale.rng`, a uint64 for
+    each node. `sample` is called by several threads at once, on the CPU; Python in it runs one thread at a time, which
+    `source=gs.Processes()` gets around. Make it a frozen dataclass in a module that can be imported, so that worker
+    processes find it; an option of yours must not have the name of an attribute below. `seed_slices`, `num_slices` and
     `induced_subgraph` of `gs.sampler` do what most samplers need:
 
         class SeedsOnly(BatchSampler):
@@ -159,7 +161,8 @@ class BatchSampler(ABC):
             part: A `PartGraph`; or, where batches cross parts (`scope="graph"`, and `"auto"` under gradient averaging
                 for samplers that do not mix parts), the `WholeGraph`: try both. Each has `csc`, in whose row v,
                 `indices[indptr[v]:indptr[v + 1]]`, are the in-neighbours of v; `degree`, of the full graph; `part`; and
-                `weights_at(positions)`, the weights of edges by their positions in `csc`, None without weights. Nodes
+                `weights_at(positions)`, the weights of edges by their positions in `csc`, None without weights. They
+                are arrays that are read and not changed, `indptr` of int64, `indices` of int32 or int64. Nodes
                 are local ids, core nodes first. `num_core`, `halo_nodes` and `hops` are a part's alone: a halo node has
                 a row too, with the edges that the part sees.
             targets: (num_targets,) local ids of its target nodes, ascending.
@@ -178,7 +181,7 @@ class BatchSampler(ABC):
 
         Args:
             state: What `prepare` returned for the part.
-            items: One entry of `items`.
+            items: One entry of `items`, which stays as it is: copy what you change.
             key: uint64, a hash of seed, epoch, part and number of the batch.
             workspace: One thread's reusable memory.
             allocate: Gives memory for the results.

@@ -10,7 +10,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.stored_graph import check_model
-from lightning_gnnscale.dataset.columns import EDGE_COLUMNS, Columns
+from lightning_gnnscale.dataset.columns import EDGE_COLUMNS, Columns, EdgeColumns
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.partition_store import publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
@@ -41,8 +41,8 @@ def write(root, graph, **options) -> gs.PartitionStore:
 
 def test_a_column_of_edges_has_an_argument_and_a_place_in_batches():
     """Else it would be written and read by no one, or asked of every store and found in none."""
-    given, described, carried = ({field.name for field in fields(cls)} for cls in (Columns, gs.GraphDataset, MiniBatch))
-    assert given & described >= set(EDGE_COLUMNS) and carried >= {column.in_batch for column in EDGE_COLUMNS.values()}
+    given, carried = ({field.name for field in fields(cls)} for cls in (EdgeColumns, MiniBatch))
+    assert given == set(EDGE_COLUMNS) and carried >= {column.in_batch for column in EDGE_COLUMNS.values()}
 
 
 def test_columns_are_read_by_store_id_as_they_were_given(tmp_path):

@@ -17,6 +17,7 @@ from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.partition_store import features_of_part, halo
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.partition_store.verify import read_later
+from lightning_gnnscale.values import ALWAYS
 from tests.partition_store.small_graphs import reseal, rewrite
 from tests.says import said
 
@@ -251,7 +252,7 @@ def test_values_of_edges_of_several_relations_lie_on_disk_where_they_are_many(tm
         found.append((given, written(tmp_path / str(limit), dataset, **given)[1]))
     (memory, one), (disk, other) = found
     assert all(np.array_equal(memory[name], disk[name]) for name in memory)
-    assert disk["edge_time"].tolist().count(hetero_edges.ALWAYS) == edges[TYPES[1]].shape[1]
+    assert disk["edge_time"].tolist().count(ALWAYS) == edges[TYPES[1]].shape[1]
     assert one.manifest["files"] == other.manifest["files"]
 
 
