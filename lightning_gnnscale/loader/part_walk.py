@@ -321,7 +321,7 @@ def _union_of(unions: PartUnions, epoch: int) -> dict[int, tuple[int, ...]]:
 class PartShares:
     """Which parts each rank holds in an epoch: it samples them as one graph, and reads nothing of the others.
 
-    Parts are dealt to the ranks anew every `every` epochs, those with targets first, so that each rank has about as
+    Parts are dealt to the ranks again every `every` epochs, those with targets first, so that each rank has about as
     many parts of either sort. Every rank makes `num_batches` batches of an epoch, whatever targets its parts have.
 
     Args:
@@ -332,7 +332,7 @@ class PartShares:
         seed: Seed of who gets which parts.
 
     Source: Xu, Siebenbrunner and Bindschaedler, Grappa, 2026: machines train on what they hold, and are given other
-        parts periodically. Differs: the parts are those of the store, dealt anew, and are not computed again.
+        parts periodically. Differs: the parts are those of the store, dealt again, and are not computed again.
     """
 
     trained: tuple[int, ...]
