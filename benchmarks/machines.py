@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from lightning_gnnscale.dataset import load_npz
@@ -13,10 +14,12 @@ from lightning_gnnscale.partition_store import StoreSource
 from tests.machines.several_machines import cannot_be_made, machines, start_ray, start_training, wait_for
 
 from .present import LEFT, show
-from .runner import Case, Runner, benchmark, digest, machine_line
+from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 
 _MIB = 2**20
 COLUMNS = {
+    "graph": ("graph", LEFT),
+    "rows": ("rows", LEFT),
     "training": ("train", ">"),
     "preparing": ("prepare", ">"),
     "link_mbit": ("link\nMbit/s", ">"),
@@ -27,10 +30,16 @@ COLUMNS = {
     "predicted_bytes": ("predicted\nMiB", lambda number: f"{number / _MIB:,.1f}"),
     "measured_bytes": ("measured\nMiB", lambda number: f"{number / _MIB:,.1f}"),
     "bytes_ratio": ("times", ".2f"),
+    "rows_bytes": ("of them\nrows, MiB", lambda number: f"{number / _MIB:,.1f}"),
+    "test_acc": ("test\naccuracy", ".1%"),
 }
-_COPIES = ["datamodule.scope=graph", "strategy/weights=gradient_averaging"]
-_OWNERS = ["datamodule.scope=graph", "rows=owners", "strategy/weights=gradient_averaging"]
-_PREPARED = [*_OWNERS, "source=ray", "datamodule.seed_order=part", "source.address=auto", "source.label=prepare"]
+_AVERAGED = ["strategy/weights=gradient_averaging"]
+ROWS = {
+    "owners": [*_AVERAGED, "datamodule.scope=graph", "rows=owners"],
+    "copies": [*_AVERAGED, "datamodule.scope=graph"],
+    "alone": [*_AVERAGED, "datamodule.repartition_every=1"],
+}
+_PREPARED = ["source=ray", "datamodule.seed_order=part", "source.address=auto", "source.label=prepare"]
 
 
 @dataclass(frozen=True)
@@ -41,26 +50,31 @@ class MachinesBench:
     machines share the processors of this one, so that links bound an epoch only where they are slow. Takes root and the
     extra [ray]. Writes `machines.csv`; each run's page has the same figures.
 
+    Nothing is validated; after training the test nodes are evaluated exactly, which is in no figure.
+
     Attributes:
-        graph: A name that `load_npz` knows.
-        num_parts: Parts of its store.
+        graphs: Names that `load_npz` knows.
+        num_parts: Parts of their stores.
         set_ups: [machines that train, machines that prepare, Mbit/s of a link] of each run. Beside machines that
             prepare one trains.
-        owners: Whether machines hold the rows of their parts alone, and ask each other by Ray; False: each reads its
-            own copy of the store, and gradients alone travel.
+        rows: Where machines have the rows of their batches from, any of "owners": they hold those of their parts alone,
+            and ask each other by Ray; "copies": each reads its own copy of the store, and gradients alone travel;
+            "alone": they train on their parts alone, which change machines every epoch, and gradients alone travel.
+            Set-ups with machines that prepare are left out but for "owners".
         epochs: Epochs of a run, >= 2: the first is not counted.
         overrides: Further settings of the runs.
     """
 
-    graph: str = "amazon_computers"
-    num_parts: int = 4
+    graphs: Sequence[str] = ("amazon_computers",)
+    num_parts: int = 8
     set_ups: Sequence[Sequence[int]] = ((2, 0, 20), (2, 0, 10), (3, 0, 10), (1, 2, 10))
-    owners: bool = True
+    rows: Sequence[str] = ("owners",)
     epochs: int = 3
     overrides: Sequence[str] = ()
     seed: int = 0
 
     def __post_init__(self):
+        check_names("rows", self.rows, ROWS)
         for one in self.set_ups:
             whole = len(one) == 3 and all(isinstance(number, int) for number in one)
             if not whole or one[0] < 1 or one[1] < 0 or one[2] < 1 or (one[1] and one[0] > 1):
@@ -75,30 +89,34 @@ class MachinesBench:
         """Return a row for each set-up: bytes are of rows, batches and averages."""
         if cannot_be_made():
             raise GNNScaleError(f"machines cannot be made here: {cannot_be_made()}")
-        store, alone = runner.folder / "store", runner.folder / "alone"
+        cases = [
+            self._case(runner.folder, graph, rows, set_up)
+            for graph, rows, set_up in product(self.graphs, self.rows, self.set_ups)
+            if rows == "owners" or not set_up[1]
+        ]
+        found = runner.rows(cases, "machines.csv")
+        show(found, COLUMNS, "an epoch, predicted and measured", machine_line())
+        return found
 
-        def case(set_up: Sequence[int]) -> Case:
-            training, preparing, link = set_up
-            facts = (self.owners, self.graph, self.num_parts, self.epochs, list(self.overrides), self.seed)
-            key = {"training": training, "preparing": preparing, "link_mbit": link, "settings": digest(*facts)}
-            return Case(key, lambda: self._measured(store, alone, *set_up))
+    def _case(self, folder: Path, graph: str, rows: str, set_up: Sequence[int]) -> Case:
+        training, preparing, link = set_up
+        facts = digest(self.num_parts, self.epochs, list(self.overrides), self.seed)
+        key = {"graph": graph, "rows": rows, "training": training, "preparing": preparing, "link_mbit": link}
+        return Case({**key, "settings": facts}, lambda: self._measured(folder, graph, rows, *set_up))
 
-        rows = runner.rows(map(case, self.set_ups), "machines.csv")
-        show(rows, COLUMNS, f"an epoch of {self.graph}, predicted and measured", machine_line())
-        return rows
-
-    def _measured(self, store: Path, alone: Path, training: int, preparing: int, link: int) -> dict:
+    def _measured(self, folder: Path, graph: str, rows: str, training: int, preparing: int, link: int) -> dict:
+        store, alone = folder / "stores" / graph, folder / "runs" / f"{graph}-one"
         if not store.exists():
-            StoreSource(load_npz(self.graph), store, num_parts=self.num_parts, seed=self.seed).prepare(self.num_parts)
+            store.parent.mkdir(exist_ok=True)
+            StoreSource(load_npz(graph), store, num_parts=self.num_parts, seed=self.seed).prepare(self.num_parts)
         if not (alone / "summary.json").exists():
-            self._run(store, alone, _COPIES, 1, 0, 1000)
-        shared = _PREPARED if preparing else _OWNERS if self.owners else _COPIES
-        words = [*shared, f"machines.link_gbit={link / 1000}", "machines.cores=1"]
+            self._run(store, alone, ROWS["copies"], 1, 0, 1000)
+        words = [*ROWS[rows], f"machines.link_gbit={link / 1000}", "machines.cores=1"]
         words += ["machines.run=/mnt/alone", f"machines.preparing={preparing}", "machines.price_per_hour=1"]
-        words += [f"source.num_workers={preparing}"] if preparing else []
-        folder = store.parent / "runs" / f"{training}-{preparing}-{link}"
-        found = self._run(store, folder, words, training, preparing, link, alone)["machines"]
-        predicted, measured = found["predicted"], found["measured"]
+        words += [*_PREPARED, f"source.num_workers={preparing}"] if preparing else []
+        run = folder / "runs" / f"{graph}-{rows}-{training}-{preparing}-{link}"
+        found = self._run(store, run, words, training, preparing, link, alone, asks=rows == "owners")
+        predicted, measured = (found["machines"][name] for name in ("predicted", "measured"))
         sent = [one["sent_bytes"] + one["averaged_bytes"] for one in (predicted, measured)]
         return {
             "bound_by": predicted["bound_by"],
@@ -108,19 +126,23 @@ class MachinesBench:
             "predicted_bytes": round(sent[0]),
             "measured_bytes": round(sent[1]),
             "bytes_ratio": round(sent[0] / max(sent[1], 1), 3),
+            "rows_bytes": round(measured["sent_bytes"]),
+            "test_acc": round(found["metrics"]["test_acc"], 4),
         }
 
-    def _run(self, store, folder: Path, words: list[str], training: int, preparing: int, link: int, alone=None) -> dict:
-        """Train on machines; leave the run's folder, and return its summary."""
-        words = [*words, f"trainer.max_epochs={self.epochs}", "evaluation=sampled", *self.overrides]
-        words += [f"seed={self.seed}", f"trainer.check_val_every_n_epoch={self.epochs}"]
+    def _run(
+        self, store, folder: Path, words: list[str], training: int, preparing: int, link: int, alone=None, asks=False
+    ) -> dict:
+        """Train on machines, which ask each other or not; leave the run's folder, and return its summary."""
+        words = [*words, f"trainer.max_epochs={self.epochs}", "trainer.limit_val_batches=0", "test=true"]
+        words += [*self.overrides, f"seed={self.seed}"]
         with tempfile.TemporaryDirectory() as made_in:
             with machines(training + preparing, Path(made_in), f"{link}mbit") as made:
                 for machine in made:
                     shutil.copytree(store, machine.folder / "store")
                     if alone is not None:
                         shutil.copytree(alone, machine.folder / "alone")
-                if training + preparing > 1 and (self.owners or preparing):
+                if training + preparing > 1 and asks:
                     start_ray(made, "prepare" if preparing else None)
                 trains = made[:training]
                 wait_for(trains, start_training(trains, words), limit_s=1800.0)

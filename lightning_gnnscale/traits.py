@@ -104,13 +104,14 @@ class InputsTraits(Traits):
         save, load: Write and read learned rows; None: they are not learned.
         files_read: Names of the files that `load` reads; None: it opens what it needs itself.
         settle: Waits for gradients under way; None: none ever are.
+        end_pulls: Serves ranks that still ask for rows outside of steps; None: no call waits for another rank.
         begin, announce: Take the nodes of a step, and of a coming one; None: each call asks for its own rows.
         batches_ahead: How many batches ahead `announce` is worth while.
         exact: Whether the rows do not depend on the number of processes; told: counts for the log.
     """
 
     dim = batches_ahead = 0
-    node_types = save = load = files_read = settle = begin = announce = told = None
+    node_types = save = load = files_read = settle = end_pulls = begin = announce = told = None
     exact = False
     num_pushes = 1
     loaded = True

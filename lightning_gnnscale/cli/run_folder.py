@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -23,6 +23,7 @@ from ..errors import CheckpointError, GNNScaleError, disk_errors
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
+from ..report.run_record import BESIDE
 from ..report.terminal import stage_rows
 from ..scratch import close_at_exit, temporary_scratch
 from ..traits import CheckpointTraits
@@ -260,8 +261,7 @@ def owner_counts(log: list[dict]) -> dict[str, float]:
     """Return what processes requested from other machines; empty without requests.
 
     `remote_row_share`: share of the feature rows of batches that came from other machines; `remote_bytes`: bytes that
-    came, neighbours included; `fetch_blocked_share`: the largest share of a process' last epoch that was spent waiting
-    for batches, for whatever reason.
+    came, neighbours included.
     """
     told = [event for event in log if event["event"] == "owner_reads"]
     if not told:
@@ -269,8 +269,30 @@ def owner_counts(log: list[dict]) -> dict[str, float]:
     return {
         "remote_row_share": sum(event["rows_away"] for event in told) / max(1, sum(event["rows"] for event in told)),
         "remote_bytes": sum(event["bytes_away"] for event in told),
-        "fetch_blocked_share": max(event["waiting_share"] for event in told),
     }
+
+
+_BLOCKS = ("wait", *BESIDE, "exchange")  # what training waits for: batches, or the making of them, and learned rows
+
+
+def blocked_share(log: list[dict]) -> dict[str, float]:
+    """Return `fetch_blocked_share`; empty where no process asked another for anything.
+
+    It is the share of the training time in which a process waited for batches, for whatever reason, or made them
+    itself, and for learned rows: the largest of all processes, of epochs but the first, without validation and saving.
+    """
+    asked = (owner_counts(log), learned_row_counts(log), worker_counts(log))
+    epochs = [event for event in log if event["event"] == "epoch_times"]
+    warm = [event for event in epochs if event["epoch"] > min(one["epoch"] for one in epochs)] or epochs
+    if not any(asked) or not warm:
+        return {}
+    blocked: dict[int, float] = defaultdict(float)
+    ran: dict[int, float] = defaultdict(float)
+    for event in warm:
+        spent = event["training"]
+        blocked[event["rank"]] += sum(spent.get(name, 0.0) for name in _BLOCKS)
+        ran[event["rank"]] += event["seconds"] - sum(spent.get(name, 0.0) for name in ("validation", "save"))
+    return {"fetch_blocked_share": max(blocked[rank] / max(ran[rank], 1e-9) for rank in ran)}
 
 
 def learned_row_counts(log: list[dict]) -> dict[str, float]:
@@ -342,9 +364,14 @@ def _owner_facts(counts: dict[str, float]) -> dict[str, str]:
     if not counts:
         return {}
     return {
-        "rows of other machines": f"{counts['remote_row_share']:.1%}, {format_bytes(counts['remote_bytes'])} received, "
-        f"training waited for batches {counts['fetch_blocked_share']:.1%} of its time"
+        "rows of other machines": f"{counts['remote_row_share']:.1%}, {format_bytes(counts['remote_bytes'])} received"
     }
+
+
+def _blocked_facts(counts: dict[str, float]) -> dict[str, str]:
+    if not counts:
+        return {}
+    return {"blocked by fetching": f"{counts['fetch_blocked_share']:.1%} of the training time, learned rows included"}
 
 
 def _placement_facts(log: list[dict]) -> dict[str, str]:
@@ -446,7 +473,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
             shown[key.replace("_", " ")] = float(quality[key])
     owners, workers, learned = owner_counts(log), worker_counts(log), learned_row_counts(log)
     shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(owners) | _worker_facts(workers)
-    shown |= _learned_facts(learned)
+    blocked = blocked_share(log)
+    shown |= _learned_facts(learned) | _blocked_facts(blocked)
     shown |= _read_facts(log)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     if command == "train":
@@ -482,4 +510,5 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command:
         **owners,
         **workers,
         **learned,
+        **blocked,
     }

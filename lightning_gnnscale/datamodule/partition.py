@@ -60,6 +60,7 @@ from .train_loader import (
     check_even_parts,
     check_scope,
     epoch_work,
+    make_alone_loader,
     make_evaluation_loader,
     make_graph_loader,
     make_interleaved_loader,
@@ -117,6 +118,10 @@ class PartitionDataModule(StoredGraphDataModule):
         seed_order: Where the seeds of a batch that crosses parts come from. "graph": from all over its rank's share.
             "part": a batch is `interleave_parts` chunks, the seeds of each of one part, and every rank takes a share:
             where workers of "ray" ask owners, a chunk is made where its seeds are.
+        repartition_every: Epochs for which each rank trains on its own parts alone, as one graph, >= 1: edges from
+            other ranks' parts are left out, the others' messages are weighed for it, and no rank reads a feature that
+            another holds. Then parts change ranks. For gradient averaging, with scope="auto" and at least two parts a
+            rank. None: ranks do not train alone.
         evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
             "sampled": for any backbone, in batches with all neighbours of each evaluated node.
         seed: Seed of the partitioning, of the order of seeds, and of sampling.
@@ -160,6 +165,7 @@ class PartitionDataModule(StoredGraphDataModule):
         scope: str = "auto",
         interleave_parts: int = 4,
         seed_order: str = "graph",
+        repartition_every: int | None = None,
         evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
@@ -195,6 +201,9 @@ class PartitionDataModule(StoredGraphDataModule):
             self._check_seeds_by_part()
         if scope == "parts":
             self._check_together()
+        self.repartition_every = repartition_every
+        if repartition_every is not None:
+            self._check_alone()
         self._held: HeldGraph | None = None
         self.loader_options = LoaderOptions(
             batch_size,
@@ -248,6 +257,31 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.halo_hops != 1:
             raise ValueError(f'scope="parts" takes halo_hops=1, got {self.halo_hops}: use scope="part", or 1')
 
+    def _check_alone(self) -> None:
+        """Refuse what does not go with ranks that train on their own parts alone.
+
+        Raises:
+            ValueError: the message names the remedy.
+        """
+        check_count("repartition_every", self.repartition_every)
+        if self.scope != "auto" or self.seed_order != "graph" or self.halo_hops != 1:
+            raise ValueError(
+                f"repartition_every={self.repartition_every} keeps batches in the parts of a rank: leave scope, "
+                f"seed_order and halo_hops out, got {self.scope}, {self.seed_order} and {self.halo_hops}"
+            )
+        if not mixes_parts(self.sampler):
+            raise ValueError(
+                f"repartition_every is for NeighborSampler and LayerwiseSampler, got {short(self.sampler)}: leave it "
+                "out, or use one of them"
+            )
+        if self.rows.owners is not None or self.rows.placement is not None or not self.source.in_process:
+            if isinstance(self.source, Processes) and self.rows == RowsSetting(self.rows.how):
+                return
+            raise ValueError(
+                "repartition_every reads the rows of a rank's own parts, prepared on its machine: use rows=auto, and "
+                "source=threads, processes or task_graphs"
+            )
+
     @property
     def kernel_set(self) -> str:
         """The name of the set of kernels compiled ahead, see `kernels.json`."""
@@ -295,6 +329,8 @@ class PartitionDataModule(StoredGraphDataModule):
         """Why `rows="auto"` does not place feature rows on devices; None: it does. "": the user said where rows are."""
         if self.rows != RowsSetting() or not self.stored_features:
             return ""
+        if self.repartition_every is not None:
+            return "not placed: parts change ranks (repartition_every)"
         if device_name(self.trainer) == "cpu":
             return NO_GPU
         features = self.store.features
@@ -390,7 +426,7 @@ class PartitionDataModule(StoredGraphDataModule):
         held = self._held_graph()
         reads_store = features is None and self.buffer is None and self.stored_features and held is None
         if reads_store:
-            features = self.store.features if scope == "graph" else self.store.part_features
+            features = self.store.features if scope in ("graph", "alone") else self.store.part_features
         if self.trainer is not None and self.trainer.overfit_batches > 0:
             options = replace(options, shuffle=False)  # so that an epoch's first batches have the same seeds
         if features is not None and features is self.buffer:  # rows in this process: workers sample, its threads gather
@@ -398,11 +434,11 @@ class PartitionDataModule(StoredGraphDataModule):
         features = features if held is None else held.features
         loader = self._loader(self._weights, options, features, self.source, place, held)
         if reads_store and features is not None:
-            hops = None if scope == "graph" else self.halo_hops
+            hops = None if scope in ("graph", "alone") else self.halo_hops
             not_placed = self._not_placed or ""
             settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
         loader.send_to(self._sending(self._placed if self._gathers_on_device else None))
-        loader.sample_on(self._gpu)
+        loader.sample_on(None if scope == "alone" else self._gpu)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -445,7 +481,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
         Cost: three parts are loaded, and a batch of each is sampled.
         """
-        hops = None if self.scope_under(weights) == "graph" else self.halo_hops
+        hops = None if self.scope_under(weights) in ("graph", "alone") else self.halo_hops
         with closing(self.trial_loader(place, weights)) as loader:
             return reads_by_memory(loader, self.store, hops, free_bytes)
 
@@ -481,6 +517,9 @@ class PartitionDataModule(StoredGraphDataModule):
         check_edge_weights(self.sampler, self.store)
         if scope == "graph" and self.seed_order == "graph":
             return make_graph_loader(self.store, self.sampler, options, features, source, place, held)
+        if scope == "alone":
+            every = self.repartition_every
+            return make_alone_loader(self.store, self.sampler, every, options, features, source, place)
         if self._mixes(weights):
             halo_hops = None if scope == "graph" else self.halo_hops
             given = (halo_hops, self.interleave_parts, options, features, source, place)
@@ -592,7 +631,9 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._held
 
     def scope_under(self, weights: Any) -> str:
-        """Return the scope of batches under a weight policy: "part", "parts" or "graph"."""
+        """Return the scope of batches under a weight policy: "part", "parts", "graph" or "alone"."""
+        if self.repartition_every is not None:
+            return "alone"
         if self.scope != "auto":
             return self.scope
         if weights is None or not weights.equal_batches or self.mode == "full_batch":
@@ -608,6 +649,9 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None: the default."""
+        if self.repartition_every is not None:
+            known = self._store is not None and self.trainer is not None
+            return -(-self.store.num_parts // self._place().num_ranks) if known else self.interleave_parts
         mixed = mixes_parts(self.sampler) if weights is None else self._mixes(weights)
         return self.interleave_parts if mixed and self.scope_under(weights) != "graph" else 0
 
@@ -783,7 +827,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "device_batches": self.device_batches + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({} if self._sampled_on == "auto" else {"sampled_on": self._sampled_on}),
-            **({"sampled_together": True} if self.scope == "parts" else {}),
+            **({"sampled_together": True} if self.scope == "parts" or self.repartition_every else {}),
             **({"samples_whole": True} if self.samples_whole(self._weights) else {}),
             **({"grouped_edge_types": self._grouped_edge_types} if self._grouped_edge_types else {}),
             **({"grouped_weights": True} if self._sampled_by.weighted else {}),

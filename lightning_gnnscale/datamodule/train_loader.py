@@ -17,6 +17,7 @@ from ..loader import (
     LoaderOptions,
     PartData,
     PartLoader,
+    PartShares,
     Processes,
     RankPlace,
     RowReads,
@@ -201,13 +202,19 @@ def check_scope(scope: str, weights, sampler) -> None:
     """Refuse settings under which training would differ from what it promises, alike on every rank.
 
     Args:
-        scope: "part", "parts" or "graph".
+        scope: "part", "parts", "graph", or "alone": the parts of a rank, without the others.
         weights: The strategy's weight policy; None under another strategy.
         sampler: Sampler of the loader.
 
     Raises:
         StrategyError: the message names the remedy.
     """
+    if scope == "alone" and (weights is None or not weights.equal_batches):
+        given = "no weights=" if weights is None else type(weights).__name__
+        raise StrategyError(
+            f"repartition_every joins what ranks learn of their parts at every step, got {given}: use "
+            'Trainer(strategy="gnnscale") with weights=GradientAveraging(), or leave repartition_every out'
+        )
     if scope in ("graph", "parts") and weights is not None and not weights.equal_batches:
         raise StrategyError(
             f'scope="{scope}" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or '
@@ -522,6 +529,47 @@ def _lanes_that_fit(store: PartitionStore, stage: PartStager, features, cap: int
             f"{open_parts * largest} for all workers of a machine hold them"
         )
     return fitting
+
+
+def make_alone_loader(
+    store: PartitionStore,
+    sampler,
+    every: int,
+    options: LoaderOptions,
+    features,
+    source: SourceSettings,
+    place: RankPlace,
+) -> PartLoader:
+    """Return a loader over the parts that a rank holds, which it samples as one graph without the others.
+
+    Args:
+        every: Epochs for which ranks keep their parts, >= 1.
+        store, sampler, options, features, source, place: See `make_part_loader`.
+
+    Raises:
+        StrategyError: there are fewer parts than two a rank, or fewer with targets than ranks; or several edge types.
+    """
+    if store.schema is not None:
+        raise StrategyError(
+            f"repartition_every={every} corrects sums over edges of one edge type, and this store has "
+            f"{store.schema.num_edge_types} edge types: leave it out, or use scope=parts"
+        )
+    targets = part_targets(store, sampler)
+    trained = tuple(part for part, nodes in targets.items() if len(nodes))
+    if store.num_parts < 2 * place.num_ranks or len(trained) < place.num_ranks:
+        raise StrategyError(
+            f"repartition_every={every} deals parts to {place.num_ranks} ranks, at least 2 to each and 1 with training "
+            f"nodes, got {store.num_parts} parts, {len(trained)} with training nodes: use "
+            f"num_parts={4 * place.num_ranks}"
+        )
+    num_batches = -(-sum(map(len, targets.values())) // (place.num_ranks * options.batch_size))
+    idle = tuple(part for part in targets if part not in trained)
+    shares = PartShares(trained, idle, place.num_ranks, every, num_batches, options.seed)
+    load = partial(load_part_graph, store, 1, rows=features is not None)
+    data = replace(_data(store, load, features, options), shares=shares, part_offsets=np.asarray(store.part_offsets))
+    return PartLoader(
+        place.ranks, data, targets, sampler, options, per_step=len(place.ranks), source=source.connect(place)
+    )
 
 
 def make_graph_loader(

@@ -265,6 +265,20 @@ class DistributedEmbedding:
             return torch.from_numpy(gather_rows(self._arrays()["rows"], ids, out))
         return torch.from_numpy(self._transport().pull(ids, out).result())
 
+    def pull_outside_steps(self, nodes: np.ndarray | Tensor) -> Tensor:
+        """Return the rows of some nodes as `pull` does, where ranks ask for rows differently often.
+
+        Where a pull is a collective, a rank that has asked for its last rows calls `end_pulls`, and serves the others.
+        """
+        if not self.is_local and self._transport().together:
+            self._rows.any_asks(True)
+        return self.pull(nodes)
+
+    def end_pulls(self) -> None:
+        """Serve ranks that still ask for rows by `pull_outside_steps`, until none does; every rank calls it."""
+        while not self.is_local and self._transport().together and self._rows.any_asks(False):
+            self.pull(np.empty(0, np.int64))
+
     def without_features(self, nodes: np.ndarray) -> RowsByNodeType:
         """Return the features of (num,) int64 nodes: no node type has features, and some have rows."""
         return RowsByNodeType(
@@ -434,7 +448,7 @@ class DistributedEmbedding:
             nodes: (num,) int64 tensor.
         """
         if not torch.is_grad_enabled():
-            return self.pull(nodes).to(nodes.device)
+            return self.pull_outside_steps(nodes).to(nodes.device)
         ids = self.row_ids(nodes)
         if not (self._batches and np.array_equal(self._batches[0][0], ids)):
             if self._left > 1:

@@ -233,6 +233,9 @@ class RowTransport(Protocol):
             pulled: The rows that they were computed with, by which stale ones are counted; None: not counted.
         """
 
+    def any_asks(self, asks: bool) -> bool:
+        """Return whether any rank asks for rows, outside of steps; with `together` every rank calls it."""
+
     def settle(self) -> None:
         """Wait until what this process has pushed is with its owners, and all that it was asked for is done."""
 
@@ -376,6 +379,12 @@ class GroupRows:
         else:
             rank = rank_of_rows(host, rows, self.hosts)
             self._pushes.append(self._do("pushing gradients", lambda: self._push(rank, rows, gradients, pulled)))
+
+    def any_asks(self, asks: bool) -> bool:
+        asking = torch.tensor([int(asks)])
+        if self._asks:
+            self._do("asking for rows", lambda: dist.all_reduce(asking, group=self.hosts.group)).result()
+        return bool(asking)
 
     def settle(self) -> None:
         if self._last is not None:

@@ -8,6 +8,7 @@ from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import (
     Interleave,
     InterleavedWalk,
+    PartShares,
     PartWalk,
     assign_targets,
     core_targets,
@@ -37,6 +38,7 @@ __all__ = [
     "Operators",
     "PartData",
     "PartLoader",
+    "PartShares",
     "PartWalk",
     "ProcessSource",
     "Processes",

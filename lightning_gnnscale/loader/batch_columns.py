@@ -9,7 +9,7 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import WholeGraph
+from ..partition_store.part_graph import SeenEdges, WholeGraph
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
@@ -105,7 +105,42 @@ def edge_data(staged: StagedPart, sampled: Subgraph, e_id: np.ndarray | None, al
         data |= {"edge_weight": torch.from_numpy(weight), "averaging_weights": False}
     elif sampled.edge_weight is not None:
         data["edge_weight"] = torch.from_numpy(sampled.edge_weight)
+    if staged.graph.seen is not None:
+        data["averaging_weights"] |= "edge_weight" not in data
+        corrected = _corrected(staged.graph.seen, sampled, data.get("edge_weight"), data["averaging_weights"])
+        data["edge_weight"] = torch.from_numpy(corrected)
     return data
+
+
+def _corrected(seen: SeenEdges, sampled: Subgraph, weight: torch.Tensor | None, is_mean: bool) -> np.ndarray:
+    """Return (num_edges,) float32 weights of edges that are not always there, by which sums of messages are corrected.
+
+    A weight w that edges have becomes w / p, p the probability that the edge is there: sums are unbiased over who holds
+    which parts. Weights of a mean (those of a sampler, or 1) become (w / p) / sum(w / p) over the row, which is
+    unbiased as rows get long, and stays a mean of what is there in short ones.
+    """
+    ends = seen.part_of[sampled.n_id]
+    given = np.ones(0, np.float32) if weight is None else weight.numpy()
+    out = np.empty(sampled.edge_index.shape[1], np.float32)
+    inverse = 1 / np.maximum(seen.probability, 1e-12)
+    _weigh_seen(sampled.indptr, sampled.edge_index[0], ends, seen.sort, inverse, given, is_mean, out)
+    return out
+
+
+@kernel
+def _weigh_seen(indptr, sources, part_of, sort, inverse, given, is_mean, out):
+    for row in range(len(indptr) - 1):
+        total = 0.0
+        for edge in range(indptr[row], indptr[row + 1]):
+            here, there = part_of[row], part_of[sources[edge]]
+            value = 1.0 if here == there else inverse[sort[here], sort[there]]
+            if len(given):
+                value *= given[edge]
+            out[edge] = value
+            total += value
+        if is_mean and total > 0:
+            for edge in range(indptr[row], indptr[row + 1]):
+                out[edge] /= total
 
 
 def pair_data(staged: StagedPart, sampled: Subgraph, allocate: Allocate) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from .batch_columns import OF_EDGES, edge_data, edge_ids, node_data, pair_data, 
 from .batch_source import BatchKey
 from .buffer_pool import BufferPool
 from .device_columns import columns_there
-from .part_walk import PartUnions
+from .part_walk import PartShares, PartUnions
 from .staged_part import StagedPart
 
 
@@ -39,7 +39,7 @@ class BatchOrder:
         num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
         parts_open: Number of parts, or of their unions, that batches are requested from at a time.
         passes: Passes over a part in one epoch. The epochs of keys count these passes.
-        unions: Parts that are sampled as one graph; None: each alone.
+        unions: Parts that are sampled as one graph; None: each by itself. With `PartShares` a key's part is a rank.
     """
 
     batch_size: int = 512
@@ -48,7 +48,7 @@ class BatchOrder:
     num_ranks: int | None = None
     parts_open: int = 2
     passes: int = 1
-    unions: PartUnions | None = None
+    unions: PartUnions | PartShares | None = None
 
     def unit(self, key: BatchKey) -> int | tuple[int, ...]:
         """Return what a batch is sampled from: its part, or the union that its part is in."""

@@ -1,5 +1,6 @@
 """The iterable that Lightning trains from: this rank's batches, prepared ahead by a `BatchSource`."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,16 @@ from .device_batches import DeviceBatches
 from .epoch_reads import EpochReads
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches, run_lengths
-from .part_walk import Interleave, InterleavedWalk, PartUnions, PartWalk, Position, in_order, visits_together
+from .part_walk import (
+    Interleave,
+    InterleavedWalk,
+    PartShares,
+    PartUnions,
+    PartWalk,
+    Position,
+    in_order,
+    visits_together,
+)
 from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .row_sweep import RowSweep, fill_swept, swept_table
 from .source_settings import SourceFactory
@@ -51,6 +61,8 @@ class PartData:
             with each part, see `node_values`; further ones are `Column`s, which are read for each batch.
         edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
+        shares: Who holds which parts, where each rank samples its own alone; None: they see each other.
+        part_offsets: (num_parts + 1,) of the store, where there are shares.
     """
 
     load_part: Callable[[int], Any]
@@ -58,6 +70,8 @@ class PartData:
     nodes: Mapping[str, np.ndarray | Column] = field(default_factory=dict)
     edges: Mapping[str, np.ndarray] = field(default_factory=dict)
     is_whole: bool = False
+    shares: PartShares | None = None
+    part_offsets: np.ndarray | None = None
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -67,7 +81,8 @@ class PartData:
     def stager(self, targets: Mapping[int, np.ndarray], sampler: BatchSampler, seed: int) -> PartStager:
         """Return what loads a part, without features; arguments as of `PartStager`."""
         nodes = {name: values for name, values in self.nodes.items() if name in _OF_NODES}
-        return PartStager(self.load_part, targets, sampler, nodes, seed, self.edges, is_whole=self.is_whole)
+        alone = {"shares": self.shares, "part_offsets": self.part_offsets}
+        return PartStager(self.load_part, targets, sampler, nodes, seed, self.edges, is_whole=self.is_whole, **alone)
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,8 @@ class PartLoader:
     more than each batch mixes. Parts without targets are skipped.
 
     Args:
-        parts: This rank's parts in the order in which they are visited; with `interleave`, all parts.
+        parts: This rank's parts in the order in which they are visited; with `interleave`, all parts; with
+            `data.shares`, the numbers of the ranks that this process computes, whose parts change.
         data: What batches are made of.
         targets: Maps a part id to the (num_targets,) store ids of its target nodes: core nodes of the part, ascending.
         sampler: Samples the contents of a batch.
@@ -168,12 +184,13 @@ class PartLoader:
                 f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
             )
         self.interleave, self.per_step = interleave, per_step if interleave is None else interleave.num_ranks
+        self._shares = data.shares
         # A batch is this many chunks, each of one part.
         self.chunks = (
             1 if interleave is None else max(1, min(interleave.open_parts, sum(len(targets[p]) > 0 for p in parts)))
         )
         self._chunk_size = -(-options.batch_size // self.chunks)
-        counts = {part: self._num_chunks(sampler, len(targets[part])) for part in parts}
+        counts = {part: self._num_chunks(sampler, targets, part) for part in parts}
         self.walk = self._walk(tuple(parts), counts)
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
@@ -208,7 +225,9 @@ class PartLoader:
             return InterleavedWalk(parts, counts, 0, 1, self.per_step, options.seed, shuffle=False)
         return PartWalk(parts, counts, options.passes)
 
-    def _unions_of(self, parts: tuple[int, ...], counts: dict[int, int]) -> PartUnions | None:
+    def _unions_of(self, parts: tuple[int, ...], counts: dict[int, int]) -> PartUnions | PartShares | None:
+        if self._shares is not None:
+            return self._shares
         if self.interleave is None or not self.interleave.together:
             return None
         skipped = frozenset(part for part in parts if not counts[part])
@@ -245,8 +264,7 @@ class PartLoader:
         """
         sampler = as_batch_sampler(sampler)
         for part, count in self.walk.num_batches.items():
-            targets = self._stager.targets[part]
-            found = self._num_chunks(sampler, len(targets))
+            found = self._num_chunks(sampler, self._stager.targets, part)
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         sampler = self._sampler_for(sampler)
@@ -450,6 +468,8 @@ class PartLoader:
     @property
     def _parts_open(self) -> int:
         """Number of parts, or of unions of parts, that batches are requested from at a time."""
+        if self._shares is not None:
+            return self.walk.parts_open
         return min(2, self.walk.parts_open) if self.reads.by_part or self._unions else self.walk.parts_open
 
     @property
@@ -460,23 +480,28 @@ class PartLoader:
     @property
     def parts_held(self) -> int:
         """Number of parts that are in memory at a time."""
-        return self.walk.parts_open if self._unions is None else 2 * self._unions.size
+        return self.walk.parts_open if self._unions is None else max(2, self.per_step) * self._unions.size
 
     def _order(self) -> BatchOrder:
+        size, num_ranks = self._chunk_size, self.interleave and self.interleave.world_size
+        if self._shares is not None:  # so many even batches, whatever targets a rank's parts have
+            size, num_ranks = sys.maxsize, self._shares.num_batches
         return BatchOrder(
-            self._chunk_size,
+            size,
             self.options.shuffle,
             self.options.drop_last,
-            num_ranks=self.interleave and self.interleave.world_size,
+            num_ranks=num_ranks,
             parts_open=self._parts_open,
             unions=self._unions,
             passes=self.options.passes,
         )
 
-    def _num_chunks(self, sampler: BatchSampler, num_targets: int) -> int:
-        """Return a rank's chunks of one pass over a part."""
+    def _num_chunks(self, sampler: BatchSampler, targets: Mapping[int, np.ndarray], part: int) -> int:
+        """Return a rank's chunks of one pass over a part; with shares, over all parts of a rank."""
+        if self._shares is not None:
+            return self._shares.num_batches
         num_ranks = 1 if self.interleave is None else self.interleave.world_size
-        return sampler.num_batches(num_targets, self._chunk_size * num_ranks, self.options.drop_last)
+        return sampler.num_batches(len(targets[part]), self._chunk_size * num_ranks, self.options.drop_last)
 
     def _keep(self) -> None:
         """Read the rows that stay in memory, before the first iteration that needs them."""

@@ -247,6 +247,7 @@ def parts_of_rank(num_parts: int, rank: int, world_size: int) -> list[int]:
 
 
 _WALK = 1 << 43  # separates the keys of the order of parts
+_DEAL = 1 << 44  # and those of who holds which
 _LOOKED_AT = 16  # epochs
 
 
@@ -314,6 +315,64 @@ class PartUnions:
 @lru_cache(maxsize=16)
 def _union_of(unions: PartUnions, epoch: int) -> dict[int, tuple[int, ...]]:
     return {part: union for union in unions.in_order(epoch) for part in union}
+
+
+@dataclass(frozen=True)
+class PartShares:
+    """Which parts each rank holds in an epoch: it samples them as one graph, and reads nothing of the others.
+
+    Parts are dealt to the ranks again every `every` epochs, those with targets first, so that each rank has about as
+    many parts of either sort. Every rank makes `num_batches` batches of an epoch, whatever targets its parts have.
+
+    Args:
+        trained, idle: Parts with targets, of which each rank gets one at least, and parts without.
+        num_ranks: Number of ranks, >= 1.
+        every: Epochs for which the ranks keep their parts, >= 1.
+        num_batches: Batches of a rank in an epoch, >= 1.
+        seed: Seed of who gets which parts.
+
+    Source: Xu, Siebenbrunner and Bindschaedler, Grappa, 2026: machines train on what they hold, and are given other
+        parts periodically. Differs: the parts are those of the store, dealt again, and are not computed again.
+    """
+
+    trained: tuple[int, ...]
+    idle: tuple[int, ...]
+    num_ranks: int
+    every: int
+    num_batches: int
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Most parts that a rank holds."""
+        return -(-(len(self.trained) + len(self.idle)) // self.num_ranks)
+
+    def in_order(self, epoch: int) -> list[tuple[int, ...]]:
+        """Return the parts of each rank in an epoch, ascending."""
+        return _dealt(self, epoch // self.every)
+
+    def of(self, rank: int, epoch: int) -> tuple[int, ...]:
+        """Return the parts of a rank in an epoch, ascending."""
+        return self.in_order(epoch)[rank]
+
+    def together(self) -> np.ndarray:
+        """Return (2, 2) float64: the probability that one rank has two parts, by the sorts (trained, idle) of both."""
+        dealt = np.arange(len(self.trained) + len(self.idle)) % self.num_ranks
+        held = [np.bincount(one, minlength=self.num_ranks) for one in np.split(dealt, [len(self.trained)])]
+        sizes = len(self.trained), len(self.idle)
+        found = np.zeros((2, 2))
+        for one, other in np.ndindex(2, 2):
+            pairs = sizes[one] * (sizes[other] - (one == other))
+            found[one, other] = np.sum(held[one] * (held[other] - (one == other))) / max(pairs, 1)
+        return found
+
+
+@lru_cache(maxsize=16)
+def _dealt(shares: PartShares, deal: int) -> list[tuple[int, ...]]:
+    order = []
+    for number, parts in enumerate((shares.trained, shares.idle)):
+        order += [parts[place] for place in permutation(len(parts), fold(shares.seed, deal, _DEAL + number))]
+    return [tuple(sorted(order[rank :: shares.num_ranks])) for rank in range(shares.num_ranks)]
 
 
 class Interleave(NamedTuple):

@@ -14,10 +14,10 @@ from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
-from ..partition_store.part_graph import local_rows, union_of_parts
+from ..partition_store.part_graph import SeenEdges, local_rows, parts_alone, union_of_parts
 from ..partition_store.planned_reads import RankedNodes, read_slice
 from ..sampler.protocol import BatchSampler, num_slices
-from .part_walk import even_slices, order_key
+from .part_walk import PartShares, even_slices, order_key
 
 _BLOCK = 1 << 20  # nodes
 
@@ -138,6 +138,9 @@ class PartStager:
         is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
         held: Columns of `nodes` that are in memory, in few bytes a node, see `with_held_columns`: halos reach all over
             the graph, so that a part would read most pages of a column again. "masks" has a bit for each mask.
+        shares: Parts of a rank are one graph without the others, and its batches have seeds of all of them; None: parts
+            of a union see their halos, and a batch has seeds of one.
+        part_offsets: (num_parts + 1,) of the store, where there are shares.
     """
 
     load_part: Callable[[int], Any]
@@ -150,6 +153,8 @@ class PartStager:
     kept: LoadedRows | None = None
     is_whole: bool = False
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
+    shares: PartShares | None = None
+    part_offsets: np.ndarray | None = None
 
     def with_held_columns(self) -> "PartStager":
         """Return a stager with columns of the nodes in memory: masks, and integers a node.
@@ -181,6 +186,9 @@ class PartStager:
             return self.prepared(loaded, part)
         nodes, sampler = loaded.graph.halo_nodes, self.sampler
         targets = {one: np.searchsorted(nodes, self.targets[one]) for one in part}
+        if self.shares is not None:
+            of_all = np.concatenate([targets[one] for one in part])
+            return replace(loaded, state=sampler.prepare(loaded.graph, of_all, self.seed))
         state = sampler.prepare(loaded.graph, targets[part[0]], self.seed)
         return replace(loaded, state=PartStates({one: sampler.with_targets(state, targets[one]) for one in part}))
 
@@ -190,7 +198,9 @@ class PartStager:
             return self._loaded(part)
 
     def _loaded(self, part: int | tuple[int, ...]) -> StagedPart:
-        if isinstance(part, tuple):
+        if self.shares is not None:
+            graph = parts_alone([self.load_part(one) for one in part], self.part_offsets, self._seen)
+        elif isinstance(part, tuple):
             graph = union_of_parts([self.load_part(one) for one in part])
         else:
             graph = self.load_part(part)
@@ -199,6 +209,11 @@ class PartStager:
         nodes = {name: self._local_values(name, graph) for name in self._columns}
         masks = self._local_masks(graph), tuple(name for name in MASK_NAMES if f"{name}_mask" in self.nodes)
         return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph))
+
+    def _seen(self, part_of: np.ndarray) -> SeenEdges:
+        sort = np.zeros(len(self.part_offsets) - 1, np.int8)
+        sort[list(self.shares.idle)] = 1
+        return SeenEdges(part_of, sort, self.shares.together())
 
     @property
     def _columns(self) -> list[str]:

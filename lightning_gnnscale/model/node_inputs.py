@@ -68,7 +68,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 
     On several ranks the calls of a step are collectives, so every rank makes the same ones: the strategy's hook that
     sees every batch begins the step with the nodes of its batches; each calls `inputs` once in its forward and `step`
-    once after its backward. A rank whose loader yields None calls `skip` instead. Evaluation enters none.
+    once after its backward. A rank whose loader yields None calls `skip` instead. In sampled evaluation ranks have
+    different numbers of batches: one that is done serves the others until all are.
     """
 
     inputs: NodeInputs | None = None
@@ -108,15 +109,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 
         Args:
             batch: with `n_id`, and `x` or None.
-
-        Raises:
-            StrategyError: rows of other hosts are requested outside of training.
         """
-        if not (self.training or self.inputs.is_local):
-            raise StrategyError(
-                'evaluation="sampled" would wait for ranks with fewer batches where rows are on several hosts: use '
-                'evaluation="layerwise"'
-            )
         node_types = _node_types_of(self.inputs)
         x = (
             batch.x
@@ -151,7 +144,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     def on_after_backward(self) -> None:
         """Push the gradients of the batch's rows."""
         if self.inputs is not None:
-            self.inputs.step()
+            with clock.doing("exchange"):
+                self.inputs.step()
 
     def on_train_epoch_start(self) -> None:
         """Let the loader tell which rows coming steps read, where they are pulled ahead."""
@@ -176,6 +170,25 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         if settle is not None and self.trainer.world_size > 1:
             settle()
             wait_for_others()
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Serve other ranks after the last batch: theirs may be more."""
+        trainer = self.trainer
+        counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        self._end_pulls(counts, batch_idx, dataloader_idx)
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """As `on_validation_batch_end`."""
+        self._end_pulls(self.trainer.num_test_batches, batch_idx, dataloader_idx)
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """As `on_validation_batch_end`."""
+        self._end_pulls(self.trainer.num_predict_batches, batch_idx, dataloader_idx)
+
+    def _end_pulls(self, counts: Sequence[int | float], batch_idx: int, dataloader_idx: int) -> None:
+        end_pulls = InputsTraits(self.inputs).end_pulls
+        if end_pulls is not None and batch_idx + 1 == counts[dataloader_idx]:
+            end_pulls()
 
     def on_train_end(self) -> None:
         """Tell what was counted of the rows."""

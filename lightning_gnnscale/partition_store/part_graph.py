@@ -1,8 +1,9 @@
 """One part as a training process sees it: core rows, halo rows, local ids; and a whole graph in the same form."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,7 @@ class PartGraph:
             order of `csc`, and int64 "node_time", (num_local,).
         edge_weight: The store's weights, by `edge_id`; None in a store without them.
         self_weight: (num_local,) float32, the weight of the self-loop that GCN adds to each node; None: 1 for all.
+        seen: How often its edges are there, where it is `parts_alone`; None: there is nothing to correct.
     """
 
     part: int
@@ -85,6 +87,7 @@ class PartGraph:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
+    seen: "SeenEdges | None" = None
 
     @property
     def has(self) -> dict[str, bool]:
@@ -193,6 +196,53 @@ def union_of_parts(graphs: Sequence[PartGraph]) -> PartGraph:
     )
 
 
+class SeenEdges(NamedTuple):
+    """How often the edges between the parts of a graph are there, where parts change: what their weights correct.
+
+    Attributes:
+        part_of: (num_local,) int32, the part that owns each node.
+        sort: (num_parts,) int8, 0 or 1.
+        probability: (2, 2) that edges between two parts are there, by the sorts of both; within a part they always are.
+    """
+
+    part_of: np.ndarray
+    sort: np.ndarray
+    probability: np.ndarray
+
+
+def parts_alone(graphs: Sequence[PartGraph], part_offsets: np.ndarray, seen: Callable[..., SeenEdges]) -> PartGraph:
+    """Return several parts as one graph that has no other nodes: edges that lead to it from others are left out.
+
+    Local ids are the nodes in store order, and all count as halo, as in `union_of_parts`; `degree` stays the full
+    graph's.
+
+    Args:
+        graphs: Parts of one store with a halo of one hop, in the order of their cores.
+        part_offsets: (num_parts + 1,) of the store.
+        seen: Gives `SeenEdges` of (num_local,) parts of the nodes.
+
+    Cost: as of `union_of_parts`, and another copy of the edges.
+    """
+    union = union_of_parts(graphs)
+    parts = (np.searchsorted(part_offsets, union.halo_nodes, side="right") - 1).astype(np.int32)
+    own = np.isin(parts, [graph.part for graph in graphs])
+    place = (np.cumsum(own) - 1).astype(np.int32)
+    kept = own[union.csc.indices] & np.repeat(own, np.diff(union.csc.indptr))
+    indptr = np.concatenate([[0], np.cumsum(kept)])[union.csc.indptr]
+    rows = np.append(np.flatnonzero(own), len(own))
+    columns = {name: values[own if name == "node_time" else kept] for name, values in union.columns.items()}
+    return replace(
+        union,
+        halo_nodes=union.halo_nodes[own],
+        csc=CSC(indptr[rows], place[union.csc.indices[kept]]),
+        degree=union.degree[own],
+        edge_id=None if union.edge_id is None else union.edge_id[kept],
+        columns=columns,
+        self_weight=None if union.self_weight is None else union.self_weight[own],
+        seen=seen(parts[own]),
+    )
+
+
 @dataclass(frozen=True)
 class WholeGraph:
     """The full graph in the form of a part: what sampling across parts reads.
@@ -219,6 +269,7 @@ class WholeGraph:
     edge_weight: np.ndarray | None = None
     self_weight: np.ndarray | None = None
     edge_id = None  # positions in its CSC are those of the store
+    seen = None
 
     def weights_at(self, positions: np.ndarray) -> np.ndarray | None:
         """As `PartGraph.weights_at`."""

@@ -2,14 +2,33 @@
 
 import pytest
 
-from lightning_gnnscale.cli.run_folder import learned_row_counts, owner_counts, worker_counts
+from lightning_gnnscale.cli.run_folder import blocked_share, learned_row_counts, owner_counts, worker_counts
 
 
 def test_rows_of_owners_are_added_up():
     told = {"event": "owner_reads", "rows": 100, "rows_away": 30, "bytes_away": 900, "waiting_share": 0.04}
     log = [told, told | {"rows": 300, "rows_away": 10, "waiting_share": 0.02}, {"event": "stage"}]
-    assert owner_counts(log) == {"remote_row_share": 0.1, "remote_bytes": 1800, "fetch_blocked_share": 0.04}
+    assert owner_counts(log) == {"remote_row_share": 0.1, "remote_bytes": 1800}
     assert owner_counts(log[2:]) == {}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"event": "owner_reads", "rows": 10, "rows_away": 3, "bytes_away": 9, "waiting_share": 0.5},
+        {"event": "learned_rows", "bytes_away": 9, "staleness": 0, "waiting_share": 0.5, "rows_stale": 0}
+        | {"greatest_age": 0},
+    ],
+    ids=lambda asked: asked["event"],
+)
+def test_the_blocked_share_has_waits_for_batches_and_for_learned_rows(asked):
+    """Of the process that waited most, in epochs but the first, without validation and saving."""
+    cold = {"event": "epoch_times", "epoch": 0, "rank": 0, "seconds": 9.0, "training": {"wait": 9.0}}
+    spent = {"wait": 0.25, "sample": 0.125, "exchange": 0.125, "forward": 3.5, "validation": 4.0, "save": 2.0}
+    warm = cold | {"epoch": 1, "seconds": 10.0, "training": spent}
+    other = warm | {"rank": 1, "training": {"forward": 10.0}}
+    assert blocked_share([cold, warm, other, asked]) == {"fetch_blocked_share": 0.125}
+    assert blocked_share([cold, warm, other]) == blocked_share([asked]) == {}
 
 
 def test_learned_rows_are_added_up_and_the_oldest_is_told():

@@ -24,6 +24,12 @@ def train_on_hosts(folder, root, hosts, policy):
     weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
     trainer, model, dm = fit(folder, root, inputs, weights, devices=2)
     metrics = trainer.test(model, dm, verbose=False)[0]
+    # Ranks with other numbers of batches: the one that is done serves the other.
+    sizes = {"batch_size": (15, 50)[trainer.global_rank], "sampler": dm.sampler, "stored_features": False}
+    uneven = gs.PartitionDataModule(root, evaluation="sampled", **sizes)
+    sampled = trainer.test(model, uneven, verbose=False)[0]
+    assert sampled["test_acc"] == metrics["test_acc"]
+    assert sampled["test_loss"] == pytest.approx(metrics["test_loss"], rel=1e-5)
     rows = inputs.pull(np.arange(NUM)).clone()
     path = trainer.checkpoint_callback.best_model_path
     fresh = embedding(store, hosts=hosts, seed=5)

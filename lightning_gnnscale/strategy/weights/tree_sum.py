@@ -94,7 +94,8 @@ class TreeSum:
             self._received, leaving, coming, [num_sums * size] * processes, async_op=True
         )
         self._shares, self._size = shares, size
-        self.num_bytes += (leaving.numel() + size) * leaving.element_size()
+        # What leaves this process: the others' slices of its sums, and then its own slice of the total to each of them.
+        self.num_bytes += (num_sums + 1) * (processes - 1) * size * leaving.element_size()
 
     def spread(self) -> None:
         """Add up this process's slice, once it is there, and begin to send it to all; call it before `total`."""
