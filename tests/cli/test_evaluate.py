@@ -110,6 +110,23 @@ def test_a_new_version_is_predicted_where_it_changed(caplog):
     assert pq.read_table("run/predict/predictions.parquet").equals(every)
 
 
+@pytest.mark.sweep
+def test_two_processes_keep_layers_as_one_does(trained):
+    edges = ["change.edges=some.csv", "drift=9", "overwrite=true", "output=linked"]
+    Path("some.csv").write_text("src,dst\nnode 03,node 09\n")
+    main(["update", summary("run")["store"], *edges])
+    main(["predict", "run", "store=linked", "keep_layers=true", "hydra.run.dir=one"])
+    for words in (["hydra.run.dir=two_all"], ["store=linked", "changed=two_all", "hydra.run.dir=two"]):
+        done = gnnscale(trained, "predict", "run", *words, "keep_layers=true", "trainer.devices=2")
+        assert done.returncode == 0, done.stderr
+    assert "nodes are computed again" in done.stderr and "two_all/predictions.layers" in done.stderr
+    assert pq.read_table("two/predictions.parquet").equals(pq.read_table("one/predictions.parquet"))
+    tables = sorted(path.name for path in Path("one/predictions.layers").glob("*.npy"))
+    assert tables == sorted(path.name for path in Path("two/predictions.layers").glob("*.npy")) == ["layer1.npy"]
+    two, one = (np.load(f"{name}/predictions.layers/layer1.npy") for name in ("two", "one"))
+    np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6)
+
+
 def test_changed_goes_with_a_store_that_is_predicted(capsys):
     assert "changed=True goes with gnnscale predict RUN store=" in refused(capsys, "predict", "run", "changed=true")
     assert "changed=True goes with" in refused(capsys, "test", "run", "store=grown", "changed=true")
