@@ -299,8 +299,9 @@ def tiers(run: RunRecord) -> dict[str, float]:
     rows.append(("from other machines", (away + sum(of_workers.values())) / num_epochs))
     learned = sum(event["bytes_away"] for event in run.of("learned_rows"))
     rows.append(("learned rows and their gradients", learned / num_epochs))
-    received = sum(event.get("bytes_received", 0) for event in run.of("preparation"))
-    rows += [("from workers of Ray", received / num_epochs), ("sent: averages", _bytes_of(run, "average") / num_epochs)]
+    of_ranks = {event.get("rank"): event.get("bytes_received", 0) for event in run.of("preparation")}  # totals, too
+    rows.append(("from workers of Ray", sum(of_ranks.values()) / num_epochs))
+    rows.append(("sent: averages", _bytes_of(run, "average") / num_epochs))
     rows.append(("sent: rows exchanged in training", _bytes_of(run, "exchange") / num_epochs))
     rows.append(("sent: rows exchanged in evaluation", _bytes_of(run, "exchange_evaluation") / num_epochs))
     return {name: size for name, size in rows if size > 0}

@@ -356,6 +356,15 @@ def test_bytes_of_placed_rows_are_told_by_tier(tmp_path):
     assert "placed rows read: peer" not in found
 
 
+def test_bytes_that_workers_sent_are_the_last_total_of_each_process(tmp_path):
+    """Every event of a source has what came so far."""
+    told = {"event": "preparation", "bytes_away": 40, "busy_s": 1.0, "node": 0}
+    so_far = [told | {"rank": rank, "bytes_received": 100 * epoch} for epoch in (1, 2, 3, 4) for rank in (0, 1)]
+    found = tiers(recorded(tmp_path, log=[*log_of(), *so_far]))
+    assert found["from workers of Ray"] == 2 * 400 / 4
+    assert found["from other machines"] == 40 / 4
+
+
 def test_seconds_of_the_run_go_from_its_first_event_to_its_last(tmp_path):
     run = recorded(tmp_path)
     assert run.seconds == 2.0 * (len(run.log) - 1)
