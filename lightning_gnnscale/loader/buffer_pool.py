@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 LINE_BYTES = 64
-_SMALLEST = 4096
+_SMALLEST = 4096  # below, the C library hands warm memory out again, more cheaply than a pool does
 
 
 class BufferPool:
@@ -16,7 +16,8 @@ class BufferPool:
 
     Fresh pages cost several times what filling them does, so buffers are reused: an array that `take` returned owns
     its buffer until the array, and every view and tensor derived from it, is gone. A user may keep batches for as
-    long as they like: what exceeds `max_bytes` is fresh memory, and is freed instead of coming back.
+    long as they like: what exceeds `max_bytes` is fresh memory, and is freed instead of coming back; so are arrays of
+    at most 4096 bytes, which are not counted.
 
     Args:
         max_bytes: most bytes that the pool keeps, handed out or waiting, >= 0.
@@ -42,6 +43,8 @@ class BufferPool:
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes <= _SMALLEST:
+            return _aligned(num_bytes or 1)[:num_bytes].view(dtype).reshape(shape)
         capacity = rounded_capacity(num_bytes)
         buffer, pooled = self._find(capacity)
         # The base of this array is a memoryview, not an array: numpy then makes the array itself, not the buffer,

@@ -49,11 +49,6 @@ class EpochUse:
     edge_bytes: float = 0.0
 
     @property
-    def used_bytes(self) -> float:
-        """Bytes of the rows of all batches."""
-        return self.rows * self.row_bytes
-
-    @property
     def table_bytes(self) -> float:
         """Bytes of the table."""
         return self.num_rows * self.row_bytes

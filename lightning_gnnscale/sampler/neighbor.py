@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from ..errors import check_flags, short
 from ..graph import CSC, GraphSchema, check_requires
@@ -405,10 +404,6 @@ class NeighborSampler(BatchSampler):
             return None, False, None
         by_edge, node_time = "edge_time" in columns, columns.get("node_time")
         return (columns["edge_time"] if by_edge else node_time), by_edge, node_time
-
-
-def _ones_like(weight: np.ndarray | Tensor, num: int) -> np.ndarray | Tensor:
-    return weight.new_ones(num) if isinstance(weight, Tensor) else np.ones(num, np.float32)
 
 
 def _both_ways(induced: Subgraph, sampled: Subgraph) -> Subgraph:

@@ -1,5 +1,6 @@
 """Row gathers: the checks, and the choice of the implementation."""
 
+import math
 import threading
 from types import ModuleType
 
@@ -56,10 +57,10 @@ def gather_rows(
     if isinstance(out, Tensor) and out.dtype != torch.bfloat16:
         return torch.from_numpy(gather_rows(table, rows, out.numpy(), code))
     _check(table, rows, out, shape, dtype)
-    row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
+    row_bytes = table.dtype.itemsize * math.prod(table.shape[1:])
     if len(rows) == 0 or row_bytes == 0:
         return out
-    unit = None if code is not None else _unit(row_bytes, table, out)
+    unit = _unit(row_bytes, table, out) if code is None and row_bytes <= 8 else None
     if unit is not None and unit.itemsize == row_bytes:
         cpu.copy_items(np.asarray(table).reshape(-1).view(unit), rows, out.reshape(-1).view(unit))
         return out
@@ -142,7 +143,7 @@ def gather_tiers(
     """
     num = len(places) if nodes is None else len(nodes)
     contiguous = out.is_contiguous() if isinstance(out, Tensor) else out.flags.c_contiguous
-    row_bytes = out.dtype.itemsize * int(np.prod(out.shape[1:], dtype=np.int64))
+    row_bytes = out.dtype.itemsize * math.prod(out.shape[1:])
     wanted_bytes = tables.row_bytes
     if code is not None:
         if tables.row_bytes != code.row_bytes:

@@ -1,5 +1,6 @@
 """Rows in several tables, where the tables are in memory, and how the Triton gathers of them are launched."""
 
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ class RowTables:
             contiguous = table.is_contiguous() if isinstance(table, Tensor) else table.flags.c_contiguous
             if not contiguous:
                 raise ValueError(f"table {number} must be C-contiguous: pass a contiguous copy")
-            own = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
+            own = table.dtype.itemsize * math.prod(table.shape[1:])
             row_bytes = own if row_bytes is None else row_bytes
             if own != row_bytes:
                 raise ValueError(f"table {number} must have rows of {row_bytes} bytes, got {own}")
