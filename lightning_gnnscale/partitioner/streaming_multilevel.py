@@ -16,6 +16,7 @@ from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit
 from .multilevel.cycle import level_cap, polished
 from .multilevel.edge_form import EdgeClusters
+from .multilevel.hubs import hub_parts
 from .multilevel.low_degrees import MAX_MEAN_DEGREE
 from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
@@ -52,8 +53,7 @@ class Tries(NamedTuple):
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
-            cycles.
-        polish_degree: Mean number of neighbours up to which it is given that: one move at a time does less on grids.
+            cycles; first where nodes have few neighbours, _FEW_NEIGHBOURS on average, then where they have more.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
     """
@@ -67,16 +67,15 @@ class Tries(NamedTuple):
     max_rounds: tuple[int, int] = (Effort().max_rounds,) * 2
     clusters_first: bool = False
     enough_edges: float = ENOUGH_EDGES
-    polish: tuple[int, int, int] = (4, 20, 0)
-    polish_degree: float = np.inf
+    polish: tuple[tuple[int, int, int], tuple[int, int, int]] = ((8, 60, 0), (3, 8, 0))
     sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=(2, 8, 0), polish_degree=8),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((2, 8, 0), (0, 0, 0))),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
-    "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=(8, 60, 2), sweeps_in_vain=2, rounds_of_edges=6),
+    "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -85,6 +84,7 @@ _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs 
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
+_FEW_NEIGHBOURS = 8  # of a node: Jet then reads little but borders, and one move at a time does less
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
@@ -217,14 +217,13 @@ def streaming_multilevel(
             source.keep_degree(source.degree if whole else _volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             streamed = source.in_memory(node_weight) if whole else source.streamed(node_weight)
-            clusters = partial(
-                _clusters, graph, streamed, num_parts, int(passes), (max_edges, tries.enough_edges), threads
-            )
+            clusters = partial(_clusters, graph, streamed, cap, int(passes), (max_edges, tries.enough_edges), threads)
             parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
-            if whole and entries <= tries.polish_degree * graph.num_nodes:
+            polish = tries.polish[entries > _FEW_NEIGHBOURS * graph.num_nodes]
+            if whole and polish[1]:
                 with phases.phase(REFINEMENT):
-                    part = polished(streamed, part, cap, graph.seed, tries.polish, threads)
+                    part = polished(streamed, part, cap, graph.seed, polish, threads, parts.price)
             if phases.counts_quality() and isinstance(streamed, BlockGraph):
                 _count_quality(streamed, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))
@@ -258,6 +257,9 @@ class StreamedParts:
         effort: how hard to try in memory.
         threads: their number does not change the result.
         in_vain: see `Tries.sweeps_in_vain`.
+
+    Attributes:
+        price: (num_parts, D) float64, what a unit of weight costs in each part after the sweeps.
     """
 
     def __init__(
@@ -270,13 +272,14 @@ class StreamedParts:
         in_vain: int = 1,
     ):
         self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
-        self.in_vain = in_vain
+        self.in_vain, self.price = in_vain, np.zeros(cap.shape)
 
-    def refined(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]], rounds: int) -> np.ndarray:
+    def refined(self, clusters: Callable[[], tuple[WeightedGraph | None, np.ndarray]], rounds: int) -> np.ndarray:
         """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
 
         Args:
-            clusters: returns the graph of clusters, and (num_nodes,) int32, the cluster of every node.
+            clusters: returns the graph of clusters, and (num_nodes,) int32, the cluster of every node; or None, and
+                parts of the nodes.
             rounds: rounds of refinement, >= 0.
         """
         given, graph, cap = self.given, self.graph, self.cap
@@ -284,7 +287,7 @@ class StreamedParts:
         part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse(clusters)
         with phases.phase(REFINEMENT):
             if not isinstance(graph, EdgeGraph):
-                return self._swept(left or {"part": part, "round": np.zeros(2, np.int64)}, rounds)
+                return self._swept(left or {"part": part}, rounds)
             load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
             refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
             refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
@@ -294,21 +297,23 @@ class StreamedParts:
         """Refine parts by sweeps, a pass each, from a state on that is saved after each.
 
         Args:
-            state: parts, and "round": the number of the next sweep, and how many gained little before it.
+            state: parts; where sweeps have gone before, "round": the number of the next one, and how many gained little
+                before it, and "price": the lasting prices.
             rounds: number of the last sweep; 0: none.
         """
         graph, cap, part = self.graph, self.cap, state["part"]
         load = part_loads(graph.node_weight, part, len(cap))
-        (number, few), last = state["round"].tolist(), rounds  # a sweep more than there are rounds
+        (number, few), last = state.get("round", np.zeros(2, np.int64)).tolist(), rounds  # a sweep more than rounds
+        self.price = price = state.get("price", self.price)
         while number <= last and rounds:
             if number == 0 or (number == last and (load > _SWEPT_BACK * cap).any()):
                 self._balance(part, load, number)
             pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
-            gained = sweep(graph, part, load, cap, pressure, slack, self.threads, number % 2 == 0)
+            gained = sweep(graph, part, load, cap, price, pressure, slack, self.threads, number % 2 == 0)
             little = gained < _WORTHWHILE / self.in_vain * graph.total_edge_weight / 2
             few = few + 1 if little else 0
             number = last if few >= self.in_vain and number < last else number + 1  # the last one balances
-            self.given.save(REFINEMENT, {"part": part, "round": np.array([number, few])})
+            self.given.save(REFINEMENT, {"part": part, "round": np.array([number, few]), "price": price})
         self._balance(part, load, last + 1)
         return part
 
@@ -320,13 +325,16 @@ class StreamedParts:
         key = fold(self.given.seed, _SALT, 2, number)
         rebalance(self.graph, part, load, self.cap, inner_cap(self.cap), key, self.threads, target, ratio)
 
-    def _coarse(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]]) -> np.ndarray:
+    def _coarse(self, clusters: Callable[[], tuple[WeightedGraph | None, np.ndarray]]) -> np.ndarray:
         """Partition the graph of clusters, and carry its parts over to the nodes."""
         given, cap = self.given, self.cap
         left = given.left_in(PARTS)
         if left:
             return left["part"]
         quotient, coarse_of = clusters()
+        if quotient is None:
+            given.save(PARTS, {"part": coarse_of})
+            return coarse_of
         phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
         with phases.phase("multilevel"):
             coarse_cap = level_cap(quotient, cap, np.full(len(cap), 1 / len(cap)))
@@ -342,24 +350,25 @@ class StreamedParts:
 
 def _clusters(
     given: GraphInput,
-    graph: BlockGraph | EdgeGraph,
-    num_parts: int,
+    graph: WeightedGraph | BlockGraph | EdgeGraph,
+    cap: np.ndarray,
     passes: int,
     edges: tuple[int, float],
     threads: RowThreads,
-) -> tuple[WeightedGraph, np.ndarray]:
+) -> tuple[WeightedGraph | None, np.ndarray]:
     """Return the graph of clusters that label propagation finds, and (num_nodes,) int32, the cluster of every node.
 
+    Where clusters tell nothing, but hubs do, there is no such graph: returned are None, and parts, see `hub_parts`.
+
     Args:
-        given, graph, threads: see `StreamedParts`.
-        num_parts: number of parts that will be made of them.
+        given, graph, cap, threads: see `StreamedParts`.
         passes: rounds of label propagation, >= 1.
         edges: Edges of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser
             or are joined, up to one a part; and how many a cluster are enough for a sample.
     """
     left = given.left_in(CLUSTERING)
     clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
-    per_part, done, until = _CLUSTERS_A_PART, 0, clusters.steps_of(passes)
+    per_part, done, until, num_parts = _CLUSTERS_A_PART, 0, clusters.steps_of(passes), len(cap)
     before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
     if left:
         per_part, done, until, before = (left[name].item() for name in ("per_part", "done", "until", "before"))
@@ -372,6 +381,13 @@ def _clusters(
                 clusters.step(i, limit)
                 so_far = {"done": i + 1, "until": until, "per_part": per_part, "before": before}
                 given.save(CLUSTERING, {**clusters.arrays(), **so_far})
+        # With all its edges their graph is as good as the graph itself.
+        too_many = not isinstance(graph, EdgeGraph) and graph.total_edge_weight // 2 > edges[0]
+        if too_many and until == clusters.steps_of(passes):
+            with phases.phase("quotient"):
+                part = hub_parts(graph, clusters.label, cap, given.seed)
+            if part is not None:
+                return None, part
         with phases.phase("quotient"):
             coarse_of, num_coarse = number_clusters(clusters.label)
             # Clusters that no longer grow by moving nodes are joined as they are.

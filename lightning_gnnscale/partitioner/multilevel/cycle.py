@@ -86,6 +86,7 @@ def polished(
     seed: int,
     polish: tuple[int, int, int],
     threads: RowThreads,
+    price: np.ndarray | None = None,
 ) -> np.ndarray:
     """Refine parts of a graph in memory, then contract it within them and refine again; return the best parts.
 
@@ -93,11 +94,12 @@ def polished(
         graph, cap, seed, threads: see `partition_in_memory`.
         part: (num_nodes,) int16; changed in place.
         polish: patience and rounds of refinement, and cycles.
+        price: see `refine`.
     """
     patience, max_rounds, cycles = polish
     effort, share = Effort(patience=patience, max_rounds=max_rounds), np.full(len(cap), 1 / len(cap))
     space = JetSpace.empty(graph.num_nodes)
-    best = _improve(graph, part, cap, fold(seed, _POLISH_SALT), effort, threads, space, True)[0], part
+    best = _improve(graph, part, cap, fold(seed, _POLISH_SALT), effort, threads, space, True, price)[0], part
     for i in range(cycles):
         found = run_cycle(graph, cap, fold(seed, _POLISH_SALT, i), share, effort, threads, space, best[1])
         best = found if found[0] <= best[0] else best
@@ -166,7 +168,9 @@ def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space
     return (state[1] + 1) * (1 + 4 * penalty / len(cap)), part
 
 
-def _improve(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace, finest: bool):
+def _improve(
+    graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace, finest: bool, price=None
+):
     load = part_loads(graph.node_weight, part, len(cap))
     cut, balanced = refine(
         graph,
@@ -179,6 +183,7 @@ def _improve(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, s
         0.25 if finest else 0.75,
         effort.patience,
         effort.max_rounds,
+        price=price,
     )
     return (not balanced, cut), load
 

@@ -95,6 +95,7 @@ def refine(
     max_rounds: int,
     after_round=None,
     saved: dict[str, np.ndarray] | None = None,
+    price: np.ndarray | None = None,
 ) -> tuple[int, bool]:
     """Rebalance, then lower the cut round by round; the best balanced state is kept.
 
@@ -116,6 +117,7 @@ def refine(
         max_rounds: bound on the rounds.
         after_round: called after a round with arrays by name, to be saved.
         saved: such arrays, to go on from; `part` and `load` are overwritten.
+        price: (num_parts, D) float64, what a unit of weight costs in each part to begin with. None: nothing.
 
     Returns:
         The cut (edge weight between parts) and whether all parts are within their caps.
@@ -128,7 +130,7 @@ def refine(
     spare, best_load = (space.target, space.gain), load.copy()
     if saved is None:
         space.moved[:] = False
-        price = np.zeros(load.shape)
+        price = np.zeros(load.shape) if price is None else price
         search = Search(balanced=rebalance(graph, part, load, cap, inner, fold(seed, 0), threads, *spare))
     else:
         part[:], space.best[:], space.moved[:] = saved["part"], saved["best"], saved["moved"]

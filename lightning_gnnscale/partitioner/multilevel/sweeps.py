@@ -6,12 +6,13 @@ import numpy as np
 
 from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
-from .row_form import has_space, is_over
+from .row_form import has_space
 from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, total_weight
 
 BATCHES = 32  # a block; a fixed part of the method, whatever the threads
 # Pressure and slack of the last sweeps: parts that may grow for a while let more nodes find their place.
 SWEEPS = ((4.0, 1.2), (8.0, 1.1), (16.0, 1.0))
+LASTING = 2.0  # of the mean degree: by how much a sweep raises the lasting price of a part that weighs twice its cap
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
@@ -20,6 +21,7 @@ def sweep(
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
+    lasting: np.ndarray,
     pressure: float,
     slack: float,
     threads: RowThreads,
@@ -28,14 +30,16 @@ def sweep(
     """Read the graph once, and let each node go to the part that it shares most edges with, less a price.
 
     All nodes of a batch choose from the same state; then those that would gain are looked at one after the other, and
-    move if they gain still. A part that is over its cap has a price, by which nodes stay out of it and, while it is,
-    leave it at a small loss.
+    move if they gain still. A part that is over its cap has a price, by which nodes stay out of it or leave it at a
+    small loss. A part of the price lasts: it rises while the part is over its cap and falls while it is not, so that a
+    part that all would like to enter, that of the hubs, exchanges its nodes for better ones.
 
     Args:
         graph: the graph; its edges weigh one each.
         part: (num_nodes,) int16; changed in place.
         load: (num_parts, D) int64, weight of each part; kept up to date.
         cap: (num_parts, D) int64.
+        lasting: (num_parts, D) float64, the lasting part of the prices; kept up to date.
         pressure: of the mean degree: what a part that weighs twice its cap costs more than one within it.
         slack: of the cap, >= 1: up to there parts are entered.
         threads: threads that choose; their number does not change the result.
@@ -49,14 +53,16 @@ def sweep(
         ours.
     """
     gained = 0
-    per_load = pressure * graph.total_edge_weight / np.maximum(1, total_weight(graph))
+    per_load = graph.total_edge_weight / np.maximum(1, total_weight(graph))
     price, most = np.empty(load.shape), (cap * slack).astype(np.int64)
     for block in graph.blocks(backwards):
         bounds = np.searchsorted(block.indptr, np.linspace(0, len(block.indices), BATCHES + 1).astype(np.int64))
         bounds = np.unique(np.append(bounds, len(block.indptr) - 1))
         target = np.empty(int(np.diff(bounds).max(initial=0)), PART_DTYPE)
         for start, stop in pairwise(bounds.tolist()):
-            price[:] = per_load * np.maximum(0.0, load / cap - 1.0)
+            over, share = load / cap - 1.0, (block.indptr[stop] - block.indptr[start]) / graph.total_edge_weight
+            lasting[:] = np.maximum(0.0, lasting + LASTING * share * per_load * over)
+            price[:] = lasting + pressure * per_load * np.maximum(0.0, over)
             state = (start, *block[:3], graph.node_weight, part, load, cap, most, price, target)
             threads.run(_choose_parts, block.indptr[start : stop + 1], *state)
             gained += _move(stop - start, *state)
@@ -87,12 +93,11 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
             c = conn[np.uint64(p)] + 1
             conn[np.uint64(p)] = c
             best, most = p if c > most else best, max(c, most)
-        inside = conn[np.uint64(own)]
-        if most <= inside and not is_over(own, load, cap):
+        inside, at = conn[np.uint64(own)], np.int64(v) & every
+        rent = _rent(at, np.int64(own), price, node_weight)
+        if most <= inside and rent == 0.0:
             best = own  # prices are not negative
         else:
-            at = np.int64(v) & every
-            rent = _rent(at, np.int64(own), price, node_weight)
             best, score = own, np.float64(inside) - rent
             for k in range(degree):
                 p = near[k]
@@ -129,8 +134,6 @@ def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load
         for e in range(indptr[row], indptr[row + 1]):
             p = part[indices[e]]
             gain += np.int64(p == other) - np.int64(p == own)
-        if gain <= 0 and not is_over(own, load, cap):
-            continue
         if gain > _rent(at, other, price, node_weight) - _rent(at, own, price, node_weight):
             for d in range(node_weight.shape[1]):
                 load[own, d] -= node_weight[v & every, d]

@@ -54,6 +54,11 @@ class WeightedGraph(NamedTuple):
         return len(self.indptr) - 1
 
     @property
+    def degree(self) -> np.ndarray:
+        """(num_nodes,) entries a row."""
+        return np.diff(self.indptr)
+
+    @property
     def total_edge_weight(self) -> int:
         """The weight of all entries: twice that of the edges."""
         times = len(self.indices) if len(self.edge_weight) == 1 else 1
@@ -77,6 +82,11 @@ class BlockGraph(NamedTuple):
     @property
     def num_nodes(self) -> int:
         return self.csc.num_nodes
+
+    @property
+    def degree(self) -> np.ndarray:
+        """(num_nodes,) entries a row."""
+        return self.csc.degree
 
     @property
     def total_edge_weight(self) -> int:

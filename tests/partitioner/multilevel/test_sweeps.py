@@ -26,7 +26,7 @@ def test_what_a_sweep_gains_is_what_the_cut_falls_by(opened, backwards, monkeypa
     for num_threads in (1, 3):
         part, cap, threads = start.copy(), np.full((4, 1), 70), RowThreads(num_threads)
         load = part_loads(graph.node_weight, part, 4)
-        gained = sweep(graph, part, load, cap, 16.0, 1.0, threads, backwards)
+        gained = sweep(graph, part, load, cap, np.zeros(cap.shape), 16.0, 1.0, threads, backwards)
         threads.close()
         assert gained == cut_of(edges, start) - cut_of(edges, part) > 0
         assert np.array_equal(load, part_loads(graph.node_weight, part, 4)) and load.max() <= 70
@@ -39,5 +39,5 @@ def test_a_part_over_its_cap_is_left(opened):
     part = np.where((group == 1) & (np.arange(240) % 3 > 0), 0, group).astype(PART_DTYPE)
     load, cap = part_loads(graph.node_weight, part, 4), np.full((4, 1), 62)
     before = load[:, 0].tolist()
-    sweep(graph, part, load, cap, 100.0, 1.0, RowThreads(1), False)
+    sweep(graph, part, load, cap, np.zeros(cap.shape), 100.0, 1.0, RowThreads(1), False)
     assert before[0] > 90 and load[0, 0] < before[0] and before[1] < load[1, 0] <= 62
