@@ -1,4 +1,4 @@
-"""Training that is killed within a read of a sweep: it goes on from a checkpoint within the epoch to the same weights."""
+"""Training that is killed within a read of a sweep goes on from a checkpoint within the epoch to the same weights."""
 
 import os
 import signal
