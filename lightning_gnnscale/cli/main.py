@@ -71,6 +71,8 @@ def program() -> None:
     Exit handlers run, but the interpreter is not torn down: that takes seconds with torch's modules.
     """
     hold_garbage_collection()
+    # Before torch is imported: its threads that wait for each other would spin on cores that prepare batches.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = 0
     try:
         main()

@@ -436,11 +436,24 @@ def plan(config: DictConfig) -> None:
         table.add_row("elastic", planned(config, weights))
     Console().print(table)
     if "dataset" in config:
+        if config.store is None:
+            _plan_partitioning(made, datamodule.store_source)
         store = store or standing_store(config, datamodule.store_source)
         if config.store is None and store is not None and takes_sampler(config):
             datamodule = make_datamodule(config, None, store=store)
         _plan_reads(config, made, datamodule, store, weights)
         _plan_machines(config, data, datamodule, store, weights)
+
+
+def _plan_partitioning(made, source) -> None:
+    """Print what the host's memory holds of the graph that is partitioned in it, and with another GiB of memory."""
+    found = source.quotient_by_memory(made, 1 << 30)
+    if found is not None:
+        now, more, best = found
+        print(
+            f"partitioning: {format_bytes(made.host_memory_bytes)} hold +partitioner.quotient_edges_per_node={now:.2g},"
+            f" and {more:.2g} with 1 GiB more; {best:g} cut best"
+        )
 
 
 def _plan_reads(config: DictConfig, made, datamodule, store, weights) -> None:

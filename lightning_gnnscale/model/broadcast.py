@@ -115,14 +115,20 @@ class Broadcast:
             yield np.concatenate(rows), _joined(factors)
 
     def _joined_blocks(self, blocks: Iterator[RowBlock], pool: ThreadPoolExecutor) -> Iterator[RowBlock]:
-        """Yield blocks of about as many edges as may be sorted at once; the next is read meanwhile."""
-        limit = max(1, self.memory_bytes // 256)
+        """Yield blocks of about as many edges as may be sorted at once; the next is read meanwhile.
+
+        A row of more edges comes alone, without a copy of them.
+        """
+        limit, large = max(1, self.memory_bytes // 256), []
 
         def read() -> RowBlock | None:
             found, count = [], 0
             while count < limit:
-                block = next(chunks, None)
+                block = large.pop() if large else next(chunks, None)
                 if block is None:
+                    break
+                if found and len(block.indices) > limit:
+                    large.append(block)
                     break
                 found.append(block)
                 count += len(block.indices) + len(block.rows)

@@ -83,9 +83,22 @@ class EdgeBins:
         return sum(dtype.itemsize for dtype in self.dtypes)
 
     def add(self, block: RowBlock, first_slot: int, weight: np.ndarray | None = None) -> None:
-        """Add the edges of rows that follow those added before, from `first_slot` on; weight replaces the block's."""
-        weight = block.edge_weight if weight is None else weight
-        starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, weight)
+        """Add the edges of rows that follow those added before, from `first_slot` on; weight replaces the block's.
+
+        They are sorted some at a time, those of one row too: a row of very many takes no more memory than others.
+        """
+        block = block if weight is None else block._replace(edge_weight=weight)
+        most = max(1, 2 * self.window_bytes // self.edge_bytes)
+        for first in range(0, len(block.indices), most):
+            last = min(first + most, len(block.indices))
+            begin = int(np.searchsorted(block.indptr, first, side="right")) - 1
+            end = int(np.searchsorted(block.indptr, last, side="left"))
+            indptr = np.clip(block.indptr[begin : end + 1], first, last) - first
+            edges = [None if column is None else column[first:last] for column in block[2:]]
+            self._add(RowBlock(block.rows[begin:end], indptr, *edges), first_slot + begin)
+
+    def _add(self, block: RowBlock, first_slot: int) -> None:
+        starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, block.edge_weight)
         self.counts += np.diff(starts)
         num_bytes = self.edge_bytes * len(columns[0]) + starts.nbytes
         if self.spool is not None and self._kept_bytes + num_bytes > self.keep_bytes:

@@ -25,11 +25,20 @@ from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
+from ..partitioner.streaming_multilevel import EFFORTS
 from ..partitioner.two_levels import NODE_BYTES as TWO_LEVELS_BYTES
 from ..partitioner.two_levels import check_num_machines
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
-from ..planner.sweep_plan import ROWS_A_SEED, SPACE_SHARE, WAITING_BYTES, WORTH, EpochUse, plan_sweep
+from ..planner.sweep_plan import (
+    ROWS_A_SEED,
+    SPACE_SHARE,
+    WAITING_BYTES,
+    WORTH,
+    EpochUse,
+    largest_share,
+    plan_sweep,
+)
 from .journal import store_folder
 from .manifest import read_source, write_json
 from .partitioner_identity import (
@@ -360,6 +369,30 @@ class StoreSource:
             f"the run does not fit: partitioning by {method} takes {format_bytes(peak)} of {format_bytes(host)}; "
             f"what would fit: {words}, or {memory}"
         )
+
+    def quotient_by_memory(self, plan: Plan, more_bytes: int) -> tuple[float, float, float] | None:
+        """Return the largest `quotient_edges_per_node` that the host's memory holds, with more of it, and at its best.
+
+        None where memory is not limited, or holds the best already, or the partitioner has no such option.
+        """
+        known, host = registered_method(self.partitioner), plan.host_memory_bytes
+        if host is None or known is None or known[0] != SMALLEST_HALOS:
+            return None
+        (method, options), num_edges = known, self._num_edges(plan.num_edges)
+
+        def needed(given: dict) -> int:
+            return partition_bytes(method, plan.num_nodes, num_edges, plan.num_parts, given)
+
+        best = max(EFFORTS[options.get("effort") or "default"].quotient_edges_per_node, options.get(_QUOTIENT) or 0)
+        beside = plan.host_peak_bytes["partition"] - needed(options)  # of the process, and chunks of the stream
+
+        def held(limit: int) -> float:
+            def fits(share: float) -> bool:
+                return beside + needed(options | {_QUOTIENT: share * best}) <= limit
+
+            return best if fits(1.0) else best * largest_share(fits)
+
+        return None if held(host) == best else (held(host), held(host + more_bytes), best)
 
     def _num_edges(self, num_edges: int) -> int:
         """Return the undirected edges of a store with so many edges, at most."""

@@ -131,7 +131,7 @@ def plan_sweep(use: EpochUse, space_bytes: float, open_bytes: float = 0.0) -> Sw
         waiting = min(share * (1 + LAG / RANGES), 1.0) * use.waiting_bytes
         return per_row * _held_bytes(use, share) + waiting <= space
 
-    share = 1.0 if fits(1.0) else _largest(fits)
+    share = 1.0 if fits(1.0) else largest_share(fits)
     held = min(_MARGIN * _held_bytes(use, share), space)
     waiting = int(max(space - held * (use.row_bytes + _ROW_OVERHEAD) / use.row_bytes, 0))
     if share == 1.0:
@@ -139,7 +139,7 @@ def plan_sweep(use: EpochUse, space_bytes: float, open_bytes: float = 0.0) -> Sw
     return SweepPlan(int(held), waiting, 1 / share + 1, _sweep_bytes(use, share))
 
 
-def _largest(fits: Callable[[float], bool]) -> float:
+def largest_share(fits: Callable[[float], bool]) -> float:
     """Return the largest share in (0, 1] that fits, where smaller ones fit too; the least one if none does."""
     least, most = _LEAST_SHARE, 1.0
     for _ in range(_TRIES):
@@ -156,7 +156,7 @@ def window_bytes(use: EpochUse, window: float, sampled_bytes: float) -> float:
         window: Bytes of rows and of sampled batches.
         sampled_bytes: Of all batches of the epoch, without features.
     """
-    share = _largest(lambda share: use.distinct(share) * use.row_bytes + share * sampled_bytes <= window)
+    share = largest_share(lambda share: use.distinct(share) * use.row_bytes + share * sampled_bytes <= window)
     return use.pass_bytes(share) / share
 
 

@@ -1,6 +1,7 @@
 """The program's begin and end: the garbage collector held while it imports, and an end without taking all apart."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -54,3 +55,14 @@ def test_a_traceback_that_was_asked_for_is_shown():
     program = PROGRAM.format(end="raise RuntimeError('a defect')")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" in done.stderr and "a defect" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_torch_do_not_spin_while_they_wait_unless_asked(given, found):
+    """The policy is read once, when torch is imported."""
+    end = "import os; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    program = [sys.executable, "-c", PROGRAM.format(end=end)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split()[:3] == ["written", found, "False"]

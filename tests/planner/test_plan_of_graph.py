@@ -6,6 +6,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
+from lightning_gnnscale.partitioner.registry import partition_bytes
 
 NUM_NODES = 30
 RING = np.stack([np.arange(NUM_NODES), (np.arange(NUM_NODES) + 1) % NUM_NODES])
@@ -123,3 +124,22 @@ def test_a_store_is_planned_for_the_default_batches(tmp_path):
     dm = gs.PartitionDataModule(root=tmp_path / "s", stream=graph.stream(), features=graph.features(8), num_parts=2)
     assert dm._batch_shape() == batches
     assert dm.store_source.make_plan(2, **batches) == dm.make_plan(2)
+
+
+def test_another_gib_holds_a_larger_graph_of_clusters(tmp_path):
+    """Of a graph of 40,000,000 nodes; 2 edges a node are the most that `effort=default` takes."""
+    dm = gs.PartitionDataModule(
+        root=tmp_path / "store", dataset=datamodule(tmp_path, RING).dataset, partitioner="streaming_multilevel"
+    )
+    source, counts = dm.store_source, {"num_nodes": 40_000_000, "num_edges": 800_000_000, "num_parts": 64}
+
+    def found(host: int, **options):
+        needed = partition_bytes("streaming_multilevel", 40_000_000, 400_000_000, 64, options)
+        fixed = {"feature_bytes": 0, "host_memory_bytes": host, "device_memory_bytes": None}
+        plan = gs.plan(**counts, **fixed, partition_bytes=lambda _: needed)
+        return plan.host_peak_bytes["partition"], source.quotient_by_memory(plan, 1 << 30)
+
+    assert found(64 << 30)[1] is None
+    now, more, best = found(4 << 30)[1]
+    assert 0 < now < more < best == 2
+    assert found(4 << 30, quotient_edges_per_node=now)[0] <= 4 << 30 < found(4 << 30, quotient_edges_per_node=more)[0]
