@@ -73,7 +73,7 @@ class Tries(NamedTuple):
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((2, 8, 0), (0, 0, 0))),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((4, 16, 0), (0, 0, 0))),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -85,6 +85,8 @@ _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
 _FEW_NEIGHBOURS = 8  # of a node: Jet then reads little but borders, and one move at a time does less
+# Initial partitions, and nodes a part of the graph that they are made of: on grids they decide how parts lie.
+_TRIES_OF_FEW, _STOP_OF_FEW = 32, 20
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
@@ -125,9 +127,10 @@ def streaming_multilevel(
 
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
-    over to the nodes and refined on the streamed blocks. A graph that fits one block is held in memory meanwhile, and
-    refined once more by Jet (by "fast" where nodes have few neighbours); one of trees and chains, and but for "fast"
-    one of at most 2**20 entries, is contracted level by level from the start.
+    over to the nodes and refined on the streamed blocks. Where clusters are hardly more than trees and there are hubs,
+    these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is held
+    in memory meanwhile, and refined once more by Jet (by "fast" where nodes have few neighbours); one of trees and
+    chains, and but for "fast" one of at most 2**20 entries, is contracted level by level from the start.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -208,6 +211,9 @@ def streaming_multilevel(
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
         in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
+        few_neighbours = entries <= _FEW_NEIGHBOURS * graph.num_nodes
+        if few_neighbours and not at_once:
+            in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
         if at_once:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)
@@ -220,7 +226,7 @@ def streaming_multilevel(
             clusters = partial(_clusters, graph, streamed, cap, int(passes), (max_edges, tries.enough_edges), threads)
             parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
-            polish = tries.polish[entries > _FEW_NEIGHBOURS * graph.num_nodes]
+            polish = tries.polish[not few_neighbours]
             if whole and polish[1]:
                 with phases.phase(REFINEMENT):
                     part = polished(streamed, part, cap, graph.seed, polish, threads, parts.price)

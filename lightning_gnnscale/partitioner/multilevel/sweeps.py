@@ -60,7 +60,7 @@ def sweep(
         bounds = np.unique(np.append(bounds, len(block.indptr) - 1))
         target = np.empty(int(np.diff(bounds).max(initial=0)), PART_DTYPE)
         for start, stop in pairwise(bounds.tolist()):
-            over, share = load / cap - 1.0, (block.indptr[stop] - block.indptr[start]) / graph.total_edge_weight
+            over, share = load / cap - 1.0, (block.indptr[stop] - block.indptr[start]) / max(1, graph.total_edge_weight)
             lasting[:] = np.maximum(0.0, lasting + LASTING * share * per_load * over)
             price[:] = lasting + pressure * per_load * np.maximum(0.0, over)
             state = (start, *block[:3], graph.node_weight, part, load, cap, most, price, target)
