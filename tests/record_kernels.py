@@ -44,7 +44,8 @@ def run(words: list[str]) -> None:
 
         dataset = generate(num_nodes=100_000, num_edges=400_000, num_communities=100, folder="generated")
         if words[0] == "partition":
-            gs.partition(dataset.stream, words[1], 8, masks=dataset.masks)
+            for num_parts in (8, 2):  # of two parts few nodes are at the border, and only these are looked at again
+                gs.partition(dataset.stream, words[1], num_parts, masks=dataset.masks)
         return
     from lightning_gnnscale.cli import main
 
