@@ -230,7 +230,7 @@ class Plan:
             rows += [("parts in memory at a time", f"{held}, those of a batch and the next")]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
-        if self.evaluation_read_bytes:
+        if self.evaluation_read_bytes and self.fits:  # by the memory that is left, which says nothing where none is
             seconds = format_seconds(self.evaluation_read_bytes / DISK_BYTES_PER_S)
             reads = f"{format_bytes(self.evaluation_read_bytes)}, {seconds} at 1 GB/s"
             rows += [("read to evaluate all nodes, predicted", reads)]
