@@ -94,7 +94,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 _ALWAYS = ("dataset=npz", "source=threads", "evaluation=layerwise", "trainer=default", "callbacks=default")
 _ALWAYS += ("strategy=gnnscale", "rows=auto", "planner=default", "logger=csv", "test=true", "predict=false")
-_ALWAYS += ("elastic=false", "save_steps=100", "changed=false")
+_ALWAYS += ("elastic=false", "save_steps=100", "changed=false", "keep_layers=false")
 _ALWAYS += ("feature_storage=null", "pack_halo=auto", "store=null", "resume=null", "seed=0", "matmul_precision=highest")
 
 # The settings of each paper; a benchmark adds its axes, such as another model of the same paper.

@@ -51,6 +51,7 @@ RUNS = {
     "distmult_fb15k237": ["recipe=distmult_fb15k237", *ONE],
     "embeddings": ["recipe=embeddings", "dataset.name=cora", *ONE],
     "gpu": ["recipe=gpu", "dataset.name=cora", *ONE],
+    "grappa": ["recipe=grappa", "dataset.name=cora", "trainer.devices=1", "strategy.logical_ranks=2", "num_parts=4"],
     "graphsaint": ["recipe=graphsaint", "dataset.name=cora", *ONE],
     "halo_int8": ["recipe=halo_int8", "dataset.name=cora", *TWO],
     "hgt_mag_shape": ["recipe=hgt_mag_shape", "dataset.num_nodes=3000", "dataset.num_edges=20000", *ONE],

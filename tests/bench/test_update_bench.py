@@ -15,7 +15,8 @@ SMALL = {"num_nodes": 600, "num_edges": 3000, "updates": 2, "new_share": 0.05, "
 def test_updates_reach_the_whole_graph(tmp_path, monkeypatch):
     monkeypatch.setattr(update, "in_fresh_process", lambda function, *arguments: update._stage(*_with_path(arguments)))
     rows = update.UpdateBench(partitioner="random", **SMALL).measure(Runner(tmp_path))
-    assert [row["stage"] for row in rows] == ["write", "update 1", "update 2", "partition again"] * 2
+    stages = ["write", "update 1", "update 2", "partition again", *update.PREDICTIONS]
+    assert [row["stage"] for row in rows] == stages * 2
     for graph in update.GRAPHS:
         last, whole = PartitionStore.open(tmp_path / f"{graph}-v2"), PartitionStore.open(tmp_path / f"{graph}-again")
         last.verify()
@@ -23,6 +24,7 @@ def test_updates_reach_the_whole_graph(tmp_path, monkeypatch):
         degrees = [np.diff(store.csc.indptr)[store.store_nid] for store in (last, whole)]
         assert np.array_equal(*degrees)
     assert rows[0]["of_write"] == 1 and rows[3]["of_again"] == 1
+    assert all(row["outputs"] == 600 for row in rows if row["stage"] == update.ALL)
 
 
 def _with_path(arguments):
