@@ -552,9 +552,8 @@ class PartLoader:
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        there = {position.part for position in (*pending, coming)}
-        if self._unions is not None:
-            there = {self._unions.of(part, coming.epoch) for part in there}
+        asked, unions = (*pending, coming), self._unions
+        there = {one.part if unions is None else unions.of(one.part, one.epoch) for one in asked}
         return len(there) <= self._parts_open + further
 
     def _key(self, position: Position) -> BatchKey:
