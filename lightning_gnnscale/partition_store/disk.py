@@ -1,19 +1,23 @@
 """How much memory and disk the writer may take, and what it needs, reported before it begins."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..dataset.feature_storage import feature_bytes
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
-from ..memory import format_bytes, read_sizes
+from ..memory import format_bytes, free_memory_bytes, read_sizes
 from ..traits import PartitioningTraits
 from .halo_rows import number_bytes
 from .inputs import StoreInputs
-from .journal import Journal
+from .journal import Journal, journal_head
 
+_BYTES_A_NODE = 24  # of memory: ids both ways, degrees, offsets
+_LARGEST_BUFFERS = 1 << 28  # bytes of the default budget: of edges that are sorted with their ids
+_MOST_HALVINGS = 6
 RUN_FILES = 16  # how many files bucketed edges fall into, at most; each is deleted once it is sorted
 
 
@@ -25,7 +29,8 @@ class WriteBudget:
         spill_edges: source edges that are bucketed at once; 24 to 56 bytes each.
         sort_edges: edges that are sorted at once; 16 bytes each, 32 where edges carry weights or features. A single
             row that is longer is sorted whole.
-        block_bytes: feature bytes that are copied at once, twice in memory.
+        block_bytes: feature bytes that are copied at once, as they are given, stored or checked, whichever are most;
+            twice in memory, three times where they are quantised.
         checkpoint_bytes: bytes written between two lines of the journal.
     """
 
@@ -39,6 +44,21 @@ class WriteBudget:
         for name, value in vars(self).items():
             if value < 1:
                 raise ValueError(f"WriteBudget.{name} must be at least 1, got {value}")
+
+    @classmethod
+    def fitting(cls, num_nodes: int, folder: Path, source: Mapping) -> "WriteBudget":
+        """Return the default budget, halved until its largest buffers take half of the memory that is free.
+
+        Args:
+            num_nodes: Of the graph, whose ids are held besides.
+            folder: The partial folder. An unfinished store of `source` goes on only with the budget that it began with.
+        """
+        head = journal_head(folder)
+        if "budget" in head and all(head.get(name) == value for name, value in source.items()):
+            return cls(**head["budget"])
+        spare = max(0, free_memory_bytes() - _BYTES_A_NODE * num_nodes) // 2
+        by = next((by for by in range(_MOST_HALVINGS) if _LARGEST_BUFFERS >> by <= spare), _MOST_HALVINGS)
+        return cls(cls.spill_edges >> by, cls.sort_edges >> by, cls.block_bytes >> by)
 
 
 def check_disk(inputs: StoreInputs, p, journal: Journal) -> None:

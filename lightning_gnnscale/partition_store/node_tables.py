@@ -1,5 +1,6 @@
 """Per-node arrays into store order: the source is read once from front to back, each part written as runs."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -50,7 +51,9 @@ def write_table(
     like = convert(source[:0])
     file = journal.open_file(step, name, like.dtype, like.shape[1:], num_nodes)
     start = journal.state(step).get("rows", 0)
-    block_rows = max(1, min(block_bytes // max(1, file.row_bytes), _MOST_ROWS))
+    held = held_values(source[:0], storage) if finite else source[:0]
+    row_bytes = max(file.row_bytes, *(rows.itemsize * math.prod(rows.shape[1:]) for rows in (source[:0], held)))
+    block_rows = max(1, min(block_bytes // max(1, row_bytes), _MOST_ROWS))
     cursor = _cursor(ids.part_offsets, part_id[:start])
     for begin in range(start, num_nodes, block_rows):
         end = min(begin + block_rows, num_nodes)

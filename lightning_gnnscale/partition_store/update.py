@@ -97,7 +97,7 @@ def update_store(
         drift: By which share the cut may grow since the first version before a warning names the remedy.
         progress: Called with (what, done, total) about once a block.
         overwrite: Write again even if a store exists at root, and discard an unfinished one of another change.
-        budget: Sizes of buffers.
+        budget: Sizes of buffers; None: those of `WriteBudget`, smaller where little memory is free.
         lock_timeout_s: How long to wait for another process that updates the store, or writes at root.
         check_finite: Refuse features and edge values with NaN or infinities.
         named: Arguments of `GraphChange`; beside a data set removed_edges, removed_nodes and reader alone.
@@ -124,7 +124,7 @@ def update_store(
     if root == old.root:
         raise ValueError(f"root must be another folder than the store's, got {root}: leave it out")
     given = GraphChange.of(change, **named)
-    budget, remedy = budget or WriteBudget(), "make space, and run the same command: it goes on from there"
+    remedy = "make space, and run the same command: it goes on from there"
     disk = disk_errors(partial_folder(root), "written", remedy, PartitionStoreError)
     with disk, writer_lock(old.root, lock_timeout_s, "updating"), stage("update", root=str(root)):
         wanted = read_change(old, given, check_finite)
@@ -179,7 +179,7 @@ def _write_version(
     change: StoreChange,
     nodes: Renumbered,
     root: Path,
-    budget: WriteBudget,
+    budget: WriteBudget | None,
     progress: Progress,
     overwrite: bool,
 ) -> None:
@@ -190,6 +190,7 @@ def _write_version(
     if finish_publishing(root, source, overwrite) or stands(root, source, overwrite):
         return
     check_partial(folder, source, overwrite)
+    budget = budget or WriteBudget.fitting(len(nodes.part_id), folder, source)
     journal = Journal(
         folder, {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}, budget.checkpoint_bytes
     )

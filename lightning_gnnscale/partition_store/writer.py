@@ -83,7 +83,7 @@ def write_partition_store(
         overwrite: write again even if a store exists at root, and discard an unfinished one of other input; the old
             store stays until the new one is complete.
         pack_halo: also store each halo's nodes and feature rows, so that a part loads with sequential reads.
-        budget: buffer sizes.
+        budget: buffer sizes; None: those of `WriteBudget`, smaller where little memory is free.
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
         named: The columns by their names: features, labels, masks, edge_weight, edge_features, node_time, edge_time,
@@ -109,7 +109,6 @@ def write_partition_store(
     if not has_all(p, "part_id", "num_parts"):
         raise ValueError(f"p must be a Partitioning such as gs.partition(stream) gives, got {short(p)}")
     root, columns = store_folder(root), Columns.of(Columns(**named) if columns is None else columns)
-    budget = budget or WriteBudget()
     files_now = partial(input_files, stream, columns, p.part_id)
     files = files_now()  # before anything of them is read
     inputs = check_inputs(stream, p, columns, pack_halo)
@@ -119,6 +118,7 @@ def write_partition_store(
     tell_odd_nodes(classes, inputs.masks)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     folder = partial_folder(root)
+    budget = budget or WriteBudget.fitting(inputs.num_nodes, folder, source)
     remedy = "make space, and run the same command: it goes on from there"
     with disk_errors(folder, "written", remedy, PartitionStoreError):
         root.parent.mkdir(parents=True, exist_ok=True)

@@ -100,6 +100,17 @@ def test_edge_features_that_lie_in_fortran_order_are_read_a_block_at_a_time(no_d
     assert all_bytes(tmp_path / "c") == all_bytes(tmp_path / "fortran")
 
 
+def test_a_block_of_quantised_rows_counts_the_floats_that_they_are_made_from(no_disk_wait, tmp_path):
+    graph, rows, peaks = random_graph(4000, 8000, 3), np.ones((4000, 256), np.float16), []
+    for name, storage in (("compiled", "int8"), ("int8", "int8"), ("float16", None)):
+        options = {"features": rows, "feature_storage": storage, "budget": WriteBudget(1 << 10, 1 << 10, 1 << 20)}
+        tracemalloc.start()
+        write_partition_store(tmp_path / name, graph.stream(), graph.given, **options)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[2] + (3 << 19)
+
+
 def test_a_row_of_a_bucket_is_an_int32_whatever_the_number_of_nodes():
     for num_nodes in (2**31 + 5, 2**32 + 1, 2**33):
         layout = BucketLayout.plan(num_nodes, 10**6, 1 << 23)

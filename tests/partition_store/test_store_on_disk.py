@@ -15,6 +15,7 @@ from lightning_gnnscale.partition_store import (
     Columns,
     PartitionStore,
     WriteBudget,
+    disk,
     input_fingerprint,
     write_partition_store,
 )
@@ -313,13 +314,16 @@ def test_a_folder_that_is_no_store_is_left_alone(no_disk_wait, tmp_path):
     write(tmp_path / "empty").verify()
 
 
-def interrupted(root, **options):
+SMALL = WriteBudget(spill_edges=20, sort_edges=50, checkpoint_bytes=1)
+
+
+def interrupted(root, budget=SMALL, **options):
     def stop(what, done, total):
         if what == "sorting rows":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(root, progress=stop, budget=WriteBudget(spill_edges=20, sort_edges=50, checkpoint_bytes=1), **options)
+        write(root, progress=stop, budget=budget, **options)
 
 
 def test_a_half_written_store_says_how_to_go_on(no_disk_wait, tmp_path):
@@ -339,6 +343,18 @@ def test_finished_steps_are_not_done_again(no_disk_wait, tmp_path):
     seen = []
     write(tmp_path / "store", budget=budget, progress=lambda what, done, total: seen.append(what))
     assert "bucketing edges" not in seen and "storing features" not in seen and "sorting rows" in seen
+
+
+def test_buffers_fit_the_memory_that_is_free_and_stay_what_a_store_began_with(no_disk_wait, tmp_path, monkeypatch):
+    root, seen, most = tmp_path / "store", [], WriteBudget()
+    monkeypatch.setattr(disk, "free_memory_bytes", lambda: 130 << 20)
+    interrupted(root, budget=None)
+    begun = WriteBudget(most.spill_edges // 4, most.sort_edges // 4, most.block_bytes // 4)
+    assert WriteBudget.fitting(60, tmp_path, {}) == begun
+    monkeypatch.setattr(disk, "free_memory_bytes", lambda: 1 << 40)
+    assert WriteBudget.fitting(60, tmp_path, {}) == most
+    write(root, progress=lambda what, done, total: seen.append(what))
+    assert seen and {"storing features", "bucketing edges"}.isdisjoint(seen)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
