@@ -14,6 +14,7 @@ CAN_ADVISE = hasattr(os, "posix_fadvise")
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: all reads go through the page cache
 MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+MADV_RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 def usable_cores() -> int:

@@ -70,6 +70,8 @@ from .train_loader import (
     part_targets,
     rank_targets,
     reads_by_memory,
+    settle_column_reads,
+    settle_evaluation_reads,
     settle_row_reads,
     source_settings,
 )
@@ -433,6 +435,7 @@ class PartitionDataModule(StoredGraphDataModule):
             options = self._placed.loader_options(options, self.source.in_process)
         features = features if held is None else held.features
         loader = self._loader(self._weights, options, features, self.source, place, held)
+        settle_column_reads(loader, place, self.rows.how)
         if reads_store and features is not None:
             hops = None if scope in ("graph", "alone") else self.halo_hops
             not_placed = self._not_placed or ""
@@ -737,6 +740,7 @@ class PartitionDataModule(StoredGraphDataModule):
                 loader = make_link_loader(
                     self.store, self._hops or 2, links, self.loader_options, features, rank, self.sampler
                 )
+                settle_evaluation_reads(loader, self.store, self._place(), self.rows.how)
                 loader.send_to(self._sending())
                 return loader
         if self.evaluation.mode == "sampled":
@@ -746,6 +750,8 @@ class PartitionDataModule(StoredGraphDataModule):
             loader = make_evaluation_loader(
                 self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held, self.sampler
             )
+            if held is None:
+                settle_evaluation_reads(loader, self.store, self._place(), self.rows.how)
             loader.send_to(self._sending())
             return loader
         if self.sampler.temporal_strategy is not None:

@@ -37,6 +37,7 @@ from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
 from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
+from ..partition_store.array_file import mapped_at_random
 from ..partition_store.coded_neighbors import read_runs
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..partition_store.planned_reads import read_slice
@@ -56,6 +57,7 @@ ROWS = ("auto", *HOWS, "tiered", "owners")
 NO_GPU = "no GPU to place them on"
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
 _FOOTPRINTS = 3  # parts whose first batches tell what an epoch uses
+_COLUMNS_SHARE = 16  # of free memory: a window of rows of further columns, of which there are two
 _DEGREE_SLICES, _DEGREES_EACH = 32, 8192  # nodes whose degrees tell how probable they are
 _TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
 
@@ -290,11 +292,13 @@ def settle_row_reads(
         not_placed: Why `rows="auto"` does not place them.
     """
     local = source.in_process or isinstance(source, Processes)
-    free = free_memory_bytes() // place.num_local
+    free = free_memory_bytes() // place.num_local - 2 * loader.columns_bytes
     packed = store.features if halo_hops is None else store.part_features
     # In a fetched store packed rows come with their part, others from all over the graph.
     mapped = store.features if store.fetched is None else packed
     capped = store.fetched is not None and store.fetched.cap_bytes is not None
+    if local and how == "mapped":
+        loader.set_reads(loader.reads, mapped.at_random())
     if not local or how == "mapped":
         return
     if how == "auto" and not capped and fits_in_memory(store.features, free):
@@ -314,6 +318,44 @@ def settle_row_reads(
     _tell(place, reads.how, reads.why, not_placed, **predicted)
     # Packed rows are copies: they pay where memory does not hold all rows.
     loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
+
+
+def settle_evaluation_reads(loader: PartLoader, store: PartitionStore, place: RankPlace, how: str) -> None:
+    """Choose how the batches of a sampled evaluation get their rows, by the memory that is free.
+
+    Where it does not hold the features, their rows are read for a run of batches.
+
+    Args:
+        loader: Over the store's features, or without any.
+        store, place, how: See `settle_row_reads`.
+    """
+    settle_column_reads(loader, place, how)
+    free = free_memory_bytes() // place.num_local
+    if store.features is None or not loader.gathers or fits_in_memory(store.features, free):
+        return
+    if how == "mapped":
+        loader.set_reads(loader.reads, store.features.at_random())
+    else:
+        loader.set_reads(RowReads("planned", free // _COLUMNS_SHARE), store.features)
+
+
+def settle_column_reads(loader: PartLoader, place: RankPlace, how: str) -> None:
+    """Choose how a loader's batches get the further columns of their nodes, by the memory that is free, and log it.
+
+    Args:
+        loader: This rank's.
+        place: Of this rank.
+        how: "mapped" leaves them to the memory map.
+    """
+    free, size = free_memory_bytes() // place.num_local, loader.further_bytes
+    if how == "mapped" or 2 * size <= free:
+        return
+    held = loader.read_columns_ahead(free // _COLUMNS_SHARE)
+    if place.rank == 0:
+        _log.info(
+            "Further columns of nodes, %s, are read for a run of batches, %s held, of %s free",
+            *map(format_bytes, (size, held, free)),
+        )
 
 
 def choose_reads(
@@ -708,5 +750,7 @@ def _data(
     """Return what batches are made of; edges: whether they read the columns of their edges from the store."""
     without = ["edge_time"] if options.edge_features else ["edge_time", "edge_features"]  # times come with the graph
     edges = store.edge_columns(without, whole=edges)
+    if is_whole:
+        edges = {name: mapped_at_random(values) for name, values in edges.items()}
     nodes = node_values(store.labels, store.masks) | store.node_columns
     return PartData(load_part, features, nodes, edges, is_whole)

@@ -1,5 +1,6 @@
 """What an epoch of batches has read from the disk, beside what its batches used of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +28,14 @@ class EpochReads:
     rows: int = 0
 
     @classmethod
-    def begin(cls, features: Column) -> "EpochReads":
-        """Begin to count; features: a column of the store."""
-        return cls(features.nbytes / max(1, features.num_rows), disk_read_bytes(), bytes_read.total)
+    def begin(cls, columns: Sequence[Column]) -> "EpochReads":
+        """Begin to count; columns: those of the store whose rows are read ahead."""
+        row_bytes = sum(column.nbytes / max(1, column.num_rows) for column in columns)
+        return cls(row_bytes, disk_read_bytes(), bytes_read.total)
 
     def add(self, batch: MiniBatch) -> None:
         """Count a batch that is handed over."""
-        self.rows += len(batch.n_id)
+        self.rows += batch.num_nodes
 
     def end(self, reads: RowReads, passes: float | None) -> dict[str, Any]:
         """Return the counts of an epoch: bytes of rows and of all else that were read, and of rows in batches.

@@ -40,7 +40,7 @@ from .part_walk import (
     in_order,
     visits_together,
 )
-from .row_reads import Footprint, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
+from .row_reads import Footprint, NamedColumns, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .row_sweep import RowSweep, fill_swept, swept_table
 from .source_settings import SourceFactory
 from .staged_part import PartStager
@@ -195,7 +195,7 @@ class PartLoader:
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = -(-self._rank_chunks // self.chunks) if pad_to is None else pad_to
-        self.reads, self._columns = options.reads, data.columns
+        self.reads, self._columns, self.columns_bytes = options.reads, data.columns, 0
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         self._unions = self._unions_of(tuple(parts), counts)
         self._stager = data.stager(targets, sampler, options.seed)
@@ -291,6 +291,29 @@ class PartLoader:
         if reads.is_swept:  # memory is short, and what is not kept is read again for each part
             self._stager = self._stager.with_held_columns()
         self._source = self._new_source()
+
+    def read_columns_ahead(self, window_bytes: int) -> int:
+        """Read further columns for a run of batches at a time from the next iteration on, while the run before trains.
+
+        Args:
+            window_bytes: Their rows in a run, with the batches that wait for them; twice that is held. 0: each batch's
+                through the memory map, where it arrives.
+
+        Returns:
+            Bytes that are held.
+        """
+        self.columns_bytes = window_bytes
+        return 2 * window_bytes
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches get feature rows from a column."""
+        return self._maker.features is not None
+
+    @property
+    def further_bytes(self) -> int:
+        """Bytes of the further columns of the nodes, as they are stored."""
+        return NamedColumns(self._columns).nbytes
 
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
@@ -415,7 +438,9 @@ class PartLoader:
             self._open.close()  # of an abandoned iteration: the source serves one
         batches = self._open = self._batches(start)
         begun, self._waited_s, coming = time.perf_counter(), 0.0, deque()
-        reads = None if self.reads.how == "mapped" else EpochReads.begin(self._maker.features)
+        planned = [] if self.reads.how == "mapped" else [self._maker.features]
+        planned += list(self._columns.values()) if self.columns_bytes else []
+        reads = EpochReads.begin(planned) if planned else None
         try:
             while True:
                 if self._open is not batches:
@@ -530,19 +555,20 @@ class PartLoader:
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Read the further columns of batches where they arrive: their makers need not have them."""
+        columns = NamedColumns(self._columns)
+        if self.columns_bytes:
+            yield from fill_windows(batches, columns, _give_columns, RowReads("planned", self.columns_bytes))
+            return
         with closing(batches):
             for batch in batches:
-                with clock.doing("read"):
-                    nodes = batch.host_ids
-                    batch.columns = {name: tensors(column.read(nodes)) for name, column in self._columns.items()}
-                yield batch
+                yield _give_columns(batch, columns)
                 del batch
 
     def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         if not self.reads.fills_here or self._maker.features is None:
             return batches
         if self.reads.how == "planned":
-            return fill_windows(batches, self._maker, self.reads, self._kept)
+            return fill_windows(batches, self._maker.features, self._maker.fill, self.reads, self._kept)
         return fill_told(
             batches, self._maker, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
         )
@@ -608,3 +634,10 @@ class PartLoader:
                 del batch
         finally:
             source.forget()
+
+
+def _give_columns(batch: MiniBatch, columns: NamedColumns | LoadedRows) -> MiniBatch:
+    """Give a batch the rows of the further columns of its nodes, and return it."""
+    with clock.doing("read"):
+        batch.columns = {name: tensors(rows) for name, rows in columns.read(batch.host_ids).items()}
+    return batch

@@ -1,7 +1,7 @@
 """How batches get their feature rows: chosen by what memory holds; the rest of the code only asks for rows."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from ..errors import short
 from ..events import clock
 from ..memory import format_bytes
-from ..partition_store.features import LoadedRows
+from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
 from ..planner.sweep_plan import SPACE_SHARE
@@ -273,6 +273,45 @@ def fill_told(
             features.forget()
 
 
+@dataclass(frozen=True)
+class NamedColumns:
+    """Several columns of the same nodes, read and loaded together by name, as one `Column` is.
+
+    Attributes:
+        columns: The columns by name.
+    """
+
+    columns: Mapping[str, Column]
+    is_packed = False
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes."""
+        return next(iter(self.columns.values())).num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as they are stored."""
+        return sum(column.nbytes for column in self.columns.values())
+
+    def read(self, ids: np.ndarray, out: None = None) -> dict[str, Any]:
+        """Return the rows of each column, by its name; see `Column.read`."""
+        return {name: column.read(ids, out) for name, column in self.columns.items()}
+
+    def load(self, ids: np.ndarray) -> "tuple[NamedColumns, None]":
+        """Read the rows of (num,) ascending ids into columns in memory; see `Column.load`."""
+        return NamedColumns({name: _loaded(column, ids) for name, column in self.columns.items()}), None
+
+
+def _loaded(column: Column, ids: np.ndarray) -> Column:
+    rows, order = column.load(ids)
+    if order is None:
+        return rows
+    held = RankedNodes.empty(len(ids))
+    held.add(np.arange(len(ids)))
+    return LoadedRows(held.count(), rows, len(ids), order)
+
+
 @dataclass
 class _Window:
     """Batches whose rows are read together.
@@ -303,7 +342,7 @@ class _Window:
         if nodes is None:
             nodes = self.nodes[self.key(batch)] = RankedNodes.empty(self.features.num_rows)
         row_bytes = self.features.nbytes / self.features.num_rows
-        new = nodes.add(batch.n_id.numpy(), self.kept and self.kept.held)
+        new = nodes.add(batch.host_ids, self.kept and self.kept.held)
         self.num_bytes += new * row_bytes + sampled_bytes(batch)
         self.batches.append(batch)
 
@@ -354,18 +393,24 @@ def _windows(
 
 
 def fill_windows(
-    sampled: Iterator[MiniBatch], maker: BatchMaker, reads: RowReads, kept: LoadedRows | None = None
+    sampled: Iterator[MiniBatch],
+    features: Any,
+    fill: Callable[[MiniBatch, LoadedRows], Any],
+    reads: RowReads,
+    kept: LoadedRows | None = None,
 ) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, their rows read together a window of batches at a time.
 
     While the batches of one window are handed over, those of the next are sampled, and with two windows its rows read.
 
     Args:
-        sampled, maker, reads: see `fill_told`.
+        sampled, reads: see `fill_told`.
+        features: The column whose rows are read, or `NamedColumns`.
+        fill: Gives a batch its rows, from those of its window.
         kept: rows that stay in memory, see `keep_rows`.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-    coming, ended = _windows(sampled, maker.features, kept, reads.window_bytes), False
+    coming, ended = _windows(sampled, features, kept, reads.window_bytes), False
     windows: deque[_Window] = deque()
     try:
         while True:
@@ -381,7 +426,7 @@ def fill_windows(
             if not windows:
                 return
             batch = windows[0].batches.popleft()
-            maker.fill(batch, windows[0].rows[windows[0].key(batch)].result())
+            fill(batch, windows[0].rows[windows[0].key(batch)].result())
             if not windows[0].batches:
                 windows.popleft()  # frees its rows
                 if windows:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..system import sync_data
+from ..memory import free_memory_bytes
+from ..system import MADV_RANDOM, sync_data
 
 HEADER_BYTES = 128  # fixed, so that the shape can be written last and the data are aligned
 _BLOCK_BYTES = 1 << 24
@@ -129,6 +130,23 @@ def map_rows(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         empty.flags.writeable = False
         return empty
     return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=tuple(shape)))
+
+
+def mapped_at_random(array: np.ndarray) -> np.ndarray:
+    """Return an array whose rows are read in any order: a mapped one, where free memory does not hold it, mapped again.
+
+    Each fault of that map reads one page. A fault of another reads ahead, by up to megabytes, what is let go of before
+    it is used.
+
+    Cost: none where twice the array's bytes are free, or it maps no file.
+    """
+    place = None if MADV_RANDOM is None or 2 * array.nbytes <= free_memory_bytes() else file_place(array)
+    if place is None:
+        return array
+    path, offset = place
+    again = np.memmap(path, dtype=array.dtype, mode="r", offset=offset, shape=array.shape)
+    again._mmap.madvise(MADV_RANDOM)
+    return np.asarray(again)
 
 
 def file_place(array: np.ndarray) -> tuple[Path, int] | None:

@@ -12,6 +12,7 @@ from ..dataset.feature_storage import dense_batch_row_bytes, row_code, sparse_ba
 from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode, RowTables, encode_codes, gather_rows, gather_tiers, unpack_places
+from .array_file import mapped_at_random
 from .planned_reads import RankedNodes, read_ranges, read_rows
 
 
@@ -72,6 +73,10 @@ class Column(Protocol):
         Returns:
             The column, and (num,) the row of it that each id has; None where row i is that of ids[i].
         """
+
+    def at_random(self) -> "Column":
+        """Return the column over maps whose faults read a page each, where memory does not hold it; by default it."""
+        return self
 
     def expect(self, batches: Iterable[np.ndarray]) -> None:
         """Be told the ids of the batches to come, in order, so that rows can be prepared; a no-op by default."""
@@ -147,6 +152,10 @@ class DenseFeatures(Column):
         """Return (num, dim) rows, see `Column.read`; quantised ones, code * scale in float32, also fill float16."""
         out = out((len(ids), self.dim), self.dtype) if callable(out) else out
         return gather_rows(self.array, checked_rows(ids, self.num_rows), out, self.storage)
+
+    def at_random(self) -> "DenseFeatures":
+        """Return the table over a map for reads at random, see `mapped_at_random`."""
+        return replace(self, array=mapped_at_random(self.array))
 
     def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple["DenseFeatures", None]:
         """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`.
@@ -253,6 +262,10 @@ class CSRFeatures(Column):
                 " the store is damaged; write it again with overwrite=True"
             )
         return SparseRows(indptr, indices, data, self.dim)
+
+    def at_random(self) -> "CSRFeatures":
+        """Return the table over maps for reads at random, see `mapped_at_random`."""
+        return replace(self, indices=mapped_at_random(self.indices), data=mapped_at_random(self.data))
 
     def load(self, nodes: np.ndarray) -> tuple["CSRFeatures", None]:
         """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `DenseFeatures.load`."""

@@ -46,6 +46,10 @@ class PackedFeatures(Column):
     part: int | None = None
     is_packed = True
 
+    def at_random(self) -> "PackedFeatures":
+        """Return the tables over maps for reads at random."""
+        return replace(self, owned=self.owned.at_random(), packed=self.packed.at_random())
+
     @property
     def num_rows(self) -> int:
         """Number of rows, one a node; packed copies do not count."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph import CSC, GraphSchema
 from ..jit import kernel
+from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
 
@@ -287,6 +288,8 @@ class WholeGraph:
     def of_store(cls, store, part: int, edges: bool = True) -> "WholeGraph":
         """Return the view of a `PartitionStore` for one rank; without `edges` only offsets may be read of its CSC."""
         csc = store.whole_csc if edges else store.csc_of_parts(())
+        if isinstance(csc.indices, np.ndarray):
+            csc = csc._replace(indices=mapped_at_random(csc.indices))
         return cls.of(csc, part, store.symmetric, store.root, store.layout_fingerprint)
 
     @property

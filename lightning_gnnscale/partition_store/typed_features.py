@@ -292,6 +292,10 @@ class TypedFeatures(Column):
         tables = [table.of_part(part) if isinstance(table, PackedFeatures) else table for table in self.tables]
         return replace(self, tables=tuple(tables))
 
+    def at_random(self) -> "TypedFeatures":
+        """Return the tables over maps for reads at random."""
+        return replace(self, tables=tuple(None if table is None else table.at_random() for table in self.tables))
+
     def load(self, nodes: np.ndarray) -> tuple["TypedFeatures", np.ndarray | None]:
         """Read the rows of (num,) ascending ids into tables in memory, by node type; see `DenseFeatures.load`.
 

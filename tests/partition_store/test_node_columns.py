@@ -9,12 +9,15 @@ import scipy.sparse as sp
 import torch
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import train_loader
 from lightning_gnnscale.datamodule.stored_graph import check_model
 from lightning_gnnscale.dataset.columns import EDGE_COLUMNS, Columns, EdgeColumns
 from lightning_gnnscale.errors import StrategyError
-from lightning_gnnscale.partition_store import publish
+from lightning_gnnscale.loader import RowReads
+from lightning_gnnscale.partition_store import array_file, publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
+from lightning_gnnscale.partition_store.planned_reads import bytes_read
 from lightning_gnnscale.partition_store.preparation import prepare_store
 from lightning_gnnscale.sampler.minibatch import MiniBatch
 from tests.says import said
@@ -56,13 +59,18 @@ def test_columns_are_read_by_store_id_as_they_were_given(tmp_path):
     assert write(tmp_path / "plain", dataset(image=IMAGE)).fingerprint != store.fingerprint
 
 
-def test_columns_of_node_types_are_read_where_a_type_has_some(tmp_path):
+def typed_graph() -> gs.GraphDataset:
+    papers = {"labels": np.arange(40) % 3, "masks": {"train": np.arange(40) % 4 > 0}, "columns": {"image": IMAGE[:40]}}
     nodes = {
-        "paper": {"num_nodes": 40, "labels": np.arange(40) % 3, "columns": {"image": IMAGE[:40]}},
+        "paper": {"num_nodes": 40, **papers},
         "author": {"num_nodes": 20, "features": np.ones((20, 2), np.float32)},
     }
     wrote = np.stack([RNG.integers(0, 20, 99), RNG.integers(0, 40, 99)])
-    store = write(tmp_path / "store", gs.hetero_graph(nodes, {("author", "writes", "paper"): wrote}))
+    return gs.hetero_graph(nodes, {("author", "writes", "paper"): wrote})
+
+
+def test_columns_of_node_types_are_read_where_a_type_has_some(tmp_path):
+    store = write(tmp_path / "store", typed_graph())
     rows = store.node_columns["image"].read(np.arange(60))
     assert rows.tables[1] is None
     papers = store.original_nid[store.node_type(np.arange(60)) == 0]
@@ -105,6 +113,70 @@ def test_batches_have_them_and_a_backbone_gets_those_that_it_names(tmp_path, sou
         )
         assert np.array_equal(batch.to_data().image, expected)
         assert module(batch).shape == (batch.num_nodes, 3)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("rows", ["mapped", "planned"])
+def test_columns_larger_than_memory_are_read_for_a_run_of_batches(tmp_path, monkeypatch, typed, rows):
+    graph = typed_graph() if typed else dataset()
+    write(tmp_path / "store", graph)
+    sampler = gs.NeighborSampler([3, 2])
+
+    def batches(free):
+        monkeypatch.setattr(train_loader, "free_memory_bytes", lambda: free)
+        dm = gs.PartitionDataModule(store=tmp_path / "store", sampler=sampler, batch_size=8, rows="auto")
+        dm.setup("predict")
+        loader, before = dm.train_dataloader(), bytes_read.total
+        loader.set_reads(RowReads(rows, 4000), dm.store.part_features)
+        try:
+            found = [batch.columns for batch in loader]
+        finally:
+            loader.close()
+        return found, loader.columns_bytes, bytes_read.total - before
+
+    (mapped, none, _), (ahead, window, read) = batches(1 << 40), batches(320)
+    assert none == 0 and window == 320 // 16 and read > 0 and len(mapped) == len(ahead) > 2
+    for one, other in zip(mapped, ahead, strict=True):
+        assert one.keys() == other.keys() and all(map(torch.equal, flat(one), flat(other)))
+
+
+@pytest.mark.parametrize("rows", ["auto", "mapped"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_sampled_evaluation_reads_rows_larger_than_memory_for_a_run_of_batches(tmp_path, monkeypatch, typed, rows):
+    write(tmp_path / "store", typed_graph() if typed else dataset())
+
+    def batches(free):
+        for module in (train_loader, array_file):
+            monkeypatch.setattr(module, "free_memory_bytes", lambda: free)
+        options = {"evaluation": "sampled", "batch_size": 8, "rows": rows}
+        dm = gs.PartitionDataModule(store=tmp_path / "store", sampler=gs.NeighborSampler([3, 2]), **options)
+        dm.setup("predict")
+        loader = dm.predict_dataloader()
+        try:
+            return [
+                (batch.edge_index, *flat({"x": rows_of(batch)} | batch.columns)) for batch in loader
+            ], loader.reads.how
+        finally:
+            loader.close()
+
+    (in_memory, how), (ahead, how_ahead) = batches(1 << 40), batches(160)
+    assert how == "mapped" and how_ahead == {"auto": "planned", "mapped": "mapped"}[rows]
+    assert len(in_memory) == len(ahead) > 2
+    assert all(
+        torch.equal(a, b) for one, other in zip(in_memory, ahead, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def rows_of(batch):
+    return batch.x if batch.x_by_node_type is None else batch.x_by_node_type
+
+
+def flat(columns) -> list[torch.Tensor]:
+    """Return the tensors of all columns of a batch."""
+    found: list[torch.Tensor] = []
+    for rows in columns.values():
+        rows.apply(lambda tensor: found.append(tensor) or tensor) if hasattr(rows, "apply") else found.append(rows)
+    return found
 
 
 def test_columns_of_a_store_behind_a_url(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from lightning_gnnscale.partition_store import (
     Columns,
     PartitionStore,
     WriteBudget,
+    array_file,
     disk,
     input_fingerprint,
     write_partition_store,
@@ -474,3 +475,15 @@ def test_refused_features_hold_no_file_open(no_disk_wait, tmp_path):
         with suppress(FileNotFoundError):  # that of the listing itself
             held.append(os.readlink(f"/proc/self/fd/{number}"))
     assert not [path for path in held if str(tmp_path) in path]
+
+
+def test_a_map_for_reads_at_random_is_of_the_same_rows(tmp_path, monkeypatch):
+    np.save(tmp_path / "rows.npy", np.arange(60).reshape(20, 3))
+    rows = array_file.map_rows(tmp_path / "rows.npy", np.int64, (20, 3))
+    monkeypatch.setattr(array_file, "free_memory_bytes", lambda: 2 * rows.nbytes)
+    assert array_file.mapped_at_random(rows) is rows
+    monkeypatch.setattr(array_file, "free_memory_bytes", lambda: 0)
+    again, part = array_file.mapped_at_random(rows), array_file.mapped_at_random(rows[4:])
+    assert again is not rows and array_file.file_place(again) == array_file.file_place(rows)
+    assert np.array_equal(again, rows) and np.array_equal(part, rows[4:])
+    assert array_file.mapped_at_random(np.ones(3)).base is None
