@@ -62,6 +62,8 @@ class MemoryBench:
         overlapping_rows: Row i of the features begins at the i-th of the values in their file, which then takes 2 bytes
             a node. What is stored of them, and read, is as large as ever; they tell nothing of the labels.
         feature_storage: How the store keeps features; None: as they are.
+        column_bytes: Bytes a node of a further column of the nodes, which every batch has; 0: none.
+        rows: How training batches get their rows, see `PartitionDataModule`.
         partitioner, partition_options, num_parts: How the store is cut.
         stages: Any of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
             exact), "predict".
@@ -84,6 +86,8 @@ class MemoryBench:
     graph: dict | None = None
     overlapping_rows: bool = False
     feature_storage: str | None = None
+    column_bytes: int = 0
+    rows: str = "auto"
     partitioner: str = "streaming_multilevel"
     partition_options: dict = field(default_factory=dict)
     num_parts: int = 32
@@ -139,7 +143,7 @@ class MemoryBench:
         rows: list[dict] = []
         facts = (self.num_nodes, self.partitioner, self.num_parts, list(self.fanouts), self.batch_size)
         facts += (self.hidden_channels, self.num_edges, self.feature_dim, self.train_share, base, self.peer_batches)
-        facts += self._further_facts()
+        facts += (*self._further_facts(), *[("rows", self.rows)] * (self.rows != "auto"))
         for cap in (*[None] * self.uncapped, *self.caps):
             label = "none" if cap is None else cap if isinstance(cap, str) else f"{cap:g}"
             cases = [
@@ -162,8 +166,8 @@ class MemoryBench:
 
     def _further_facts(self) -> tuple:
         """Return what other settings than those of older rows decide, where they are not the defaults."""
-        names = ("graph", "overlapping_rows", "feature_storage", "partition_options", "test_share")
-        return tuple((name, getattr(self, name)) for name in names if getattr(self, name) not in (None, False, {}))
+        names = ("graph", "overlapping_rows", "feature_storage", "column_bytes", "partition_options", "test_share")
+        return tuple((name, getattr(self, name)) for name in names if getattr(self, name) not in (None, False, {}, 0))
 
     def _make_graph(self, folder: Path) -> None:
         """Write edges, features, labels and masks, where they are not there."""
@@ -190,6 +194,17 @@ class MemoryBench:
             return values
         shape = (self.num_nodes, self.feature_dim)
         return np.ndarray(shape, values.dtype, buffer=values, strides=2 * values.strides)
+
+    def _columns(self, folder: Path) -> dict[str, np.ndarray]:
+        """Return the further columns of the nodes, in rows that overlap in a file of a byte a node."""
+        if not self.column_bytes:
+            return {}
+        path = folder / "column.npy"
+        if not path.is_file():
+            np.save(path, np.random.default_rng(1).integers(0, 256, self.num_nodes + self.column_bytes, dtype=np.uint8))
+        values = np.load(path, mmap_mode="r")
+        shape = (self.num_nodes, self.column_bytes)
+        return {"image": np.ndarray(shape, values.dtype, buffer=values, strides=2 * values.strides)}
 
     def _store_bytes(self, folder: Path) -> int:
         """Make the graph's store without a cap, where it is not there; return its bytes."""
@@ -271,13 +286,14 @@ class MemoryBench:
         with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
             arrays = dict(arrays)
         if stage == "store":
-            options = {"features": self._features(folder), "labels": arrays.pop("labels"), "masks": arrays}
-            options |= {"feature_storage": self.feature_storage}
+            columns = {"features": self._features(folder), "labels": arrays.pop("labels"), "masks": arrays}
+            columns |= {"node_columns": self._columns(folder)}
+            options = {"dataset": gs.GraphDataset("memory", stream, **columns), "feature_storage": self.feature_storage}
             options |= {"partitioner": partial(_kept_partitioning, str(folder / "parts")), "num_parts": self.num_parts}
-            making = gs.PartitionDataModule(root=folder / store, stream=stream, overwrite=True, **options)
+            making = gs.PartitionDataModule(root=folder / store, overwrite=True, **options)
             making.verify = False
             return making.prepare_data
-        options = {"batch_size": self.batch_size, "source": gs.Threads(2)}
+        options = {"batch_size": self.batch_size, "source": gs.Threads(2), "rows": self.rows}
         options |= {"evaluation": gs.EvaluationOptions(table_dtype=self.table_dtype)}
         data = gs.PartitionDataModule(store=folder / store, sampler=gs.NeighborSampler(self.fanouts), **options)
         data.verify = False  # a read of its own, once a machine
