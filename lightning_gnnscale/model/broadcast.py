@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,9 @@ def bin_sizes(streamed: StreamedLayer, num_nodes: int, num_types: int) -> BinSiz
     shift = int(np.clip(int(CHUNK_BYTES // (4 * columns) or 1).bit_length() - 1, 0, 16))
     return BinSizes(shift, -(-num_nodes // (1 << shift)), num_types if streamed.by_type else 1)
 
+
+# The passes of this process that have torch on one thread, and how many it had.
+_one_thread = SimpleNamespace(passes=0, num_threads=1, lock=Lock())
 
 # The sources of a chunk as they are added: for each part its edges, (chunk_nodes,) int32 positions of sources, and
 # their (num, channels) values; then the rows that lie in the chunk themselves, and the (num_own, ...) values that are
@@ -319,12 +324,18 @@ def _one_thread_of_torch() -> Iterator[int]:
     Its threads wait for each other in each product, and spin meanwhile: beside other work a product on two threads
     takes up to ten times the processor seconds of one.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _one_thread.lock:
+        if not _one_thread.passes:
+            _one_thread.num_threads = torch.get_num_threads()
+        _one_thread.passes += 1
+        torch.set_num_threads(1)
     try:
-        yield num_threads
+        yield _one_thread.num_threads
     finally:
-        torch.set_num_threads(num_threads)
+        with _one_thread.lock:
+            _one_thread.passes -= 1
+            if not _one_thread.passes:
+                torch.set_num_threads(_one_thread.num_threads)
 
 
 def _mark(pieces: Iterable[BinnedEdges], position: np.ndarray) -> None:

@@ -180,7 +180,7 @@ def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None
             row = sum(_row_bytes(batches))
         blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * edges)
     if free_bytes is not None and 4 * num_nodes * widths[0] > free_bytes:
-        blocks += [pass_bytes(free_bytes)]
+        blocks += [max(free_bytes * 2 / 3, pass_bytes(free_bytes) - 4 * num_nodes)]  # sources are not numbered then
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
 
 
