@@ -25,8 +25,8 @@ from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
 from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
+from .hop_rows import HopRows
 from .kept_layers import KeptLayers
-from .kept_rows import KeptRows
 
 GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes about as long
 READ_BYTES = 4 << 20  # of one read
@@ -70,7 +70,7 @@ class StoreLayerSource:
         self.has_weights = store.has["edge_weight"]
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and rows that others lack
-        self._kept: list[KeptRows] = []
+        self._kept: list[HopRows] = []
         self._keeps = False
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
@@ -138,11 +138,11 @@ class StoreLayerSource:
         finally:
             self._keeps = False
 
-    def _kept_rows(self, needed: NodeSet) -> KeptRows | None:
+    def _kept_rows(self, needed: NodeSet) -> HopRows | None:
         return next((kept for kept in self._kept if kept.nodes is needed), None)
 
     def _keep(self, needed: NodeSet) -> Iterator[RowBlock]:
-        kept, most = KeptRows(needed, self.scratch.parent), len(self.store.csc.indices) // 4
+        kept, most = HopRows(needed, self.scratch.parent), len(self.store.csc.indices) // 4
         for block in self._needed_blocks(needed):
             if kept is not None:
                 kept.add(block)

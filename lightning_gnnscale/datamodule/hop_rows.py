@@ -9,7 +9,7 @@ from ..model.layer_source import NodeSet, RowBlock
 from ..scratch import nameless_file, read_at, write_at
 
 
-class KeptRows:
+class HopRows:
     """Blocks of rows, kept as they came; the system frees the file with this object.
 
     Args:
