@@ -62,7 +62,7 @@ def format_seconds(seconds: float) -> str:
 # Linux lists each thread's children, where it was built to; psutil reads every process of the machine to find them.
 LISTS_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 def resident_bytes(pid: int | None = None) -> int:
@@ -106,6 +106,30 @@ def free_memory_bytes() -> int:
     return max(0, min([psutil.virtual_memory().available, *free]))
 
 
+LEFT_BYTES = 512 << 20  # of free memory that exact evaluation leaves, where there is much
+FIXED_BYTES = 64 << 20  # of chunks of sources, and blocks of edges that are read and sorted, whatever memory is
+SORTING_BYTES = 384 << 20  # of those blocks, and of windows of sorted edges: no more, however much memory there is
+
+
+def pass_bytes(free_bytes: int) -> int:
+    """Return what the passes of exact evaluation on a host may hold of its free memory.
+
+    Two thirds, or more where much is free. The rest is for pages of files that are written, and for what else the
+    processes do meanwhile.
+    """
+    return max(2 * free_bytes // 3, min(free_bytes - LEFT_BYTES, 9 * free_bytes // 10))
+
+
+def sums_bytes(memory_bytes: int, fixed_bytes: int = FIXED_BYTES) -> int:
+    """Return what a pass by broadcasting holds of sums, and of edges beside them.
+
+    The rest is for chunks of sources, and for edges that are read and sorted: three sixteenths of memory_bytes, at
+    least `fixed_bytes` and at most `SORTING_BYTES`, but never more than three quarters.
+    """
+    space = max(memory_bytes * 13 // 16, memory_bytes - SORTING_BYTES)
+    return max(1, memory_bytes // 4, min(space, memory_bytes - fixed_bytes))
+
+
 def gpu_memory_bytes() -> int | None:
     """Return the memory of the smallest GPU that this process sees, bytes; None without one. No context is made."""
     import torch  # only here: plans for CPUs do without it
@@ -123,6 +147,7 @@ def return_freed_memory() -> None:
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 4 << 20)  # smaller ones are used again: new memory is zeroed first, page by page
         mallopt(_M_ARENA_MAX, 2)
 
 

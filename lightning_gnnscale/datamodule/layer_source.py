@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,20 +14,25 @@ from ..across_ranks import failing_together, gather_from_ranks, group_device, ra
 from ..errors import PartitionStoreError, clear_error, wait_for_others
 from ..graph import Batch
 from ..jit import kernel
+from ..memory import free_memory_bytes
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.coded_neighbors import CodedNeighbors
 from ..partition_store.features import DenseFeatures
+from ..partition_store.planned_reads import open_direct
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
 from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
+from .hop_rows import HopRows
 from .kept_layers import KeptLayers
 
 GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes about as long
 READ_BYTES = 4 << 20  # of one read
-_READS_AHEAD = 32  # reads announced to the disk before they are made
+_READS_AHEAD, _AHEAD_BYTES = 64, 16 << 20  # reads, and bytes of them, announced to the disk before they are made
+_SHORT_READ = 64 << 10  # bytes: many such reads are announced, as each alone would wait for the disk
+_PAGE_BYTES = 4096
 _NODES_AT_ONCE = 1 << 18  # nodes whose offsets are read at once
 _BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
 _ROUND_BYTES = 32 << 20  # of rows that all ranks together send at once
@@ -64,6 +70,8 @@ class StoreLayerSource:
         self.has_weights = store.has["edge_weight"]
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and rows that others lack
+        self._kept: list[HopRows] = []
+        self._keeps = False
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
         """Yield this rank's rows as CSC blocks of at most `block_edges` edges (one row may be longer).
@@ -71,7 +79,13 @@ class StoreLayerSource:
         Edges of all rows are mapped; those of some rows are read, in the order of the file.
         """
         if needed is not None:
-            yield from self._needed_blocks(needed)
+            kept = self._kept_rows(needed)
+            if kept is not None:
+                yield from kept.blocks()
+            elif self._keeps:
+                yield from self._keep(needed)
+            else:
+                yield from self._needed_blocks(needed)
             return
         csc, columns = self.store.csc, self._columns()
         for part in self.parts:
@@ -110,6 +124,33 @@ class StoreLayerSource:
                 )
                 first = chosen.stop
 
+    @contextmanager
+    def keeping_rows(self) -> Iterator[None]:
+        """In the block, let rows that are asked for be kept in a file, for the layers that ask for them again.
+
+        Rows that lie far apart are read with what lies between them. They are kept, on the disk of the scratch folder,
+        where memory does not hold the edges, and the rows have at most a quarter of them. This source frees the file.
+        """
+        indices = self.store.csc.indices
+        self._keeps = self.scratch is not None and is_beyond_memory(indices.nbytes)
+        try:
+            yield
+        finally:
+            self._keeps = False
+
+    def _kept_rows(self, needed: NodeSet) -> HopRows | None:
+        return next((kept for kept in self._kept if kept.nodes is needed), None)
+
+    def _keep(self, needed: NodeSet) -> Iterator[RowBlock]:
+        kept, most = HopRows(needed, self.scratch.parent), len(self.store.csc.indices) // 4
+        for block in self._needed_blocks(needed):
+            if kept is not None:
+                kept.add(block)
+                kept = kept if kept.num_edges <= most else None
+            yield block
+        if kept is not None:
+            self._kept.append(kept)
+
     def rows(self, nodes: np.ndarray) -> RowBlock:
         """Return the rows of some nodes of any part, (num,) ascending store ids, as one block."""
         indptr = self.store.csc.indptr
@@ -128,6 +169,9 @@ class StoreLayerSource:
             offsets, indptr = self.store.part_offsets, self.store.csc.indptr
             ends = [(int(offsets[part]), int(offsets[part + 1])) for part in self.parts]
             return sum(end - start for start, end in ends), sum(int(indptr[end] - indptr[start]) for start, end in ends)
+        kept = self._kept_rows(needed)
+        if kept is not None:
+            return kept.num_rows, kept.num_edges
         found = [(len(nodes), int(edges[-1])) for nodes, edges, _, _ in self._needed_rows(needed)]
         return sum(rows for rows, _ in found), sum(edges for _, edges in found)
 
@@ -251,6 +295,7 @@ class StoreLayerSource:
     def close(self) -> None:
         """Remove the tables; every rank must call it."""
         self._files.clear()
+        self._kept.clear()
         wait_for_others()
         self.scratch.close()
 
@@ -271,8 +316,14 @@ class StoreLayerSource:
             return None
         name = str(mapped.filename)
         if name not in self._files:
-            self._files[name] = FileRows(name, _offset(array, mapped), array.dtype, array.shape[1:])
+            past_cache = is_beyond_memory(array.nbytes)
+            self._files[name] = FileRows(name, _offset(array, mapped), array.dtype, array.shape[1:], past_cache)
         return self._files[name]
+
+
+def is_beyond_memory(num_bytes: int) -> bool:
+    """Return whether a file of so many bytes, read over and over in its order, is read from the disk each time."""
+    return 2 * num_bytes > free_memory_bytes()
 
 
 class FileRows:
@@ -283,12 +334,16 @@ class FileRows:
         offset: bytes before the first row.
         dtype: dtype of an element.
         row_shape: shape of a row.
+        past_cache: read past the page cache, where the disk can: pages that a cap of memory must drop again cost more
+            than their reads, and those of other files stay.
     """
 
-    def __init__(self, path: str, offset: int, dtype: np.dtype, row_shape: tuple[int, ...]):
+    def __init__(self, path: str, offset: int, dtype: np.dtype, row_shape: tuple[int, ...], past_cache: bool = False):
         self.path, self.offset, self.dtype, self.row_shape = path, offset, dtype, row_shape
         self.row_bytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
         self._file, self._local = open(path, "rb", buffering=0), threading.local()  # noqa: SIM115
+        self._past_cache, direct = past_cache, open_direct(path) if past_cache else None
+        self._direct = None if direct is None else os.fdopen(direct, "rb", buffering=0)
 
     def read(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return the rows [begins[i], ends[i]) of each i, concatenated, bit for bit.
@@ -308,20 +363,31 @@ class FileRows:
         lasts = ends[cuts[1:] - 1]
         rows = out.reshape(len(out), -1).view(np.uint8)
         places = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[cuts]
+        behind = np.cumsum(lasts - firsts) * self.row_bytes
+        direct, announced = self._direct is not None and behind[-1] >= _SHORT_READ * len(firsts), 1
         for run in range(len(firsts)):
-            if run % _READS_AHEAD == 0 and CAN_ADVISE:
-                for coming in range(run + 1, min(run + 1 + 2 * _READS_AHEAD, len(firsts))):
-                    position, size = self._place(firsts[coming], lasts[coming])
-                    advise(self._file.fileno(), position, size, "willneed")
+            announced = announced if direct else self._announce(firsts, lasts, behind, run, announced)
             first, last, place = int(firsts[run]), int(lasts[run]), int(places[run])
-            if last - first == places[run + 1] - place:
-                self._fill(rows[place : place + last - first], first)
-                continue
-            buffer = self._buffer(last - first)
-            self._fill(buffer, first)
-            chosen = slice(cuts[run], cuts[run + 1])
-            _copy_segments(_words(buffer), first, begins[chosen], ends[chosen], _words(rows), place)
+            is_whole = last - first == places[run + 1] - place
+            found = rows[place : place + last - first] if is_whole and not direct else self._buffer(last - first)
+            found = self._read_direct(first, last) if direct else self._fill(found, first)
+            if is_whole and direct:
+                rows[place : place + last - first] = found
+            elif not is_whole:
+                chosen = slice(cuts[run], cuts[run + 1])
+                _copy_segments(_words(found), first, begins[chosen], ends[chosen], _words(rows), place)
         return out
+
+    def _announce(self, firsts: np.ndarray, lasts: np.ndarray, behind: np.ndarray, run: int, announced: int) -> int:
+        """Tell the disk of the reads behind run `run`, some at a time; return how many have been announced."""
+        until = int(np.searchsorted(behind, behind[run] + _AHEAD_BYTES))
+        until = min(run + 1 + _READS_AHEAD, until, len(firsts))
+        if not CAN_ADVISE or until < min(announced + _READS_AHEAD // 4, len(firsts)):
+            return announced
+        for coming in range(max(announced, run + 1), until):
+            position, size = self._place(firsts[coming], lasts[coming])
+            advise(self._file.fileno(), position, size, "willneed")
+        return max(announced, until)
 
     def write(self, first: int, values: np.ndarray) -> None:
         """Write rows from row `first` on."""
@@ -338,18 +404,39 @@ class FileRows:
 
     def _buffer(self, num_rows: int) -> np.ndarray:
         """Return (num_rows, row_bytes) of memory that this thread reuses."""
-        held = getattr(self._local, "held", None)
-        if held is None or len(held) < num_rows * self.row_bytes:
-            held = self._local.held = np.empty(max(READ_BYTES, num_rows * self.row_bytes), np.uint8)
-        return held[: num_rows * self.row_bytes].reshape(num_rows, self.row_bytes)
+        return self._memory(num_rows * self.row_bytes)[: num_rows * self.row_bytes].reshape(num_rows, self.row_bytes)
 
-    def _fill(self, out: np.ndarray, first: int) -> None:
-        view, (position, _), done = memoryview(out).cast("B"), self._place(first, first), 0
+    def _memory(self, num_bytes: int) -> np.ndarray:
+        """Return memory of so many bytes at least, from a page's begin on, that this thread reuses."""
+        held = getattr(self._local, "held", None)
+        if held is None or len(held) < num_bytes:
+            memory = np.empty(max(READ_BYTES, num_bytes) + 4 * _PAGE_BYTES, np.uint8)
+            held = self._local.held = memory[-memory.ctypes.data % _PAGE_BYTES :]
+        return held
+
+    def _read_direct(self, first: int, last: int) -> np.ndarray:
+        """Return the rows [first, last) in memory that this thread reuses, read past the page cache."""
+        position, size = self._place(first, last)
+        skipped, done = position % _PAGE_BYTES, 0
+        whole = -(-(skipped + size) // _PAGE_BYTES) * _PAGE_BYTES
+        memory = self._memory(whole)
+        while done < skipped + size:
+            count = os.preadv(self._direct.fileno(), [memory[done:whole]], position - skipped + done)
+            done += count
+            if not count or (done % _PAGE_BYTES and done < skipped + size):
+                raise PartitionStoreError(f"{self.path}: ends before row {last}; write the store again")
+        return memory[skipped : skipped + size].reshape(last - first, self.row_bytes)
+
+    def _fill(self, out: np.ndarray, first: int) -> np.ndarray:
+        view, (position, size), done = memoryview(out).cast("B"), self._place(first, first + len(out)), 0
         while done < len(view):
             count = os.preadv(self._file.fileno(), [view[done:]], position + done)
             if not count:
                 raise PartitionStoreError(f"{self.path}: ends before row {first + len(out)}; write the store again")
             done += count
+        if self._past_cache:
+            advise(self._file.fileno(), position, size, "dontneed")
+        return out
 
 
 @dataclass
@@ -385,7 +472,9 @@ class EvaluationPass(Batch):
         if self.computed is not None or (self.split is None and self.sample is None):
             return self.computed
         if num_layers not in self._needed:
-            self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)
+            of_store = isinstance(self.source, StoreLayerSource)
+            with self.source.keeping_rows() if of_store else nullcontext():
+                self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)
         return self._needed[num_layers]
 
     def wanted(self) -> NodeSet:

@@ -3,7 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,10 @@ from .layer_inputs import is_sparse
 from .layer_source import RowBlock, Spool, join_blocks, split_block
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
-READ_BYTES = 1 << 20  # of values that are read and mapped at once
-WINDOW_BYTES = 1 << 20  # of edges that are read at once, at least
-AHEAD = 2  # chunks that are read while one is added
+READ_BYTES = 960 << 10  # of values that are read and mapped at once: memory of 1 MiB would be new each time
+WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 20, 64 << 20  # of edges that are read at once, at least and at most
+MOST_EDGES = 4 << 20  # that are read and sorted at once
+AHEAD, MOST_AHEAD = 2, 8  # chunks that are read and mapped while one is added: one a thread
 # BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
 STEP_ROWS = 64
 
@@ -38,6 +42,9 @@ def bin_sizes(streamed: StreamedLayer, num_nodes: int, num_types: int) -> BinSiz
     shift = int(np.clip(int(CHUNK_BYTES // (4 * columns) or 1).bit_length() - 1, 0, 16))
     return BinSizes(shift, -(-num_nodes // (1 << shift)), num_types if streamed.by_type else 1)
 
+
+# The passes of this process that have torch on one thread, and how many it had.
+_one_thread = SimpleNamespace(passes=0, num_threads=1, lock=Lock())
 
 # The sources of a chunk as they are added: for each part its edges, (chunk_nodes,) int32 positions of sources, and
 # their (num, channels) values; then the rows that lie in the chunk themselves, and the (num_own, ...) values that are
@@ -75,6 +82,9 @@ class Broadcast:
     _order: np.ndarray | None = None
     _factor: np.ndarray | None = None
     _weighted: bool = False
+    _spare: list[Tensor] = field(default_factory=list)  # memory of chunks that have been added: new memory is zeroed
+    _num_threads: int = 1
+    _ahead: int = AHEAD
 
     def run(self, blocks: Iterator[RowBlock], spool: Spool | None) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of the rows of blocks; a bucket's edges lie in the spool, or with None in memory."""
@@ -84,7 +94,14 @@ class Broadcast:
         kept = None
         if self.streamed.keeps_own:
             kept = torch.empty((self.plan.most_rows, self.streamed.width), dtype=self.reader.dtype)
-        with ThreadPoolExecutor(AHEAD, thread_name_prefix="gnnscale-layer") as pool:
+        with _one_thread_of_torch() as self._num_threads:
+            self._ahead = min(max(AHEAD, self._num_threads), MOST_AHEAD)
+            yield from self._run(blocks, sums, kept)
+
+    def _run(
+        self, blocks: Iterator[RowBlock], sums: Tensor, kept: Tensor | None
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        with ThreadPoolExecutor(self._ahead, thread_name_prefix="gnnscale-layer") as pool:
             for rows, factor in self._buckets(blocks, pool):
                 self._rows, self._factor = rows, factor
                 self._order = None if bool((rows[1:] > rows[:-1]).all()) else np.argsort(rows, kind="stable")
@@ -105,7 +122,7 @@ class Broadcast:
                 stop = min(len(block.rows), start + most - count)
                 chosen = _rows_between(block, start, stop)
                 rows.append(chosen.rows)
-                factors.append(self._add(chosen, count))
+                factors.append(self._add(chosen, count, pool))
                 count, start = count + len(chosen.rows), stop
                 if count == most:
                     bucket = np.concatenate(rows), _joined(factors)
@@ -119,7 +136,7 @@ class Broadcast:
 
         A row of more edges comes alone, without a copy of them.
         """
-        limit, large = max(1, self.memory_bytes // 256), []
+        limit, large = max(1, min(self.memory_bytes // 256, MOST_EDGES)), []
 
         def read() -> RowBlock | None:
             found, count = [], 0
@@ -140,7 +157,7 @@ class Broadcast:
             coming = pool.submit(read)
             yield block
 
-    def _add(self, block: RowBlock, first_slot: int) -> np.ndarray | None:
+    def _add(self, block: RowBlock, first_slot: int, pool: ThreadPoolExecutor) -> np.ndarray | None:
         """Put the edges of rows into bins and return the factors of the rows' sums; None: all are 1."""
         dtype = torch.empty(0, dtype=self.reader.dtype).numpy().dtype
         self._weighted, weight = block.edge_weight is not None, None
@@ -152,9 +169,9 @@ class Broadcast:
             edge_shares(block.indptr, types, given, self.sizes.num_types, weight)
         if self._bins is None:
             weight_dtype = dtype if self._weighted or weight is not None else None
-            window = max(WINDOW_BYTES, self.memory_bytes // 32)
+            window = max(WINDOW_BYTES, min(self.memory_bytes // 32, MOST_WINDOW_BYTES))
             self._bins = EdgeBins(self.sizes, weight_dtype, self.plan.keep_bytes, window, self.spool)
-        self._bins.add(block, first_slot, weight)
+        self._bins.add(block, first_slot, weight, pool.map)
         if self.streamed.by_type:
             return None
         scale = self.reader.scale(block.rows, np.diff(block.indptr), self._weighted)
@@ -173,20 +190,28 @@ class Broadcast:
             slots = slice(int(places[chunk]), int(places[chunk + 1]))
             slots = slots if order is None else order[slots]
             coming.append(pool.submit(self._load, int(starts[chunk]), edges, slots))
-            if len(coming) > AHEAD:
+            if len(coming) > self._ahead:
                 self._take(sums, kept, *coming.popleft().result())
         while coming:
             self._take(sums, kept, *coming.popleft().result())
+
+    def _chunk_values(self) -> Tensor:
+        with suppress(IndexError):
+            return self._spare.pop()
+        return torch.empty((1 << self.sizes.shift, self.streamed.channels), dtype=self.reader.dtype)
 
     def _take(self, sums: Tensor, kept: Tensor | None, parts: list, slots: slice | np.ndarray, own: Any) -> None:
         """Add a chunk to the sums: its edges, then what its rows add of themselves."""
         for pieces, position, values in parts:
             for edges in pieces:
-                add_placed_edges(sums, values, edges.slots, edges.local, position, self._factor, edges.weight)
+                given = (edges.slots, edges.local, position, self._factor, edges.weight)
+                add_placed_edges(sums, values, *given, num_threads=self._num_threads)
         if own is not None and kept is None:
             sums[slots] += own
         elif own is not None:
             kept[slots] = own
+        if not self.streamed.by_type:
+            self._spare += [values for _, _, values in parts]
 
     @torch.no_grad()
     def _load(self, first_node: int, edges: list[Iterable[BinnedEdges]], slots: slice | np.ndarray) -> _Loaded:
@@ -200,7 +225,7 @@ class Broadcast:
         local = number_sources(position)
         if self.streamed.by_type:
             return self._load_by_type(first_node, local, edges, position, slots, own_local)
-        values = torch.empty((len(local), self.streamed.channels), dtype=self.reader.dtype)
+        values = self._chunk_values()
         own_width = self.streamed.width if self.streamed.keeps_own else self.streamed.channels
         own = torch.empty((len(own_local), own_width), dtype=self.reader.dtype) if self._takes_own else None
         step = _rows_of_bytes(READ_BYTES, self.streamed.width)
@@ -208,7 +233,7 @@ class Broadcast:
             some = local[start : start + step]
             chosen = slice(*np.searchsorted(own_local, [some[0], some[-1] + 1])) if self._takes_own else slice(0, 0)
             x = self.reader.read(some + first_node)
-            self._map(x, some + first_node, values[start : start + step])
+            self._map(x, some + first_node, values[start : start + len(some)])
             if own is not None and chosen.start < chosen.stop:
                 places = torch.from_numpy(position[own_local[chosen]].astype(np.int64))
                 self._own_values(x, places - start, own_local[chosen] + first_node, own[chosen])
@@ -290,6 +315,27 @@ class Broadcast:
             else:
                 out = backbone.layer_from_total(self.index, total)
             yield self._rows[chunk], out[: chunk.stop - chunk.start]
+
+
+@contextmanager
+def _one_thread_of_torch() -> Iterator[int]:
+    """Let torch compute on one thread, as chunks are mapped side by side; yield how many it had.
+
+    Its threads wait for each other in each product, and spin meanwhile: beside other work a product on two threads
+    takes up to ten times the processor seconds of one.
+    """
+    with _one_thread.lock:
+        if not _one_thread.passes:
+            _one_thread.num_threads = torch.get_num_threads()
+        _one_thread.passes += 1
+        torch.set_num_threads(1)
+    try:
+        yield _one_thread.num_threads
+    finally:
+        with _one_thread.lock:
+            _one_thread.passes -= 1
+            if not _one_thread.passes:
+                torch.set_num_threads(_one_thread.num_threads)
 
 
 def _mark(pieces: Iterable[BinnedEdges], position: np.ndarray) -> None:

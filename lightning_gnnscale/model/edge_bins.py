@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ..jit import kernel
+from ..memory import FIXED_BYTES, sums_bytes
 from .layer_source import RowBlock, Spool
 
 MOST_BINS = 1 << 18  # their starts are held for each sorted block
+BLOCK_ROWS = 1 << 16  # of a sorted block: targets are told apart by 16 bits
 
 
 class BinSizes(NamedTuple):
@@ -54,7 +57,7 @@ class EdgeBins:
         window_bytes: Bytes of edges that are read from the spool at once, and that are held of a bin.
         spool: None: all edges stay in memory.
 
-    Cost: an edge takes 6 bytes (8 with chunks of more than 65,536 nodes), and its weight; 8 bytes a bin a block. A bin
+    Cost: an edge takes 4 bytes (6 with chunks of more than 65,536 nodes), and its weight; 4 bytes a bin a block. A bin
         of more than window_bytes, of hubs or of many edges a node, is read twice.
     """
 
@@ -68,43 +71,56 @@ class EdgeBins:
     ):
         self.sizes, self.weight_dtype, self.spool = sizes, weight_dtype, spool
         self.keep_bytes, self.window_bytes = keep_bytes, window_bytes
-        self.dtypes = [np.dtype(np.int32), np.dtype(np.uint16 if sizes.shift <= 16 else np.uint32)]
+        self.dtypes = [np.dtype(np.uint16), np.dtype(np.uint16 if sizes.shift <= 16 else np.uint32)]
         self.dtypes += [] if weight_dtype is None else [np.dtype(weight_dtype)]
         self.counts = np.zeros(sizes.num_bins, np.int64)
-        self._starts: list[np.ndarray | int] = []  # likewise
+        self._first_slots: list[int] = []  # of each block: its targets are numbered from there
+        self._starts: list[np.ndarray | int] = []  # of the bins of each block, likewise in memory or in the spool
         self._blocks: list[list[np.ndarray | int]] = []  # columns in memory, or where they begin in the spool
         self._kept_bytes = 0
         self._window = (0, 0)
-        self._held: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        self._places = np.zeros((0, 1), np.int64)  # (num_blocks, bins of the window + 1): where they begin in `_held`
+        self._held: list[np.ndarray] = []  # columns of the window's edges, block after block
 
     @property
     def edge_bytes(self) -> int:
         """Bytes that an edge takes."""
         return sum(dtype.itemsize for dtype in self.dtypes)
 
-    def add(self, block: RowBlock, first_slot: int, weight: np.ndarray | None = None) -> None:
+    def add(self, block: RowBlock, first_slot: int, weight: np.ndarray | None = None, side_by_side=map) -> None:
         """Add the edges of rows that follow those added before, from `first_slot` on; weight replaces the block's.
 
         They are sorted some at a time, those of one row too: a row of very many takes no more memory than others.
+        side_by_side: applies a function to several such pieces at once, and gives the results in their order.
         """
         block = block if weight is None else block._replace(edge_weight=weight)
-        most = max(1, 2 * self.window_bytes // self.edge_bytes)
-        for first in range(0, len(block.indices), most):
-            last = min(first + most, len(block.indices))
+        pieces = list(self._pieces_of(block))
+        slots = [first_slot + begin for begin, _ in pieces]
+        sort = partial(_sorted_edges, sizes=self.sizes, dtypes=self.dtypes)
+        for slot, (starts, *columns) in zip(slots, side_by_side(sort, (piece for _, piece in pieces)), strict=True):
+            self._add(slot, starts, columns)
+
+    def _pieces_of(self, block: RowBlock) -> Iterator[tuple[int, RowBlock]]:
+        """Yield the edges of rows as blocks that are sorted at once, each with the number of its first row."""
+        most, first = max(1, 2 * self.window_bytes // self.edge_bytes), 0
+        while first < len(block.indices):
             begin = int(np.searchsorted(block.indptr, first, side="right")) - 1
+            behind = int(block.indptr[min(begin + BLOCK_ROWS, len(block.rows))])
+            last = min(first + most, behind)
             end = int(np.searchsorted(block.indptr, last, side="left"))
             indptr = np.clip(block.indptr[begin : end + 1], first, last) - first
             edges = [None if column is None else column[first:last] for column in block[2:]]
-            self._add(RowBlock(block.rows[begin:end], indptr, *edges), first_slot + begin)
+            yield begin, RowBlock(block.rows[begin:end], indptr, *edges)
+            first = last
 
-    def _add(self, block: RowBlock, first_slot: int) -> None:
-        starts, *columns = _sorted_edges(block, first_slot, self.sizes, self.dtypes, block.edge_weight)
+    def _add(self, first_slot: int, starts: np.ndarray, columns: list[np.ndarray]) -> None:
         self.counts += np.diff(starts)
         num_bytes = self.edge_bytes * len(columns[0]) + starts.nbytes
         if self.spool is not None and self._kept_bytes + num_bytes > self.keep_bytes:
             starts, *columns = (self.spool.append(column) for column in (starts, *columns))
         else:
             self._kept_bytes += num_bytes
+        self._first_slots.append(first_slot)
         self._starts.append(starts)
         self._blocks.append(columns)
 
@@ -122,51 +138,63 @@ class EdgeBins:
             for first in range(begin, end, most):
                 last = min(first + most, end)
                 held = [self._column(*one, first, last) for one in zip(columns, self.dtypes, strict=True)]
-                yield BinnedEdges(held[0], held[1], held[2] if len(held) > 2 else None)
+                slots = held[0].astype(np.int32)
+                slots += self._first_slots[block]
+                yield BinnedEdges(slots, held[1], held[2] if len(held) > 2 else None)
 
     def _read(self, number: int) -> BinnedEdges:
         first, last = self._window
         if not first <= number < last:
             self._load(number)
             first = number
-        columns: list[list[np.ndarray]] = [[] for _ in self.dtypes]
-        for starts, held in self._held:
-            chosen = slice(starts[number - first], starts[number - first + 1])
-            for column, values in zip(columns, held, strict=True):
-                column.append(values[chosen])
-        joined = [
-            np.concatenate([np.empty(0, dtype), *column]) for dtype, column in zip(self.dtypes, columns, strict=True)
-        ]
-        return BinnedEdges(joined[0], joined[1], joined[2] if len(joined) > 2 else None)
+        count, held = int(self.counts[number]), self._held
+        out = [np.empty(count, dtype) for dtype in (np.dtype(np.int32), *self.dtypes[1:])]
+        none = [] if len(held) > 2 else [np.empty(0, np.float32)]  # no weights
+        firsts = np.array(self._first_slots, np.int64)
+        _join_bin(self._places, number - first, firsts, *held, *none, *out, *none)
+        return BinnedEdges(out[0], out[1], out[2] if out[2:] else None)
 
     def _load(self, first: int) -> None:
         """Bring the bins from `first` on into memory, as many as a window holds."""
         behind = np.cumsum(self.counts[first:]) * self.edge_bytes
         most = self.window_bytes // (8 * max(1, len(self._blocks)))  # where a bin begins in each block counts too
         last = first + max(1, min(most, int(np.searchsorted(behind, self.window_bytes, side="right"))))
-        self._window, self._held = (first, last), []
+        num_edges, place = int(self.counts[first:last].sum()), 0
+        if not self._held or len(self._held[0]) < num_edges:
+            self._held = [np.empty(num_edges, dtype) for dtype in self.dtypes]
+        self._window, self._places = (first, last), np.empty((len(self._blocks), last - first + 1), np.int64)
         for block, columns in enumerate(self._blocks):
             starts = self._bounds(block, first, last)
             begin, end = int(starts[0]), int(starts[-1])
-            held = [self._column(*one, begin, end) for one in zip(columns, self.dtypes, strict=True)]
-            self._held.append((starts - begin, held))
+            for column, held in zip(columns, self._held, strict=True):
+                self._fill(column, begin, held[place : place + end - begin])
+            self._places[block] = starts
+            self._places[block] += place - begin
+            place += end - begin
 
     def _bounds(self, block: int, first: int, last: int) -> np.ndarray:
         """Return where bins [first, last) of a block begin, and where the last one ends."""
-        return self._column(self._starts[block], np.dtype(np.int64), first, last + 1)
+        return self._column(self._starts[block], np.dtype(np.int32), first, last + 1)
 
     def _column(self, column: np.ndarray | int, dtype: np.dtype, begin: int, end: int) -> np.ndarray:
         """Return entries of a column, which lies in memory or begins at a byte of the spool."""
         if isinstance(column, np.ndarray):
             return column[begin:end]
         found = np.empty(end - begin, dtype)
-        self.spool.read(column + begin * dtype.itemsize, found)
+        self._fill(column, begin, found)
         return found
+
+    def _fill(self, column: np.ndarray | int, begin: int, out: np.ndarray) -> None:
+        """Fill an array with the entries of a column from `begin` on."""
+        if isinstance(column, np.ndarray):
+            out[:] = column[begin : begin + len(out)]
+        elif len(out):
+            self.spool.read(column + begin * out.itemsize, out)
 
     def clear(self) -> None:
         """Forget all edges."""
         self.counts[:] = 0
-        self._starts, self._blocks, self._held, self._window = [], [], [], (0, 0)
+        self._first_slots, self._starts, self._blocks, self._held, self._window = [], [], [], [], (0, 0)
         self._kept_bytes = 0
         if self.spool is not None:
             self.spool.clear()
@@ -182,10 +210,9 @@ class _LargeBin:
         return self._bins.pieces(self._number)
 
 
-def _sorted_edges(
-    block: RowBlock, first_slot: int, sizes: BinSizes, dtypes: Sequence[np.dtype], weight: np.ndarray | None
-) -> list[np.ndarray]:
-    """Return (num_bins + 1,) int64 starts of the bins, then the columns of a block's edges by bin."""
+def _sorted_edges(block: RowBlock, sizes: BinSizes, dtypes: Sequence[np.dtype]) -> list[np.ndarray]:
+    """Return (num_bins + 1,) int32 starts of the bins, then the columns of a block's edges by bin."""
+    weight = block.edge_weight if len(dtypes) > 2 else None
     indices = np.ascontiguousarray(block.indices)
     types = np.empty(0, np.uint8) if sizes.num_types == 1 else np.ascontiguousarray(block.edge_type)
     starts = _count_bins(indices, types, sizes.shift, sizes.num_types, sizes.num_bins)
@@ -194,7 +221,7 @@ def _sorted_edges(
     sorted_weight = columns[2] if weight is not None else given
     indptr = np.ascontiguousarray(block.indptr, np.int64)
     _place_edges(
-        indptr, indices, types, given, first_slot, sizes.shift, sizes.num_types, starts[:-1].copy(),
+        indptr, indices, types, given, sizes.shift, sizes.num_types, starts[:-1].copy(),
         columns[0], columns[1], sorted_weight,
     )  # fmt: skip
     return [starts, *columns]
@@ -202,7 +229,7 @@ def _sorted_edges(
 
 @kernel
 def _count_bins(indices, types, shift, num_types, num_bins):
-    starts = np.zeros(num_bins + 1, np.int64)
+    starts = np.zeros(num_bins + 1, np.int32)
     for e in range(len(indices)):
         bin_number = (indices[e] >> shift) * num_types
         if num_types > 1:
@@ -214,7 +241,7 @@ def _count_bins(indices, types, shift, num_types, num_bins):
 
 
 @kernel
-def _place_edges(indptr, indices, types, weight, first_slot, shift, num_types, cursor, slots, local, sorted_weight):
+def _place_edges(indptr, indices, types, weight, shift, num_types, cursor, slots, local, sorted_weight):
     mask = (1 << shift) - 1
     for v in range(len(indptr) - 1):
         for e in range(indptr[v], indptr[v + 1]):
@@ -223,10 +250,23 @@ def _place_edges(indptr, indices, types, weight, first_slot, shift, num_types, c
                 bin_number += types[e]
             place = cursor[bin_number]
             cursor[bin_number] = place + 1
-            slots[place] = first_slot + v
+            slots[place] = v
             local[place] = indices[e] & mask
             if len(weight):
                 sorted_weight[place] = weight[e]
+
+
+@kernel
+def _join_bin(places, number, first_slots, slots, local, weight, out_slots, out_local, out_weight):
+    """Write the edges of a bin of the window, block after block, with their targets in the bucket."""
+    count = 0
+    for block in range(len(first_slots)):
+        for e in range(places[block, number], places[block, number + 1]):
+            out_slots[count] = first_slots[block] + slots[e]
+            out_local[count] = local[e]
+            if len(weight):
+                out_weight[count] = weight[e]
+            count += 1
 
 
 @kernel
@@ -265,7 +305,6 @@ def edge_shares(indptr, types, weight, num_types, out):
             totals[types[e]] = 0.0
 
 
-FIXED_BYTES = 64 << 20  # of chunks of sources, and blocks of edges that are read and sorted, whatever memory is
 GAP_BYTES = 64 << 10  # of the file between rows that are read together, as of `datamodule.layer_source`
 
 
@@ -365,10 +404,9 @@ def row_bytes_of(streamed: StreamedLayer, itemsize: int) -> int:
 def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int, memory_bytes: int) -> BucketPlan:
     """Divide rows into as few buckets as memory has space for.
 
-    Of memory_bytes three sixteenths, or `FIXED_BYTES`, are left to chunks of sources and to edges being sorted, but at
-    most three quarters. row_bytes, edge_bytes: of a row's sums, and of an edge.
+    row_bytes, edge_bytes: of a row's sums, and of an edge; memory_bytes: see `sums_bytes`.
     """
-    space = max(1, memory_bytes // 4, min(memory_bytes * 13 // 16, memory_bytes - FIXED_BYTES))
+    space = sums_bytes(memory_bytes, FIXED_BYTES)
     num_buckets = max(1, min(num_rows, -(-num_rows * row_bytes // space)))
     most_rows = max(1, -(-num_rows // num_buckets))
     return BucketPlan(num_buckets, most_rows, max(0, space - most_rows * row_bytes))

@@ -14,7 +14,7 @@ from ..across_ranks import rank
 from ..errors import StrategyError, short
 from ..events import record
 from ..jit import kernel
-from ..memory import free_memory_bytes, parse_bytes, return_freed_memory
+from ..memory import free_memory_bytes, parse_bytes, pass_bytes, return_freed_memory
 from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
@@ -94,7 +94,7 @@ def layerwise_inference(
         needed: which rows each layer must have, see `closure`; None: all rows.
         table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits. With
             "float32" those of a model in float64 are float64.
-        memory_bytes: what the pass may hold, bytes or a text such as "2GiB"; None: two thirds of what is free, 32 to
+        memory_bytes: what the pass may hold, bytes or a text such as "2GiB"; None: `pass_bytes` of what is free, 32 to
             512 MiB; where memory does not hold the inputs of all nodes, and each group of sums reads them from the
             disk, without the upper limit.
         num_local: processes of this host that share what is free.
@@ -111,7 +111,7 @@ def layerwise_inference(
         StrategyError: edge types that the backbone does not read.
 
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
-    each as wide as a layer or as the linear map in it, and with `broadcast` 6 bytes an edge of a bucket. Time: each
+    each as wide as a layer or as the linear map in it, and with `broadcast` 4 bytes an edge of a bucket. Time: each
     edge is read once a layer, and the layer's input once for each memory_bytes / 2 of sums.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; streamed sources: ATLAS (arXiv
     2605.09402). Differs: sums of a bounded number of rows replace messages on disk.
@@ -125,7 +125,7 @@ def layerwise_inference(
     if memory_bytes is None:
         free = free_memory_bytes()
         fits = 4 * source.num_nodes * backbone.layer_channels(0) <= free
-        memory_bytes = min(MOST_BYTES if fits else free, max(LEAST_BYTES, 2 * free // (3 * num_local)))
+        memory_bytes = min(MOST_BYTES if fits else free, max(LEAST_BYTES, pass_bytes(free) // num_local))
     reference, was_training = backbone.reference, backbone.training
     target = torch.device(device) if device is not None else reference.device
     backbone.eval().to(target)
@@ -242,7 +242,7 @@ class _Pass:
         table_bytes = stored if mapped is None else np.dtype(self.table_dtype).itemsize * mapped
         channels = backbone.sum_channels(index, projected or mapped is not None)
         num_groups = self._num_groups(channels, backbone.layer_channels(index), num_rows, num_edges)
-        edge_bytes = (6 if sizes.shift <= 16 else 8) + self.dtype.itemsize * (source.has_weights or streamed.by_type)
+        edge_bytes = (4 if sizes.shift <= 16 else 6) + self.dtype.itemsize * (source.has_weights or streamed.by_type)
         mapping_bytes = 0 if mapped is None else inputs * (stored + table_bytes)
         size = LayerSize(num_rows, num_edges, inputs, stored, num_groups, table_bytes, mapping_bytes)
         row_bytes = row_bytes_of(streamed, self.dtype.itemsize)

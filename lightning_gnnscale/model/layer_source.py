@@ -7,7 +7,7 @@ import numpy as np
 
 from ..jit import kernel
 
-MOST_OF_THE_GRAPH = 0.75  # share of needed nodes above which a layer is computed for all
+MOST_OF_THE_GRAPH = 0.9  # share of needed nodes above which a layer is computed for all
 _STEP = 16  # bytes of a bitmap between two counts
 _OF_EDGES = slice(2, None)  # fields of a `RowBlock` that have a row an edge
 _BITS_SET = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)  # in a byte

@@ -173,7 +173,7 @@ def _buffer(num_bytes: int) -> Iterator[np.ndarray]:
 @contextmanager
 def _opened(path) -> Iterator[int]:
     """Open a file whose reads begin and end at pages, past the page cache where its disk can."""
-    descriptor = _open_direct(path)
+    descriptor = open_direct(path)
     if descriptor is None:
         descriptor = os.open(path, os.O_RDONLY)
         advise(descriptor, 0, 0, "random")  # what is to be read with a row is decided here
@@ -183,7 +183,7 @@ def _opened(path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _open_direct(path) -> int | None:
+def open_direct(path) -> int | None:
     """Open a file past the page cache: pages that a cap of memory must drop again cost more than their reads."""
     if not O_DIRECT:
         return None

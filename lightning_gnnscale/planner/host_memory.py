@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ..errors import check_integer, short
+from ..memory import pass_bytes, sums_bytes
 from .tier_sizes import PLACE_BYTES_A_NODE
 
 
@@ -161,7 +162,7 @@ def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None
 
     It is the widest layer's block: gathered rows, those of the targets, and the numbers of a block's sources; the
     tables between layers are files. Where free_bytes, memory for this process, does not hold the inputs of all nodes,
-    two thirds of it are used; None: it does.
+    `pass_bytes` of it are used; None: it does.
     """
     num_nodes, num_edges, hidden_channels = run.num_nodes, run.num_edges, batches.hidden_channels
     degree = max(1.0, num_edges / max(num_nodes, 1))
@@ -179,7 +180,7 @@ def predict_evaluation(run: RunSize, batches: BatchShape, free_bytes: int | None
             row = sum(_row_bytes(batches))
         blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * edges)
     if free_bytes is not None and 4 * num_nodes * widths[0] > free_bytes:
-        blocks += [free_bytes * 2 / 3]
+        blocks += [max(free_bytes * 2 / 3, pass_bytes(free_bytes) - 4 * num_nodes)]  # sources are not numbered then
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
 
 
@@ -331,8 +332,7 @@ def predict_training(
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings + placed)
 
 
-SUMS_SHARE = 2 / 3 * 13 / 16  # of free memory, for the sums of a bucket: `model.edge_bins.plan_buckets`
-SPOOLED_EDGE_BYTES = 6  # target and source of an edge that is grouped by source
+SPOOLED_EDGE_BYTES = 4  # target and source of an edge that is grouped by source
 DISK_BYTES_PER_S = 1e9  # of a disk read in the order of its files
 
 
@@ -351,7 +351,7 @@ def predict_evaluation_reads(
     if free_bytes is None or not num_nodes or 4 * num_nodes * width <= free_bytes:
         return 0
     rows = -(-num_nodes // run.num_processes)
-    num_buckets = max(1, -(-rows * (4 * hidden + 12) // max(1, int(free_bytes * SUMS_SHARE))))
+    num_buckets = max(1, -(-rows * (4 * hidden + 12) // sums_bytes(pass_bytes(free_bytes))))
     num_layers = max(len(batches.fanouts), 2)
     inputs = feature_bytes + (num_layers - 1) * 4 * hidden * num_nodes
     edges = csc_bytes + SPOOLED_EDGE_BYTES * run.num_edges

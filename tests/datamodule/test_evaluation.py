@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 from community_graph import small_dataset
 
 import lightning_gnnscale as gs
+from lightning_gnnscale import events
 from lightning_gnnscale.datamodule import StoreLayerSource, evaluation, layer_source
 from lightning_gnnscale.datamodule.evaluation import evaluation_work, sample_order
 from lightning_gnnscale.datamodule.layer_source import FileRows
 from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.model import edge_bins
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.scratch import open_scratch
@@ -49,14 +53,17 @@ def trainer(**options):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.uint8])
 @pytest.mark.parametrize("dim", [1, 3, 16])
 @pytest.mark.parametrize(("gap", "read"), [(0, 1), (8, 64), (1 << 16, 1 << 22)])
-def test_rows_read_in_runs_are_those_of_plain_indexing(tmp_path, monkeypatch, dtype, dim, gap, read):
+@pytest.mark.parametrize("past_cache", [False, True])
+@pytest.mark.parametrize("short", [0, 1 << 16])  # reads that are announced
+def test_rows_read_in_runs_are_those_of_plain_indexing(tmp_path, monkeypatch, dtype, dim, gap, read, past_cache, short):
+    monkeypatch.setattr(layer_source, "_SHORT_READ", short)
     monkeypatch.setattr(layer_source, "GAP_BYTES", gap)
     monkeypatch.setattr(layer_source, "READ_BYTES", read)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 250, (500, dim)).astype(dtype)
     np.save(tmp_path / "rows.npy", rows)
     offset = (tmp_path / "rows.npy").stat().st_size - rows.nbytes
-    file = FileRows(tmp_path / "rows.npy", offset, rows.dtype, (dim,))
+    file = FileRows(tmp_path / "rows.npy", offset, rows.dtype, (dim,), past_cache)
     for nodes in ([], [0], [499], range(500), [5, 3, 3, 499, 0], np.flatnonzero(rng.random(500) < 0.2)):
         nodes = np.asarray(nodes, np.int64)
         assert np.array_equal(file.read(nodes, nodes + 1), rows[nodes])
@@ -66,9 +73,11 @@ def test_rows_read_in_runs_are_those_of_plain_indexing(tmp_path, monkeypatch, dt
     assert np.array_equal(file.read(begins, ends), expected)
 
 
-def test_a_file_that_was_cut_short_is_named(tmp_path):
+@pytest.mark.parametrize("past_cache", [False, True])
+def test_a_file_that_was_cut_short_is_named(tmp_path, past_cache, monkeypatch):
+    monkeypatch.setattr(layer_source, "_SHORT_READ", 0)
     np.save(tmp_path / "rows.npy", np.zeros((100, 4), np.float32))
-    file = FileRows(tmp_path / "rows.npy", 128, np.dtype(np.float32), (4,))
+    file = FileRows(tmp_path / "rows.npy", 128, np.dtype(np.float32), (4,), past_cache)
     os.truncate(tmp_path / "rows.npy", 400)
     with pytest.raises(gs.errors.PartitionStoreError, match=said("rows.npy 100")):
         file.read(np.array([0]), np.array([100]))
@@ -115,6 +124,42 @@ def test_a_split_that_stands_in_one_part_is_evaluated_like_the_whole_graph(sourc
     assert len(wanted) == len(sets[2]) < len(sets[1])
     output = layerwise_inference(model, source, needed=sets)
     assert np.allclose(output.read(wanted), expected[wanted], atol=1e-5)
+
+
+def test_edges_are_read_once_a_hop_and_features_once_a_bucket(store, source, tmp_path, monkeypatch):
+    """Where files are beyond memory: rows that the closure has read are kept for the layers."""
+    read = Counter()
+
+    def counted(name, size):
+        plain = getattr(FileRows, name)
+
+        def run(self, *args):
+            read[Path(self.path).stem] += size(self, *args)
+            return plain(self, *args)
+
+        monkeypatch.setattr(FileRows, name, run)
+
+    counted("_read_direct", lambda file, first, last: (last - first) * file.row_bytes)
+    counted("_fill", lambda file, out, first: out.nbytes)
+    monkeypatch.setattr(layer_source, "GAP_BYTES", 0)
+    monkeypatch.setattr(edge_bins, "FIXED_BYTES", 0)
+    torch.manual_seed(0)
+    model, wanted = gs.model.GraphSAGE(16, 8, 4, num_layers=2).eval(), NodeSet.of(np.array([7]), 400)
+    expected = layerwise_inference(model, source, 50, needed=closure(source, wanted, 2), broadcast=True).read([7])
+    beyond = StoreLayerSource(store, [0, 1, 2, 3], open_scratch(tmp_path / "s", None, None))
+    monkeypatch.setattr(layer_source, "is_beyond_memory", lambda num_bytes: True)
+    read.clear()
+    with beyond.keeping_rows():
+        sets = closure(beyond, wanted, 2, most=1.0)
+    edges = store.csc.indices.itemsize * (source.num_edges(sets[2]) + source.num_edges(sets[1]))
+    assert 0 < 4 * source.num_edges(sets[1]) <= len(store.csc.indices) and read["csc_indices"] == edges
+    output = layerwise_inference(model, beyond, needed=sets, broadcast=True, memory_bytes=200)
+    assert np.array_equal(output.read([7]), expected)
+    first = [event for event in events.recent() if event["event"] == "broadcast_layer"][-2]
+    assert first["layer"] == 0 and first["num_buckets"] > 1
+    sizes = store.features.array[:1].nbytes * len(sets[0])
+    assert read["csc_indices"] == edges and sizes < read["features"] <= 64 + first["num_buckets"] * sizes
+    beyond.close()
 
 
 @pytest.mark.parametrize("feature_storage", [None, "int8", "bfloat16"])

@@ -1,6 +1,7 @@
 """Bytes that an exact evaluation of all nodes reads, as the planner predicts and as layers are then computed."""
 
 from lightning_gnnscale.graph import id_dtype
+from lightning_gnnscale.memory import pass_bytes
 from lightning_gnnscale.model import GraphSAGE
 from lightning_gnnscale.model.edge_bins import plan_buckets, row_bytes_of
 from lightning_gnnscale.planner import plan
@@ -15,8 +16,8 @@ def test_buckets_are_those_that_layers_are_computed_in():
     row_bytes = row_bytes_of(GraphSAGE(128, 64, 64).streamed_layer(0, False, False), 4)
     inputs, edges = 2000 + 2 * 256 * num_nodes, 3 * (1000 + SPOOLED_EDGE_BYTES * num_edges)
     for read, count in zip(reads, (1, 4), strict=True):
-        buckets = plan_buckets(num_nodes // count, 0, row_bytes, 6, free * 2 // 3).num_buckets
-        assert buckets == (4 if count == 1 else 1)
+        buckets = plan_buckets(num_nodes // count, 0, row_bytes, 4, pass_bytes(free)).num_buckets
+        assert buckets == (3 if count == 1 else 1)
         assert read == count * buckets * inputs + edges
 
 

@@ -297,6 +297,7 @@ def add_placed_edges(
     position: np.ndarray,
     factor: np.ndarray | None = None,
     weight: np.ndarray | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """Add factor[row] * weight * x[source] to out[row] for some edges, in the order given; on the CPU.
 
@@ -308,6 +309,7 @@ def add_placed_edges(
         position: (chunk_nodes,) int32, the row of x of each source.
         factor: (num_dst,) of the dtype of out; None = 1.
         weight: (num_edges,) of the dtype of out; None = 1.
+        num_threads: threads at most; None: as torch has them.
 
     Raises:
         ValueError: dtypes or shapes that do not fit.
@@ -321,7 +323,7 @@ def add_placed_edges(
     none = np.empty(0, out.numpy().dtype)
     factor, weight = (none if given is None else given for given in (factor, weight))
     values = x.numpy(), rows, local, position, factor, weight, out.numpy()
-    num_threads = max(1, min(torch.get_num_threads(), len(rows) * x.shape[1] // MIN_WORK))
+    num_threads = max(1, min(num_threads or torch.get_num_threads(), len(rows) * x.shape[1] // MIN_WORK))
     bounds = _bounds(rows, num_threads)
     pool = threads(num_threads - 1) if num_threads > 1 else None
     waiting = [pool.submit(_add_edges, *values, bounds[i], bounds[i + 1]) for i in range(1, num_threads)]
@@ -342,14 +344,15 @@ def _bounds(rows: np.ndarray, num_threads: int) -> list[int]:
 @kernel(error_model="numpy")
 def _add_edges(x, rows, local, position, factor, weight, out, first, last):
     channels = out.shape[1]
-    flat = x.reshape(-1)
+    flat, sums = x.reshape(-1), out.reshape(-1)
     line = LINE_BYTES // x.itemsize
     one = x.dtype.type(1)
     for e in range(first, last):
         if e + AHEAD < last:
-            source = np.int64(position[local[e + AHEAD]])
+            source, target = np.int64(position[local[e + AHEAD]]) * channels, np.int64(rows[e + AHEAD]) * channels
             for c in range(0, channels, line):
-                prefetch(flat, source * channels + c)
+                prefetch(flat, source + c)
+                prefetch(sums, target + c)  # few edges of a chunk share a row: sums come from memory
         row = rows[e]
         share = factor[row] if len(factor) else one
         if len(weight):
