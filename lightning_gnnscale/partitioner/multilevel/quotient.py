@@ -23,12 +23,15 @@ _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
-def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np.ndarray]:
+def contract(
+    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None
+) -> tuple[WeightedGraph, np.ndarray]:
     """Return the graph of clusters.
 
     Args:
         graph: the graph.
         label: (num_nodes,) int32, equal for nodes of a cluster, in [0, num_nodes).
+        threads: their number does not change the result. None: one.
 
     Returns:
         The coarse graph, its nodes in the order of their clusters' lowest node; and (num_nodes,) int32, the coarse node
@@ -37,16 +40,25 @@ def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np
     Cost: O(num_nodes + num_entries) time; a row's neighbours come in the order in which members list them.
     """
     coarse_of, num_coarse = number_clusters(label)
-    members, starts = _sort_by_cluster(coarse_of, num_coarse)
+    members, starts, most = _sort_by_cluster(coarse_of, num_coarse, graph.indptr)
     node_weight = np.zeros((num_coarse, graph.node_weight.shape[1]), np.int32)
     add_weights(coarse_of, graph.node_weight, node_weight)
     indptr = np.zeros(num_coarse + 1, np.int64)
     indices = np.empty(len(graph.indices), np.int32)
     edge_weight = np.empty(len(graph.indices), graph.edge_weight.dtype)
-    total = _add_edges(
-        graph.indptr, graph.indices, graph.edge_weight, coarse_of, members, starts, indptr, indices, edge_weight
+    rows = (*graph[:3], coarse_of, members, starts, most, indptr, indices, edge_weight)
+    ranges = RowThreads(1).run(_add_edges, most, *rows) if threads is None else threads.run(_add_edges, most, *rows)
+    # Each range of rows has left space behind it, of the edges inside its clusters and those that became one.
+    total = 0
+    for start, stop, filled in ranges:
+        indptr[start + 1 : stop + 1] += total
+        total += filled
+    pieces = [slice(most[start], most[start] + filled) for start, _, filled in ranges]
+    indices, edge_weight = (
+        array[pieces[0]].copy() if len(pieces) == 1 else np.concatenate([array[piece] for piece in pieces])
+        for array in (indices, edge_weight)
     )
-    return WeightedGraph(indptr, indices[:total].copy(), edge_weight[:total].copy(), node_weight), coarse_of
+    return WeightedGraph(indptr, indices, edge_weight, node_weight), coarse_of
 
 
 @kernel
@@ -64,29 +76,38 @@ def number_clusters(label):
 
 
 @kernel
-def _sort_by_cluster(coarse_of, num_coarse):
-    starts = np.zeros(num_coarse + 1, np.int64)
+def _sort_by_cluster(coarse_of, num_coarse, indptr):
+    """Return the nodes cluster by cluster, where each cluster begins, and where its entries would if all were kept."""
+    starts, most = np.zeros(num_coarse + 1, np.int64), np.zeros(num_coarse + 1, np.int64)
     for v in range(len(coarse_of)):
         starts[coarse_of[v] + 1] += 1
+        most[coarse_of[v] + 1] += indptr[v + 1] - indptr[v]
     for c in range(num_coarse):
         starts[c + 1] += starts[c]
+        most[c + 1] += most[c]
     cursor = starts[:-1].copy()
     members = np.empty(len(coarse_of), np.int32)
     for v in range(len(coarse_of)):
         members[cursor[coarse_of[v]]] = v
         cursor[coarse_of[v]] += 1
-    return members, starts
+    return members, starts, most
 
 
 @kernel
-def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_indptr, out_indices, out_weight):
-    """Fill the coarse rows one after the other; `place` holds a neighbour's position in the row that is filled."""
+def _add_edges(
+    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, out_indptr, out_indices, out_weight
+):
+    """Fill the coarse rows [first, end) one after the other, from where they would begin if all entries were kept.
+
+    Returns:
+        The range of rows, and how many entries they have; their ends in `out_indptr` are counted from its beginning.
+    """
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     num_coarse = len(starts) - 1
-    place = np.empty(num_coarse, np.int64)
+    place = np.empty(num_coarse, np.int64)  # of a neighbour in the row that is filled
     place[:] = -1
-    total = np.int64(0)
-    for c in range(num_coarse):
+    begin = total = most[first]
+    for c in range(first, end):
         row_start = total
         for m in range(starts[c], starts[c + 1]):
             v = members[m]
@@ -99,8 +120,8 @@ def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_ind
                     out_indices[total], out_weight[total] = other, 0
                     total += 1
                 out_weight[place[other]] += edge_weight[e & each]
-        out_indptr[c + 1] = total
-    return total
+        out_indptr[c + 1] = total - begin
+    return first, end, total - begin
 
 
 def shrink(
@@ -125,7 +146,7 @@ def shrink(
     step = 0
     while len(graph.indices) // 2 > max_edges and graph.num_nodes > few_nodes:
         label = cluster_nodes(graph, limit, fold(seed, _SALT, step), threads, passes=1)
-        coarse, number = contract(graph, label)
+        coarse, number = contract(graph, label, threads)
         if coarse.num_nodes == graph.num_nodes and (limit >= largest).all():
             break
         graph, coarse_of = coarse, number[coarse_of]
