@@ -9,7 +9,7 @@ from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
 from .. import phases
 from .clustering import cluster_nodes
-from .pair_table import EdgeSample, PairTable, edge_pairs, is_sampled, rows_of_pairs, table_bytes
+from .pair_table import EdgeSample, PairTable, edge_pairs, is_sampled, rows_of_pairs, shard_of, table_bytes
 from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
@@ -194,14 +194,15 @@ def build_quotient(
         2025; while they stream by, which is ours.
     """
     shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
-    tables = [PairTable(shift, shard) for shard in range(SHARDS)]
-    pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
+    by_rows = not isinstance(graph, EdgeGraph)
+    tables = [PairTable(shift, None if by_rows else shard) for shard in range(SHARDS)]
+    pairs = _pairs_of_rows if by_rows else _pairs_of_edges
     sample = EdgeSample(fold(seed, _SAMPLE_SALT))
     few, few_nodes = max_edges, max_edges / enough
     if grown is not None and num_coarse > few_nodes and JOINED_EDGES * graph.num_nodes > max_edges:
         max_edges, enough = int(JOINED_EDGES * graph.num_nodes), min(enough, _ENOUGH_TO_JOIN)
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
-        threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
+        threads.map(lambda shard: tables[shard].add(keys, written[shard]), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):
             sample.halve(tables, threads)
         if sum(table.size for table in tables) > max_edges:
@@ -241,7 +242,7 @@ def quotient_bytes(num_edges: float) -> int:
 
 
 def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
-    """Yield keys of pairs of clusters, and the ranges that hold them, every edge once."""
+    """Yield keys of pairs of clusters, and by shard the ranges that hold its own, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
         steps = np.searchsorted(block.indptr, np.arange(0, len(block.indices), STEP_ENTRIES), side="left")
@@ -251,11 +252,12 @@ def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, sample: EdgeSample,
             if entries > len(keys):
                 keys = np.empty(entries, np.int64)
             rows = block.indptr[start : stop + 1]
-            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys, sample.bound)
+            ends = threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys, sample.bound)
+            yield keys, ([one[:2] for one in ends], [one[2:] for one in ends])
 
 
 def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
-    """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks."""
+    """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks; shards lie mixed."""
     keys, filled, seen = np.empty(STEP_ENTRIES, np.int64), 0, 0
     for src, dst in graph.edges("quotient"):
         start = 0
@@ -265,9 +267,9 @@ def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, sample: EdgeSample,
             seen += stop - start
             start = stop
             if seen == STEP_ENTRIES:
-                yield keys, [(0, filled)]
+                yield keys, ([(0, filled)],) * SHARDS
                 filled = seen = 0
-    yield keys, [(0, filled)]
+    yield keys, ([(0, filled)],) * SHARDS
 
 
 def _assemble(
@@ -289,20 +291,25 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
         bound: which edges count; see `EdgeSample`.
 
     Returns:
-        Where they are in `keys`: first, and one after the last.
+        Where they are in `keys`: first and one after the last of shard 0, then of shard 1, which lies at the end.
     """
-    first = indptr[offset + start] - indptr[offset]
-    place, last, ahead = np.uint64(first), np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
+    first, end = indptr[offset + start] - indptr[offset], indptr[offset + stop] - indptr[offset]
+    front, back, step = np.uint64(first), np.uint64(end - 1), np.uint64(1)
+    last, ahead = np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
     counts_all = bound[0] == ~np.uint64(0)
     for row in range(np.uint64(offset + start), np.uint64(offset + stop)):
         v = np.uint64(first_node) + row
         mine = np.int64(coarse_of[v])
-        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + np.uint64(1)])):
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + step])):
             u = np.uint64(indices[e])
             if e + ahead < last:
                 prefetch(coarse_of, np.int64(indices[e + ahead]))
             if u > v and (counts_all or is_sampled(u, v, bound)):
                 other = np.int64(coarse_of[u])
-                keys[place] = (min(mine, other) << shift) + max(mine, other)
-                place += np.uint64(other != mine)
-    return first, np.int64(place)
+                key = (min(mine, other) << shift) + max(mine, other)
+                # Both places are free as long as an entry is left; without a branch, which would be mispredicted.
+                keys[front] = keys[back] = key
+                shard, counts = shard_of(key), np.uint64(other != mine)
+                front += counts & (step - shard)
+                back -= counts & shard
+    return first, np.int64(front), np.int64(back + step), end
