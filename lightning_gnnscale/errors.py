@@ -10,7 +10,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -225,19 +225,23 @@ def why_no_array(error: BaseException) -> str:
 
 @contextmanager
 def disk_errors(
-    path: str | os.PathLike, doing: str, remedy: str = "", kind: type[GNNScaleError] = GNNScaleError
+    path: str | os.PathLike | Callable[[], str],
+    doing: str,
+    remedy: str = "",
+    kind: type[GNNScaleError] = GNNScaleError,
 ) -> Iterator[None]:
     """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`, of a kind.
 
     Args:
-        path: the file or folder that the block is about, for errors that name no file.
+        path: the file or folder that the block is about, for errors that name no file; or what returns it then.
         doing, remedy: what cannot be done to it, "written", and what to do: "free space, or give another scratch=".
     """
     try:
         yield
     except OSError as error:
         detail = error.strerror or one_line_of(error)
-        raise kind(f"{error.filename or path}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error
+        where = error.filename or (path() if callable(path) else path)
+        raise kind(f"{where}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error
 
 
 # What was called otherwise in 0.2, and what says it now.

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,7 @@ def nameless_file(folder: Path):
 def read_at(file, array: np.ndarray, offset: int) -> None:
     """Fill a contiguous array from a scratch file's bytes at an offset; without a seek, so threads may share it."""
     view, filled = memoryview(array).cast("B") if array.size else b"", 0
-    with disk_errors(_folder_of(file), "read as scratch disk", MAKE_SPACE):
+    with disk_errors(partial(_folder_of, file), "read as scratch disk", MAKE_SPACE):
         while filled < len(view):
             got = os.preadv(file.fileno(), [view[filled:]], offset + filled)
             if not got:
@@ -168,7 +169,7 @@ def read_at(file, array: np.ndarray, offset: int) -> None:
 def write_at(file, array: np.ndarray, offset: int) -> None:
     """Write a contiguous array's bytes to a scratch file at an offset."""
     view, done = memoryview(array).cast("B") if array.size else b"", 0
-    with disk_errors(_folder_of(file), "written to as scratch disk", MAKE_SPACE):
+    with disk_errors(partial(_folder_of, file), "written to as scratch disk", MAKE_SPACE):
         while done < len(view):
             done += os.pwrite(file.fileno(), view[done:], offset + done)
 

@@ -107,11 +107,11 @@ class GraphInput:
             self.simple, degree = open_simple_graph(self.stream, *given)
         return degree
 
-    def open_rows(self, block_edges: int) -> ExternalCSC:
+    def open_rows(self, block_edges: int, threads=None) -> ExternalCSC:
         """Open the graph as rows on scratch disk, see `open_external_csc`; a run that goes on sorts them again."""
         self._load()
         scan, self._scan, after_chunk = self._scan, None, None if self.phase else self._save_scan
-        given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk)
+        given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk, threads)
         return open_external_csc(self.stream, *given)
 
     def left_in(self, phase: str) -> dict[str, np.ndarray]:

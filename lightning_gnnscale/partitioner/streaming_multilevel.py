@@ -197,8 +197,9 @@ def streaming_multilevel(
         for value, default in zip((passes, refinement_rounds, quotient_edges_per_node), tries[:3], strict=True)
     )
     form = StreamedEdges if graph.scratch is None else StreamedRows
-    source, threads = form(graph, block_edges), RowThreads(None if num_threads is None else int(num_threads))
+    threads, source = RowThreads(None if num_threads is None else int(num_threads)), None
     try:
+        source = form(graph, block_edges, threads)
         constraints = resolve_constraints(graph.balance, graph.masks, source.degree, num_parts)
         node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
@@ -235,7 +236,8 @@ def streaming_multilevel(
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
-        source.close()
+        if source is not None:
+            source.close()
     return part.astype(np.int32)
 
 
@@ -414,15 +416,15 @@ class StreamedRows:
 
     Args:
         given: what the method was given.
-        block_edges: see `open_external_csc`.
+        block_edges, threads: see `open_external_csc`.
 
     Attributes:
         degree: (num_nodes,) entries a row.
         one_block: whether the whole graph fits a block.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int):
-        self._csc = given.open_rows(block_edges)
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
+        self._csc = given.open_rows(block_edges, threads)
         self.degree = self._csc.degree
         self.one_block = self._csc.num_blocks <= 1
 
@@ -448,7 +450,7 @@ class StreamedEdges:
     Cost: one pass, and an id a node for the degrees.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int):
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
         self._given, self.degree = given, given.open_simple()
         if self.degree is None:  # a resumed run has them where they are balanced
             self.degree = given.left.get("degree", np.zeros(given.num_nodes, id_dtype(given.num_nodes)))

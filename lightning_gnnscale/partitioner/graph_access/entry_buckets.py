@@ -25,6 +25,7 @@ CHUNK_BYTES = 1 << 25  # open chunks of all buckets together, where MIN_CHUNK al
 READ_BYTES = 1 << 20
 PAGE_BYTES = 1 << 12
 MAX_ROUNDS = 3
+MAX_SORTERS = 2  # threads that sort buckets, each with buffers of its own
 
 _SPARE_CHUNKS = 32
 _COARSE_CELLS = 1 << 13
@@ -78,45 +79,70 @@ class EntryBuckets:
         for bucket, chunk in opened.take_begun():
             self._write(file, bucket, chunk, written)
 
-    def sort(self, file, drop_repeats: bool, progress=None, number: int = 0) -> None:
+    def sort(self, file, drop_repeats: bool, progress=None, number: int = 0, threads=None) -> None:
         """Write a round's rows behind those of the rounds before, and cut off the rest of the file.
 
         With `drop_repeats` the first of several equal neighbours in a row is kept, and `degree` corrected in place.
 
+        Args:
+            threads: `RowThreads`, of which up to MAX_SORTERS sort; None: one. They do not change the result.
+
         Raises:
             EdgeStreamError: the number of entries of a row differs from its degree.
 
-        Cost: O(entries) time; twice the largest bucket's neighbours and READ_BYTES of memory, and for repeats a table
-            of four neighbours for each of the longest row's. A thread sorts a bucket while the one before is written.
+        Cost: O(entries) time; for each thread that sorts, twice the largest bucket's neighbours and READ_BYTES of
+            memory, and for repeats a table of four neighbours for each of the longest row's. Buckets are sorted while
+            those before are written.
         """
         dtype, num_entries = self.degree.dtype, int(self._entries.sum())
-        done = int(self._entries[: self._first_bucket[number]].sum())
-        for bucket, out in read_ahead(lambda stop: self._placed(file, number, stop)):
-            count, degree = len(out), self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
-            if drop_repeats:
-                count = _drop_repeats(out, degree, np.empty(_table_size(int(degree.max(initial=0))), dtype))
-            write_at(file, out[:count], self._position)
-            self._position += count * dtype.itemsize
-            done += len(out)
+        done, share = (
+            int(self._entries[: self._first_bucket[number]].sum()),
+            _one_by_one if threads is None else threads.map,
+        )
+        sorters = 1 if threads is None else min(MAX_SORTERS, threads.num_threads)
+
+        def keep_first(placed: tuple[int, np.ndarray]) -> int:
+            bucket, out = placed
+            degree = self._degrees(bucket)
+            return _drop_repeats(out, degree, np.empty(_table_size(int(degree.max(initial=0))), dtype))
+
+        for placed in read_ahead(lambda stop: self._placed(file, number, stop, sorters, share)):
+            counts = share(keep_first, placed) if drop_repeats else [len(out) for _, out in placed]
+            for (_, out), count in zip(placed, counts, strict=True):
+                write_at(file, out[:count], self._position)
+                self._position += count * dtype.itemsize
+                done += len(out)
             if progress is not None:
                 progress("adjacency sort", done, num_entries)
         file.truncate(self._position)
 
-    def _placed(self, file, number: int, stop) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield each bucket of a round with its neighbours in rows, in one of two buffers that take turns."""
-        buffers = np.empty((2, int(self._entries.max(initial=0))), self.degree.dtype)
-        cursor = np.empty(int(np.diff(self.first_row).max(initial=0)) + 1, self.degree.dtype)
-        chunks = np.empty((max(1, READ_BYTES // self._chunk_bytes()), self._chunk_bytes()), np.uint8)
-        for bucket in range(self._first_bucket[number], self._first_bucket[number + 1]):
+    def _placed(self, file, number: int, stop, sorters: int, share) -> Iterator[list[tuple[int, np.ndarray]]]:
+        """Yield a round's buckets, as many at a time as are sorted, with their neighbours in rows.
+
+        There are two buffers a sorter, which take turns.
+        """
+        buffers = np.empty((2, sorters, int(self._entries.max(initial=0))), self.degree.dtype)
+        cursors = np.empty((sorters, int(np.diff(self.first_row).max(initial=0)) + 1), self.degree.dtype)
+        chunks = np.empty((sorters, max(1, READ_BYTES // self._chunk_bytes()), self._chunk_bytes()), np.uint8)
+        first, last = self._first_bucket[number : number + 2].tolist()
+
+        def place(bucket: int) -> tuple[int, np.ndarray]:
+            turn, sorter = divmod(bucket - first, sorters)
+            out, cursor = buffers[turn & 1, sorter, : self._entries[bucket]], cursors[sorter]
+            _start_rows(self._degrees(bucket), cursor)
+            self._place_bucket(file, bucket, chunks[sorter], cursor, out)
+            if not _rows_are_full(self._degrees(bucket), cursor):
+                raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
+            return bucket, out
+
+        for begin in range(first, last, sorters):
             if stop.is_set():
                 return
-            out = buffers[bucket & 1, : self._entries[bucket]]
-            degree = self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
-            _start_rows(degree, cursor)
-            self._place_bucket(file, bucket, chunks, cursor, out)
-            if not _rows_are_full(degree, cursor):
-                raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
-            yield bucket, out
+            yield share(place, range(begin, min(begin + sorters, last)))
+
+    def _degrees(self, bucket: int) -> np.ndarray:
+        """Return the degrees of a bucket's rows."""
+        return self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
 
     def _cut_rounds(self) -> np.ndarray:
         """Return (num_rounds + 1,) first buckets, such that every round needs about the same space."""
@@ -152,6 +178,10 @@ class EntryBuckets:
         if written[bucket] < self._num_chunks[bucket]:
             write_at(file, chunk, int(self._offset[bucket] + written[bucket] * len(chunk)))
             written[bucket] += 1
+
+
+def _one_by_one(function, items) -> list:
+    return [function(item) for item in items]
 
 
 def cut_ranges(degree: np.ndarray, max_entries: int, max_rows: int) -> np.ndarray:

@@ -127,6 +127,7 @@ def open_external_csc(
     progress=None,
     state: ScanState | None = None,
     after_chunk=None,
+    threads=None,
 ) -> ExternalCSC:
     """Read a stream twice and put the rows of its undirected simple graph onto scratch disk.
 
@@ -136,6 +137,7 @@ def open_external_csc(
         stream, scratch, deduplicate, progress, state, after_chunk: see `open_simple_graph`; here scratch disk is
             needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
+        threads: `RowThreads` that sort; None: one thread.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
@@ -161,7 +163,7 @@ def open_external_csc(
         try:
             for number in range(buckets.num_rounds):
                 buckets.spread(file, graph.one_pass("adjacency", progress), number)
-                buckets.sort(file, deduplicate, progress, number)
+                buckets.sort(file, deduplicate, progress, number, threads)
             csc = ExternalCSC(file, degree, report, int(block_edges))
         except BaseException:
             file.close()

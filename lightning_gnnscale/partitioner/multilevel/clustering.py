@@ -26,19 +26,25 @@ _MOVES_AHEAD = 16
 
 
 @kernel
-def visiting_order(indptr, key, sample):
-    """Return the rows in the order of their visits, and the work up to each: NODE_WORK and its sample of entries.
+def _order_visits(start, stop, indptr, key, sample, order, reach):
+    """Write the rows of windows [start, stop) in the order of their visits, and the work from there up to each.
 
     Windows of rows, so that what is read lies together; within a window from low to high degree (its number of bits),
-    and among equals by an affine permutation of the rows' numbers.
+    and among equals by an affine permutation of the rows' numbers. The work: NODE_WORK and its sample of entries.
+
+    Args:
+        order, reach: (num_rows,) int32 and int64, written in place.
+
+    Returns:
+        The range of rows, and their work.
     """
     num_rows = len(indptr) - 1
+    begin, end = start * WINDOW, min(stop * WINDOW, num_rows)
     mask = np.uint64(WINDOW - 1)
     factor, shift = (mix64(key) & ~np.uint64(7)) | np.uint64(5), mix64(key ^ np.uint64(1))
     kind = np.empty(WINDOW, np.uint8)
     starts = np.empty(66, np.int64)
-    order = np.empty(num_rows, np.int32)
-    for first in range(0, num_rows, WINDOW):
+    for first in range(begin, end, WINDOW):
         size = min(WINDOW, num_rows - first)
         starts[:] = 0
         for r in range(size):
@@ -55,11 +61,23 @@ def visiting_order(indptr, key, sample):
             if r < size:
                 order[first + starts[kind[r]]] = first + r
                 starts[kind[r]] += 1
-    reach = np.empty(num_rows, np.int64)
     total = np.int64(0)
-    for i in range(num_rows):
+    for i in range(begin, end):
         total += NODE_WORK + min(sample, indptr[order[i] + 1] - indptr[order[i]])
         reach[i] = total
+    return begin, end, total
+
+
+def visiting_order(indptr, key, sample, threads: RowThreads) -> tuple[np.ndarray, np.ndarray]:
+    """Return (num_rows,) int32 the rows in the order of their visits, and (num_rows,) int64 the work up to each."""
+    num_rows = len(indptr) - 1
+    order, reach = np.empty(num_rows, np.int32), np.empty(num_rows, np.int64)
+    starts = indptr[:-1:WINDOW]
+    ranges = threads.run(_order_visits, np.append(starts, indptr[-1:]), indptr, key, sample, order, reach)
+    total = 0
+    for begin, end, work in ranges:
+        reach[begin:end] += total
+        total += work
     return order, reach
 
 
@@ -132,7 +150,7 @@ def cluster_limit(graph: WeightedGraph | BlockGraph, num_parts: int, per_part: f
 def _propagate(
     block, node_weight, limit, group, label, weight, favourite, key, sample, batches: int, threads: RowThreads
 ) -> int:
-    order, reach = visiting_order(block.indptr, key, sample)
+    order, reach = visiting_order(block.indptr, key, sample, threads)
     work = int(reach[-1])
     batch_work = int(np.clip(work // batches, MIN_BATCH_WORK, MAX_BATCH_WORK))
     bounds = np.searchsorted(reach, np.arange(0, work + batch_work, batch_work))

@@ -13,6 +13,7 @@ from .refinement import JetSpace, refine
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
+MOST_AT_ONCE = 1 << 22  # entries of a graph of which several runs are made at a time; of more, threads share a run
 _SALT, _POLISH_SALT = 0x47524F57, 0x504F4C49  # separate these uses of the seed from all others
 
 
@@ -60,7 +61,8 @@ def partition_in_memory(
     Returns:
         (num_nodes,) int16 part ids. Caps that could not be kept are the caller's to judge.
 
-    Cost: about O(num_entries * rounds); 30 bytes a node and 8 an entry for all levels together.
+    Cost: about O(num_entries * rounds); 30 bytes a node and 8 an entry for all levels together, of graphs of up to
+        MOST_AT_ONCE entries for each run that a thread makes.
     Source: multilevel partitioning with label propagation (Meyerhenke, Sanders and Schulz, SEA 2014) and Jet.
     """
     threads = RowThreads() if threads is None else threads
@@ -70,12 +72,18 @@ def partition_in_memory(
     if num_parts == 1:
         return np.zeros(graph.num_nodes, PART_DTYPE)
     space = JetSpace.empty(graph.num_nodes)
-    best = None
-    for i in range(effort.runs + effort.cycles):
-        start = best[1] if i >= effort.runs else None
-        found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, start)
-        if best is None or found[0] <= best[0]:
-            best = found
+    if len(graph.indices) > MOST_AT_ONCE or effort.runs == 1:
+        found = [run_cycle(graph, cap, fold(seed, i), share, effort, threads, space) for i in range(effort.runs)]
+    else:
+
+        def run(i: int, own: RowThreads):
+            return run_cycle(graph, cap, fold(seed, i), share, effort, own, JetSpace.empty(graph.num_nodes))
+
+        found = threads.each(run, range(effort.runs))
+    best = min(reversed(found), key=lambda one: one[0])  # of equals the last
+    for i in range(effort.runs, effort.runs + effort.cycles):
+        found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, best[1])
+        best = found if found[0] <= best[0] else best
     return best[1]
 
 
@@ -121,10 +129,14 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
         part = group
     else:
         # At the bottom: the best of several greedy partitions.
-        starts = [grow_parts(coarse, share, fold(seed, 1, i)) for i in range(effort.tries)]
         along = parts_along(coarse, share)
-        starts += [] if along is None else [along]
-        tries = (_try(coarse, one, at_level, fold(seed, 1, i), effort, threads, space) for i, one in enumerate(starts))
+
+        def make(i: int, own: RowThreads):
+            key = fold(seed, 1, i)
+            start = along if i == effort.tries else grow_parts(coarse, share, key)
+            return _try(coarse, start, at_level, key, effort, own)
+
+        tries = threads.each(make, range(effort.tries + (along is not None)))
         part = min(tries, key=lambda found: found[0])[1]
     # Up: the parts are carried over to each finer graph and refined there.
     state = None
@@ -150,7 +162,7 @@ def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: Ro
         label = join_low_degrees(graph, limit, group)
         if label is None:
             label = cluster_nodes(graph, limit, fold(seed, 0, len(levels)), threads, group, passes)
-        coarse, coarse_of = contract(graph, label)
+        coarse, coarse_of = contract(graph, label, threads)
         if coarse.num_nodes > MIN_SHRINKAGE * graph.num_nodes:
             break
         levels.append((graph, coarse_of))
@@ -161,8 +173,8 @@ def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: Ro
     return levels, graph, None if group is None else group.copy()
 
 
-def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace):
-    state, load = _improve(graph, part, cap, seed, effort, threads, space, False)
+def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads):
+    state, load = _improve(graph, part, cap, seed, effort, threads, JetSpace.empty(graph.num_nodes), False)
     over = np.maximum(0.0, load / cap - 1)
     penalty = float((over + 20 * over**2).sum())
     return (state[1] + 1) * (1 + 4 * penalty / len(cap)), part

@@ -24,7 +24,8 @@ class PairTable:
 
     Args:
         shift: bits of a cluster in a key, at most 31.
-        shard: 0 or 1: the table takes half of all keys, so that two threads fill two tables. None: it takes all.
+        shard: 0 or 1: the table takes half of all keys, see `shard_of`, so that two threads fill two tables. None: it
+            takes all that it is given.
         slots: (keys, weights) of an earlier table, to go on from.
 
     Attributes:
@@ -147,6 +148,12 @@ def is_sampled(u, v, bound):
     """Return whether the edge between two nodes counts; see `EdgeSample`."""
     low, high = min(np.uint64(u), np.uint64(v)), max(np.uint64(u), np.uint64(v))
     return mix64(bound[1] ^ mix64((low << np.uint64(32)) ^ high)) <= bound[0]
+
+
+@kernel(inline="always")
+def shard_of(key):
+    """Return which of two shards a key belongs to."""
+    return (np.uint64(key) * _HASH) >> np.uint64(63)
 
 
 @kernel(inline="always")

@@ -9,7 +9,7 @@ from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
 from .. import phases
 from .clustering import cluster_nodes
-from .pair_table import EdgeSample, PairTable, edge_pairs, is_sampled, rows_of_pairs, table_bytes
+from .pair_table import EdgeSample, PairTable, edge_pairs, is_sampled, rows_of_pairs, shard_of, table_bytes
 from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
@@ -23,12 +23,15 @@ _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
-def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np.ndarray]:
+def contract(
+    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None
+) -> tuple[WeightedGraph, np.ndarray]:
     """Return the graph of clusters.
 
     Args:
         graph: the graph.
         label: (num_nodes,) int32, equal for nodes of a cluster, in [0, num_nodes).
+        threads: their number does not change the result. None: one.
 
     Returns:
         The coarse graph, its nodes in the order of their clusters' lowest node; and (num_nodes,) int32, the coarse node
@@ -37,16 +40,25 @@ def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np
     Cost: O(num_nodes + num_entries) time; a row's neighbours come in the order in which members list them.
     """
     coarse_of, num_coarse = number_clusters(label)
-    members, starts = _sort_by_cluster(coarse_of, num_coarse)
+    members, starts, most = _sort_by_cluster(coarse_of, num_coarse, graph.indptr)
     node_weight = np.zeros((num_coarse, graph.node_weight.shape[1]), np.int32)
     add_weights(coarse_of, graph.node_weight, node_weight)
     indptr = np.zeros(num_coarse + 1, np.int64)
     indices = np.empty(len(graph.indices), np.int32)
     edge_weight = np.empty(len(graph.indices), graph.edge_weight.dtype)
-    total = _add_edges(
-        graph.indptr, graph.indices, graph.edge_weight, coarse_of, members, starts, indptr, indices, edge_weight
+    rows = (*graph[:3], coarse_of, members, starts, most, indptr, indices, edge_weight)
+    ranges = RowThreads(1).run(_add_edges, most, *rows) if threads is None else threads.run(_add_edges, most, *rows)
+    # Each range of rows has left space behind it, of the edges inside its clusters and those that became one.
+    total = 0
+    for start, stop, filled in ranges:
+        indptr[start + 1 : stop + 1] += total
+        total += filled
+    pieces = [slice(most[start], most[start] + filled) for start, _, filled in ranges]
+    indices, edge_weight = (
+        array[pieces[0]].copy() if len(pieces) == 1 else np.concatenate([array[piece] for piece in pieces])
+        for array in (indices, edge_weight)
     )
-    return WeightedGraph(indptr, indices[:total].copy(), edge_weight[:total].copy(), node_weight), coarse_of
+    return WeightedGraph(indptr, indices, edge_weight, node_weight), coarse_of
 
 
 @kernel
@@ -64,29 +76,38 @@ def number_clusters(label):
 
 
 @kernel
-def _sort_by_cluster(coarse_of, num_coarse):
-    starts = np.zeros(num_coarse + 1, np.int64)
+def _sort_by_cluster(coarse_of, num_coarse, indptr):
+    """Return the nodes cluster by cluster, where each cluster begins, and where its entries would if all were kept."""
+    starts, most = np.zeros(num_coarse + 1, np.int64), np.zeros(num_coarse + 1, np.int64)
     for v in range(len(coarse_of)):
         starts[coarse_of[v] + 1] += 1
+        most[coarse_of[v] + 1] += indptr[v + 1] - indptr[v]
     for c in range(num_coarse):
         starts[c + 1] += starts[c]
+        most[c + 1] += most[c]
     cursor = starts[:-1].copy()
     members = np.empty(len(coarse_of), np.int32)
     for v in range(len(coarse_of)):
         members[cursor[coarse_of[v]]] = v
         cursor[coarse_of[v]] += 1
-    return members, starts
+    return members, starts, most
 
 
 @kernel
-def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_indptr, out_indices, out_weight):
-    """Fill the coarse rows one after the other; `place` holds a neighbour's position in the row that is filled."""
+def _add_edges(
+    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, out_indptr, out_indices, out_weight
+):
+    """Fill the coarse rows [first, end) one after the other, from where they would begin if all entries were kept.
+
+    Returns:
+        The range of rows, and how many entries they have; their ends in `out_indptr` are counted from its beginning.
+    """
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     num_coarse = len(starts) - 1
-    place = np.empty(num_coarse, np.int64)
+    place = np.empty(num_coarse, np.int64)  # of a neighbour in the row that is filled
     place[:] = -1
-    total = np.int64(0)
-    for c in range(num_coarse):
+    begin = total = most[first]
+    for c in range(first, end):
         row_start = total
         for m in range(starts[c], starts[c + 1]):
             v = members[m]
@@ -99,8 +120,8 @@ def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_ind
                     out_indices[total], out_weight[total] = other, 0
                     total += 1
                 out_weight[place[other]] += edge_weight[e & each]
-        out_indptr[c + 1] = total
-    return total
+        out_indptr[c + 1] = total - begin
+    return first, end, total - begin
 
 
 def shrink(
@@ -125,7 +146,7 @@ def shrink(
     step = 0
     while len(graph.indices) // 2 > max_edges and graph.num_nodes > few_nodes:
         label = cluster_nodes(graph, limit, fold(seed, _SALT, step), threads, passes=1)
-        coarse, number = contract(graph, label)
+        coarse, number = contract(graph, label, threads)
         if coarse.num_nodes == graph.num_nodes and (limit >= largest).all():
             break
         graph, coarse_of = coarse, number[coarse_of]
@@ -173,14 +194,15 @@ def build_quotient(
         2025; while they stream by, which is ours.
     """
     shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
-    tables = [PairTable(shift, shard) for shard in range(SHARDS)]
-    pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
+    by_rows = not isinstance(graph, EdgeGraph)
+    tables = [PairTable(shift, None if by_rows else shard) for shard in range(SHARDS)]
+    pairs = _pairs_of_rows if by_rows else _pairs_of_edges
     sample = EdgeSample(fold(seed, _SAMPLE_SALT))
     few, few_nodes = max_edges, max_edges / enough
     if grown is not None and num_coarse > few_nodes and JOINED_EDGES * graph.num_nodes > max_edges:
         max_edges, enough = int(JOINED_EDGES * graph.num_nodes), min(enough, _ENOUGH_TO_JOIN)
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
-        threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
+        threads.map(lambda shard: tables[shard].add(keys, written[shard]), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):
             sample.halve(tables, threads)
         if sum(table.size for table in tables) > max_edges:
@@ -220,7 +242,7 @@ def quotient_bytes(num_edges: float) -> int:
 
 
 def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
-    """Yield keys of pairs of clusters, and the ranges that hold them, every edge once."""
+    """Yield keys of pairs of clusters, and by shard the ranges that hold its own, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
         steps = np.searchsorted(block.indptr, np.arange(0, len(block.indices), STEP_ENTRIES), side="left")
@@ -230,11 +252,12 @@ def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, sample: EdgeSample,
             if entries > len(keys):
                 keys = np.empty(entries, np.int64)
             rows = block.indptr[start : stop + 1]
-            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys, sample.bound)
+            ends = threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys, sample.bound)
+            yield keys, ([one[:2] for one in ends], [one[2:] for one in ends])
 
 
 def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, sample: EdgeSample, threads: RowThreads):
-    """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks."""
+    """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks; shards lie mixed."""
     keys, filled, seen = np.empty(STEP_ENTRIES, np.int64), 0, 0
     for src, dst in graph.edges("quotient"):
         start = 0
@@ -244,9 +267,9 @@ def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, sample: EdgeSample,
             seen += stop - start
             start = stop
             if seen == STEP_ENTRIES:
-                yield keys, [(0, filled)]
+                yield keys, ([(0, filled)],) * SHARDS
                 filled = seen = 0
-    yield keys, [(0, filled)]
+    yield keys, ([(0, filled)],) * SHARDS
 
 
 def _assemble(
@@ -268,20 +291,25 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
         bound: which edges count; see `EdgeSample`.
 
     Returns:
-        Where they are in `keys`: first, and one after the last.
+        Where they are in `keys`: first and one after the last of shard 0, then of shard 1, which lies at the end.
     """
-    first = indptr[offset + start] - indptr[offset]
-    place, last, ahead = np.uint64(first), np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
+    first, end = indptr[offset + start] - indptr[offset], indptr[offset + stop] - indptr[offset]
+    front, back, step = np.uint64(first), np.uint64(end - 1), np.uint64(1)
+    last, ahead = np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
     counts_all = bound[0] == ~np.uint64(0)
     for row in range(np.uint64(offset + start), np.uint64(offset + stop)):
         v = np.uint64(first_node) + row
         mine = np.int64(coarse_of[v])
-        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + np.uint64(1)])):
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + step])):
             u = np.uint64(indices[e])
             if e + ahead < last:
                 prefetch(coarse_of, np.int64(indices[e + ahead]))
             if u > v and (counts_all or is_sampled(u, v, bound)):
                 other = np.int64(coarse_of[u])
-                keys[place] = (min(mine, other) << shift) + max(mine, other)
-                place += np.uint64(other != mine)
-    return first, np.int64(place)
+                key = (min(mine, other) << shift) + max(mine, other)
+                # Both places are free as long as an entry is left; without a branch, which would be mispredicted.
+                keys[front] = keys[back] = key
+                shard, counts = shard_of(key), np.uint64(other != mine)
+                front += counts & (step - shard)
+                back -= counts & shard
+    return first, np.int64(front), np.int64(back + step), end

@@ -226,6 +226,22 @@ class RowThreads:
                 future.cancel()
             wait(futures)
 
+    def each(self, function, items) -> list:
+        """Call function(item, threads) for each item, several at a time, with the threads that are left to one."""
+        items = list(items)
+        at_a_time = min(self.num_threads, len(items))
+        if at_a_time <= 1:
+            return [function(item, self) for item in items]
+
+        def call(item):
+            own = RowThreads(self.num_threads // at_a_time)
+            try:
+                return function(item, own)
+            finally:
+                own.close()
+
+        return self.map(call, items)
+
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:

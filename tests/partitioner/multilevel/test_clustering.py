@@ -104,11 +104,15 @@ def test_nodes_without_edges_and_leaves_of_a_hub_join_one_another():
     assert set(label[21:]).isdisjoint(label[:21])
 
 
-def test_the_order_of_several_windows_equals_the_oracle():
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_order_of_several_windows_equals_the_oracle(monkeypatch, num_threads):
+    monkeypatch.setattr(threads_module, "MIN_ENTRIES", 2)
     rng = np.random.default_rng(1)
     degrees = np.minimum(rng.zipf(1.6, 40_000) - 1, 5_000)
     indptr = np.append(0, np.cumsum(degrees))
-    order, reach = compiled_order(indptr, np.uint64(77), 32)
+    threads = RowThreads(num_threads)
+    order, reach = compiled_order(indptr, np.uint64(77), 32, threads)
+    threads.close()
     assert order.tolist() == visiting_order(degrees.tolist(), 77)
     assert np.array_equal(reach, np.cumsum(8 + np.minimum(32, degrees[order])))
 
