@@ -24,19 +24,19 @@ from ..partition_store.features import DenseFeatures
 from ..placement.shared_rows import RowHandle, SharedRows, gather_objects, machine_id
 from ..planner.sweep_plan import STEPS_AHEAD
 from .row_reads import RowReads
-from .row_sweep import SweptRows, RangeRead, RowSweep, ranges_of
+from .row_sweep import RangeRead, RowSweep, SweptRows, ranges_of
 from .waiting_batch import WaitingBatch
 
 _log = logging.getLogger("lightning.pytorch.rows")
 _ROUNDS_AHEAD = 4  # that a process samples beyond those that the sweep has taken
 _RING = 512  # groups and steps that are told of: more than there are marks, and those of a pass
-_PAUSES_S = 0.0002, 0.001  # from a look at the board to the next
+_PAUSES_S = 0.0002, 0.005  # from a look at the board to the next
 _PATIENCE_S = 60.0  # until a line says who is waited for
 _ALL = np.iinfo(np.int64).max
 _WHY_BYTES = 400
 
 
-def _board_dtype(num_processes: int) -> np.dtype:
+def board_dtype(num_processes: int) -> np.dtype:
     """Return the dtype of the board: `open` and `failed` are numbers of sweeps, the rest is of the one that is open.
 
     Rounds `added` to the sweep, steps `done`, groups told of, descriptor and number of slots. Of each group its first
@@ -73,7 +73,7 @@ class MachineSweeps:
         self.server: _Server | None = None  # of the last sweep, where this process is the lowest
         self._own, board = own, handles[0]
         self._board = SharedRows.attach(board, write=True)
-        self._state = self._board.array.view(_board_dtype(len(handles)))[0, 0]
+        self._state = self._board.array.view(board_dtype(len(handles)))[0, 0]
         self._file = os.open(_place(board), os.O_RDWR)  # of its own: a lock is that of an opened file
         self._lock = threading.Lock()
         weakref.finalize(self, os.close, self._file)
@@ -93,12 +93,13 @@ class MachineSweeps:
             The reads of the lowest process, and those that share it; None: it does not sweep, or memory cannot be
             shared.
         """
-        own = SharedRows.create(1, _board_dtype(num_processes).itemsize, np.uint8)
-        told = exchange((machine_id(), own.handle, reads))
+        own = None
+        with suppress(PlacementError):  # Linux alone shares memory so
+            own = SharedRows.create(1, board_dtype(num_processes).itemsize, np.uint8)
+        told = exchange((machine_id(), own and own.handle, reads))
         here = [(handle, one) for machine, handle, one in told if machine == machine_id()]
-        first, sweeps = here[0][1], None
-        if first is not None and first.shared_by == num_processes == len(here):
-            handles = [handle for handle, _ in here]
+        first, sweeps, handles = here[0][1], None, [handle for handle, _ in here]
+        if first is not None and first.shared_by == num_processes == len(here) and None not in handles:
             with suppress(GNNScaleError, OSError):  # containers may not see each other
                 sweeps = cls(own, handles, handles.index(own.handle))
         agreed = [joined for machine, joined in exchange((machine_id(), sweeps is not None)) if machine == machine_id()]
@@ -373,7 +374,11 @@ class _Server:
         with machine as state:
             state["open"] = number
         with self._failing():  # which is told before its memory is closed
-            self._sweep_all(sweep)
+            try:
+                self._sweep_all(sweep)
+            except PlacementError:  # nodes of a batch are gone with who told of them
+                self._check()
+                raise
         self.passes = sweep.passes
         sweep.close()
 

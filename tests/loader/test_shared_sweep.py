@@ -1,7 +1,9 @@
 """Processes that sweep together, as threads here: the rows of each, each range once for all, ends that are told."""
 
 import re
+import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,8 +14,9 @@ from test_row_sweep import waiting
 from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
 from lightning_gnnscale.loader import MachineSweeps, RowReads
 from lightning_gnnscale.loader.row_sweep import RowSweep
-from lightning_gnnscale.loader.shared_sweep import SharedSweep
+from lightning_gnnscale.loader.shared_sweep import SharedSweep, board_dtype
 from lightning_gnnscale.partition_store import DenseFeatures
+from lightning_gnnscale.placement.shared_rows import SharedRows
 from tests.says import said
 
 
@@ -166,6 +169,17 @@ def test_processes_that_cannot_share_memory_sweep_for_themselves(monkeypatch):
         monkeypatch.setattr(SharedSweep, "__init__", None)
         monkeypatch.setattr("lightning_gnnscale.placement.shared_rows.os.open", _refuse)
         assert join(reads) == [None, None]
+
+
+@pytest.mark.parametrize("is_lowest", [True, False])
+def test_one_whose_peer_has_ended_says_so_and_waits_no_more(is_lowest):
+    features, ended = DenseFeatures(np.zeros((100, 2))), subprocess.Popen(["true"])
+    own = SharedRows.create(1, board_dtype(2).itemsize, np.uint8)
+    handles = [own.handle, own.handle._replace(pid=ended.pid)]  # which is a zombie until it is waited for
+    time.sleep(0.1)
+    with pytest.raises(GNNScaleError, match=said(f"{ended.pid} has ended last checkpoint")):
+        MachineSweeps(own, handles, 0 if is_lowest else 1).begin(features, reads_of(features, 10, 2))
+    ended.wait()
 
 
 def _refuse(*_):
