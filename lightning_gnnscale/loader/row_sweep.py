@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from ..triton_kernels.intrinsics import popcount
 from .batch_maker import BatchMaker
 from .local_source import THREAD_NAME, stop
 from .waiting_batch import WaitingBatch
-
-if TYPE_CHECKING:
-    from .shared_sweep import SharedSweep
 
 _READ_BYTES = 16 << 20  # of rows that are read before they are put into their slots
 _MARKS = 256  # the newest group of each node takes a byte; 0: none
@@ -116,6 +113,22 @@ class SweptRows(Column):
             raise ValueError(f"node {ids[slots.argmin()]} is not among those whose rows were read")
         out = memory_of(out, (len(ids), self.dim), self.dtype)
         return gather_rows(self.table.array, slots, out, self.table.storage)
+
+
+class Sweep(Protocol):
+    """What `fill_swept` asks of a sweep; `RowSweep` says what each member is."""
+
+    takes_more: bool
+    is_ready: bool
+    is_empty: bool
+
+    def add(self, batch: WaitingBatch) -> None: ...
+    def end(self) -> None: ...
+    def advance(self) -> None: ...
+    def wait(self) -> None: ...
+    def take(self) -> tuple[WaitingBatch, SweptRows]: ...
+    def free(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class RowSweep:
@@ -358,9 +371,7 @@ def swept_table(features: Column) -> DenseFeatures | None:
     return table if type(table) is DenseFeatures else None
 
 
-def fill_swept(
-    sampled: Iterator[WaitingBatch], maker: BatchMaker, sweep: "RowSweep | SharedSweep"
-) -> Iterator[MiniBatch]:
+def fill_swept(sampled: Iterator[WaitingBatch], maker: BatchMaker, sweep: Sweep) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, with their features, which are read range by range for all that wait.
 
     Args:

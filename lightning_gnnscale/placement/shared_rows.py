@@ -131,7 +131,7 @@ class SharedRows:
             raise
 
     def extend(self, num_rows: int) -> None:
-        """Have more rows, the first of which are those of before; others map them anew, by the new shape.
+        """Have more rows, the first of which are those of before; others map them again, by the new shape.
 
         Raises:
             PlacementError: there is no space.
