@@ -462,14 +462,17 @@ def _plan_reads(config: DictConfig, made, datamodule, store, weights) -> None:
     if store is None or memory is None or not takes_sampler(config) or not datamodule.stored_features:
         return
     free = max(memory - (0 if made.device_memory_found else INTERPRETER_BYTES + WORKER_BYTES), 0)
-    found = datamodule.predicted_reads(RankPlace(0, made.num_devices), weights, [free, free + (1 << 30)])
+    place = RankPlace(0, made.num_devices, num_local=made.num_devices)
+    found = datamodule.predicted_reads(place, weights, [free, free + (1 << 30)])
     if not found or found[0].how == "mapped":
         return
     now, more = found
+    of_each = "" if now.shared_by == more.shared_by == 1 else " for each"
     reads = store.features.nbytes if more.how == "mapped" else more.predicted_bytes
     print(
-        f"features of {format_bytes(store.features.nbytes)}: an epoch of each process reads "
-        f"{format_bytes(now.predicted_bytes)}, and {format_bytes(reads)} with 1 GiB more ({now.why})"
+        f"features of {format_bytes(store.features.nbytes)}: an epoch of "
+        f"{'each process' if now.shared_by == 1 else f'{now.shared_by} processes together'} reads "
+        f"{format_bytes(now.predicted_bytes)}, and {format_bytes(reads)} with 1 GiB more{of_each} ({now.why})"
     )
 
 

@@ -482,11 +482,13 @@ class PartitionDataModule(StoredGraphDataModule):
     def predicted_reads(self, place: RankPlace, weights: Any, free_bytes: list[int]) -> list[RowReads]:
         """Return how a rank's batches would get their rows from the store, with so much memory free; for each of some.
 
+        The processes of its machine have as much each, and share a sweep.
+
         Cost: three parts are loaded, and a batch of each is sampled.
         """
         hops = None if self.scope_under(weights) in ("graph", "alone") else self.halo_hops
         with closing(self.trial_loader(place, weights)) as loader:
-            return reads_by_memory(loader, self.store, hops, free_bytes)
+            return reads_by_memory(loader, self.store, hops, free_bytes, place.num_local)
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
         """Return the store ids of a rank's targets; of all where its batches mix chunks of all parts."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..errors import StrategyError, short
@@ -15,6 +16,7 @@ from ..loader import (
     HOWS,
     Interleave,
     LoaderOptions,
+    MachineSweeps,
     PartData,
     PartLoader,
     PartShares,
@@ -284,6 +286,8 @@ def settle_row_reads(
 ) -> None:
     """Choose how a loader that reads the store gets its feature rows, by the memory that is free now, and log it.
 
+    Every process calls this function: those of a machine share a sweep.
+
     Args:
         loader: This rank's, over the store's features; over parts, with packed rows where there are some.
         store, source, place: See `make_part_loader`.
@@ -301,15 +305,25 @@ def settle_row_reads(
         loader.set_reads(loader.reads, mapped.at_random())
     if not local or how == "mapped":
         return
-    if how == "auto" and not capped and fits_in_memory(store.features, free):
+    fits = how == "auto" and not capped and fits_in_memory(store.features, free)
+    first = None if fits else loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
+    given = loader, store, source, first, how, halo_hops, free
+    if place.num_local > 1 and torch.distributed.is_initialized():
+        shared = MachineSweeps.join(None if first is None else choose_reads(*given, place.num_local), place.num_local)
+        if shared is not None:
+            reads, sweeps = shared
+            return_freed_memory()
+            _tell(place, reads.how, reads.why, not_placed, predicted_bytes=reads.predicted_bytes)
+            loader.set_reads(reads, packed, sweeps)
+            return
+    if fits:
         if packed is not mapped:
             loader.set_reads(loader.reads, mapped)
         _tell(place, "mapped", f"{format_bytes(store.features.nbytes)} of features fit the page cache", not_placed)
         return
-    first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
     if first is None:
         return
-    reads = choose_reads(loader, store, source, first, how, halo_hops, free)
+    reads = choose_reads(*given)
     if capped and how == "auto" and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
@@ -366,6 +380,7 @@ def choose_reads(
     how: str,
     halo_hops: int | None,
     free_bytes: int,
+    num_processes: int = 1,
 ) -> RowReads:
     """Return how the batches of a loader get their feature rows, by the memory that is free.
 
@@ -373,6 +388,7 @@ def choose_reads(
         first: Of some of its batches.
         loader, store, source, how, halo_hops: See `settle_row_reads`.
         free_bytes: Memory that this process may still take.
+        num_processes: Of the machine, which would share a sweep.
     """
     packed = store.features if halo_hops is None else store.part_features
     parts = loader.walk.num_batches
@@ -410,13 +426,19 @@ def choose_reads(
         part_bytes=held_bytes,
         two_parts_bytes=loader.walk.most_held(part_bytes, two_held),
         open_share=min(loader.parts_held / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
+        num_processes=num_processes,
     )
 
 
 def reads_by_memory(
-    loader: PartLoader, store: PartitionStore, halo_hops: int | None, free_bytes: list[int]
+    loader: PartLoader, store: PartitionStore, halo_hops: int | None, free_bytes: list[int], num_processes: int
 ) -> list[RowReads]:
-    """Return how a loader's batches would get their rows with so much memory free, for each of some sizes."""
+    """Return how a loader's batches would get their rows with so much memory free, for each of some sizes.
+
+    Args:
+        loader, store, halo_hops, num_processes: See `choose_reads`.
+        free_bytes: Sizes, of each process.
+    """
     first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
     if first is None:
         return []
@@ -424,7 +446,7 @@ def reads_by_memory(
     return [
         fits
         if fits_in_memory(store.features, free)
-        else choose_reads(loader, store, Threads(), first, "auto", halo_hops, free)
+        else choose_reads(loader, store, Threads(), first, "auto", halo_hops, free, num_processes)
         for free in free_bytes
     ]
 

@@ -19,6 +19,7 @@ from .part_walk import (
 )
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
+from .shared_sweep import MachineSweeps
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
 from .sweep_choice import choose_swept
 from .task_graph import Operators
@@ -34,6 +35,7 @@ __all__ = [
     "LinkNeighborLoader",
     "LoaderOptions",
     "LocalSource",
+    "MachineSweeps",
     "NeighborLoader",
     "Operators",
     "PartData",

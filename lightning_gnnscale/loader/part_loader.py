@@ -42,6 +42,7 @@ from .part_walk import (
 )
 from .row_reads import Footprint, NamedColumns, RowReads, fill_told, fill_windows, keep_rows, sampled_bytes
 from .row_sweep import RowSweep, fill_swept, swept_table
+from .shared_sweep import MachineSweeps, SharedSweep
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 from .waiting_batch import WaitingBatch
@@ -203,7 +204,8 @@ class PartLoader:
         self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
-        self._sweep: RowSweep | None = None
+        self._sweep: RowSweep | SharedSweep | None = None
+        self._sweeps: MachineSweeps | None = None
         if self.reads.how == "resident":
             self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
@@ -273,15 +275,16 @@ class PartLoader:
         self._maker = replace(self._maker, sampler=sampler)
         self._source = self._new_source()
 
-    def set_reads(self, reads: RowReads, features) -> None:
+    def set_reads(self, reads: RowReads, features, sweeps: MachineSweeps | None = None) -> None:
         """Change how the next iteration's batches get their feature rows; not while one is under way.
 
         Args:
             reads: how.
             features: a `Column` of the same rows.
+            sweeps: The processes that sweep together; None: this one sweeps for itself.
         """
         self._source.close()
-        self.reads = reads
+        self.reads, self._sweeps = reads, sweeps
         self._maker = replace(self._maker, features=features, gathers=not reads.fills_here, order=self._order())
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
@@ -591,7 +594,10 @@ class PartLoader:
         if table is None:
             got = type(self._maker.features).__name__
             raise ValueError(f"is_swept reads dense rows of one table, got {got}: leave is_swept=False")
-        self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
+        if self._sweeps is None:
+            self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
+        else:
+            self._sweep = self._sweeps.begin(table, reads)
         return fill_swept(in_order(self._waiting(positions)), self._maker, self._sweep)
 
     def _waiting(self, positions: Iterator[Position]) -> Iterator[tuple[int, WaitingBatch]]:

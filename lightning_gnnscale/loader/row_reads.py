@@ -48,6 +48,8 @@ class RowReads:
         is_swept: Rows are read range after range of their table for all batches that wait, see `RowSweep`; of
             "planned", from a dense table.
         waiting_bytes: Most bytes of batches that wait so, without features; None: no limit.
+        shared_by: Processes of the machine that share the sweep, >= 1; window_bytes, waiting_bytes and predicted_bytes
+            are those of all together.
         by_part: Batches that wait are sampled part after part, also where they mix several: two parts are in memory.
         share_read: Of "resident" and "planned" the share of rows of parts and halos that does not stay in memory.
         predicted_bytes: bytes of rows that an epoch is predicted to read; None: unknown.
@@ -67,6 +69,7 @@ class RowReads:
     pool_bytes: int | None = None
     is_swept: bool = False
     waiting_bytes: int | None = None
+    shared_by: int = 1
     by_part: bool = False
     share_read: float = 1.0
     predicted_bytes: int | None = None

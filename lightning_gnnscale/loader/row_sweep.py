@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -33,7 +34,7 @@ _LEAST_POWER = 0.3  # of the growth of distinct rows
 
 
 @dataclass(eq=False)
-class _RangeRead:
+class RangeRead:
     """The rows of one range of nodes that some groups need.
 
     Attributes:
@@ -75,7 +76,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _GroupRows(Column):
+class SweptRows(Column):
     """The rows of a group, as a `Column`.
 
     Attributes:
@@ -85,7 +86,7 @@ class _GroupRows(Column):
     """
 
     table: DenseFeatures
-    ranges: list[_RangeRead]
+    ranges: list[RangeRead]
     shift: int
     num_rows: int
     is_sparse = False
@@ -114,6 +115,22 @@ class _GroupRows(Column):
         return gather_rows(self.table.array, slots, out, self.table.storage)
 
 
+class Sweep(Protocol):
+    """What `fill_swept` asks of a sweep; `RowSweep` says what each member is."""
+
+    takes_more: bool
+    is_ready: bool
+    is_empty: bool
+
+    def add(self, batch: WaitingBatch) -> None: ...
+    def end(self) -> None: ...
+    def advance(self) -> None: ...
+    def wait(self) -> None: ...
+    def take(self) -> tuple[WaitingBatch, SweptRows]: ...
+    def free(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class RowSweep:
     """The groups that wait, the slots of their rows, and the reads; used by one thread.
 
@@ -129,11 +146,11 @@ class RowSweep:
     def __init__(self, features: DenseFeatures, held_bytes: int, waiting_bytes: int | None = None):
         self.features, self.waiting_bytes = features, waiting_bytes
         num_nodes, raw = features.num_rows, features.raw.array
-        self.shift = max(6, (-(-num_nodes // RANGES) - 1).bit_length())
-        self.num_ranges = max(1, -(-num_nodes // (1 << self.shift)))
+        self.shift, self.num_ranges = ranges_of(num_nodes)
         row_bytes = raw.dtype.itemsize * math.prod(raw.shape[1:])
         num_slots = min(max(1, held_bytes // max(1, row_bytes)), num_nodes)
-        self._slots = np.empty((num_slots, *raw.shape[1:]), raw.dtype)
+        self._slots = None
+        self._slots = self._memory(num_slots)
         self._free, self._num_free = np.arange(num_slots, dtype=np.int32), num_slots
         self._newest = np.zeros(num_nodes, np.uint8)  # the mark of the last group that needs each node
         self._marks = deque((mark, 0) for mark in range(1, _MARKS))  # those that are free, and from which step on
@@ -249,7 +266,7 @@ class RowSweep:
             self._forming, self._is_closed = None, False
             self._begin(number, needed)
 
-    def _begin(self, number: int, num_rows: int) -> None:
+    def _begin(self, number: int, num_rows: int) -> RangeRead:
         """Read a range for all groups that lack it."""
         first = number << self.shift
         newest = self._newest[first : first + (1 << self.shift)]
@@ -259,7 +276,7 @@ class RowSweep:
         lives[[group.mark for group in self._flight]] = True
         _list_needed(newest, first, self._lacks[number], lives, words, before, nodes, marks)
         self._num_free -= num_rows
-        read = _RangeRead(words, before, self._free[self._num_free : self._num_free + num_rows].copy())
+        read = RangeRead(words, before, self._free[self._num_free : self._num_free + num_rows].copy())
         order, ends = np.argsort(marks, kind="stable"), np.cumsum(np.bincount(marks, minlength=_MARKS))
         for group in self._flight:
             if self._lacks[number, group.mark]:
@@ -270,6 +287,7 @@ class RowSweep:
         self.steps += 1
         read.done = self._reader.submit(self._read, nodes, read.slots)
         self._under_way.append(read.done)
+        return read
 
     def _read(self, nodes: np.ndarray, slots: np.ndarray) -> None:
         array = self.features.raw.array
@@ -282,12 +300,19 @@ class RowSweep:
 
     def _grow(self, num_slots: int) -> None:
         """Take more slots: a batch needs more than there are. No read is under way."""
-        more = np.empty((len(self._slots) + num_slots, *self._slots.shape[1:]), self._slots.dtype)
-        more[: len(self._slots)] = self._slots
+        more = self._memory(len(self._slots) + num_slots)
         free = np.empty(len(more), np.int32)
         free[: self._num_free] = self._free[: self._num_free]
         free[self._num_free : self._num_free + num_slots] = np.arange(len(self._slots), len(more))
         self._slots, self._free, self._num_free = more, free, self._num_free + num_slots
+
+    def _memory(self, num_slots: int) -> np.ndarray:
+        """Return memory of so many slots, the first of which hold what they did."""
+        raw = self.features.raw.array
+        more = np.empty((num_slots, *raw.shape[1:]), raw.dtype)
+        if self._slots is not None:
+            more[: len(self._slots)] = self._slots
+        return more
 
     @property
     def is_ready(self) -> bool:
@@ -308,13 +333,13 @@ class RowSweep:
         while self._under_way and self._under_way[0].done():
             self.wait()
 
-    def take(self) -> tuple[WaitingBatch, _GroupRows]:
+    def take(self) -> tuple[WaitingBatch, SweptRows]:
         """Return the next batch and a column with its rows, which serves until the next call."""
         self._settle()
         group = self._flight[0]
         batch = group.batches.popleft()
         self._waiting -= batch.nbytes
-        rows = _GroupRows(replace(self.features, array=self._slots), group.ranges, self.shift, self.features.num_rows)
+        rows = SweptRows(replace(self.features, array=self._slots), group.ranges, self.shift, self.features.num_rows)
         if not group.batches:
             self._flight.popleft()
             self._holds[group.mark] = 0
@@ -334,13 +359,19 @@ class RowSweep:
         stop(self._reader)
 
 
+def ranges_of(num_nodes: int) -> tuple[int, int]:
+    """Return the ranges of a table: node >> the first number is that of a node, the second is how many there are."""
+    shift = max(6, (-(-num_nodes // RANGES) - 1).bit_length())
+    return shift, max(1, -(-num_nodes // (1 << shift)))
+
+
 def swept_table(features: Column) -> DenseFeatures | None:
     """Return the table of a column's rows that can be swept, the owners' where halos are packed; None: it has none."""
     table = features.owned if features.is_packed and not features.by_node_type else features
     return table if type(table) is DenseFeatures else None
 
 
-def fill_swept(sampled: Iterator[WaitingBatch], maker: BatchMaker, sweep: RowSweep) -> Iterator[MiniBatch]:
+def fill_swept(sampled: Iterator[WaitingBatch], maker: BatchMaker, sweep: Sweep) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, with their features, which are read range by range for all that wait.
 
     Args:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..memory import format_bytes
 from ..partition_store.features import Column
-from ..planner.sweep_plan import SPACE_SHARE, WORTH, EpochUse, plan_sweep, window_bytes
+from ..planner.sweep_plan import LABEL_BYTES, SPACE_SHARE, WORTH, EpochUse, plan_sweep, window_bytes
 from .row_reads import Footprint, RowReads
 from .row_sweep import swept_table
 
@@ -19,6 +19,7 @@ def choose_swept(
     part_bytes: int,
     two_parts_bytes: int,
     open_share: float,
+    num_processes: int = 1,
 ) -> RowReads:
     """Return how a loader's batches get their rows: as chosen without a sweep, or swept where that reads fewer bytes.
 
@@ -29,6 +30,7 @@ def choose_swept(
         part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
             after the other.
         open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
+        num_processes: Of the machine, which would share a sweep, each with as much free memory and such batches.
     """
     if reads.how == "mapped":
         return reads
@@ -40,17 +42,26 @@ def choose_swept(
     # Part after part, whole visits wait; in turns, all parts are in memory.
     waiting = open_share * use.waiting_bytes if open_share else 0.0
     by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
-    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
-    plan = plan_sweep(use, space, waiting if by_part else 0.0)
-    if plan.read_bytes > WORTH * told.predicted_bytes:
+    space = num_processes * (SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes))
+    space -= (num_processes - 1) * LABEL_BYTES * use.num_rows
+    together = replace(use, rows=num_processes * use.rows, waiting_bytes=num_processes * use.waiting_bytes)
+    plan = plan_sweep(together, space, num_processes * waiting if by_part else 0.0)
+    if plan.read_bytes > WORTH * num_processes * told.predicted_bytes:
         return told
+    whose = f" by {num_processes} processes together" if num_processes > 1 else ""
     why = (
-        f"the rows that are read for batches in waiting, {format_bytes(plan.held_bytes)} at a time, take about "
+        f"the rows that are read{whose} for batches in waiting, {format_bytes(plan.held_bytes)} at a time, take about "
         f"{plan.passes:.1f} passes over {format_bytes(use.table_bytes)}: {format_bytes(plan.read_bytes)} an epoch, "
-        f"{reads.how} reads {format_bytes(told.predicted_bytes)}; {format_bytes(free_bytes)} free"
+        f"{reads.how} reads {format_bytes(num_processes * told.predicted_bytes)}; "
+        f"{format_bytes(num_processes * free_bytes)} free"
     )
     pool_bytes = int(2 * batch_bytes * 5 // 4)
-    held = {"window_bytes": plan.held_bytes, "waiting_bytes": plan.waiting_bytes, "pool_bytes": pool_bytes}
+    held = {
+        "window_bytes": plan.held_bytes,
+        "waiting_bytes": plan.waiting_bytes,
+        "pool_bytes": pool_bytes,
+        "shared_by": num_processes,
+    }
     return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
 
 

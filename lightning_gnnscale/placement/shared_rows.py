@@ -118,8 +118,6 @@ class SharedRows:
         Raises:
             PlacementError: there is no space, or the folder does not take unnamed files.
         """
-        dtype = np.dtype(dtype)
-        num_bytes = num_rows * dim * dtype.itemsize
         try:
             fd = _unnamed_file(folder)
         except (OSError, AttributeError) as error:
@@ -127,15 +125,18 @@ class SharedRows:
                 f"no shared memory in {folder or 'this system'}: {error}: give folder= of a local Linux file system"
             ) from None
         try:
-            if num_bytes:
-                os.posix_fallocate(fd, 0, num_bytes)
-            return cls(_map(fd, (num_rows, dim), dtype, write=True), fd)
-        except OSError as error:
+            return cls(_allocate(fd, (num_rows, dim), np.dtype(dtype), folder), fd)
+        except PlacementError:
             os.close(fd)
-            raise PlacementError(
-                f"no space for {num_rows} rows of {dim * dtype.itemsize} bytes in {folder or 'shared memory'}: "
-                f"{error}: place fewer rows (buffer_rows=, host_rows=) or give another folder="
-            ) from None
+            raise
+
+    def extend(self, num_rows: int) -> None:
+        """Have more rows, the first of which are those of before; others map them again, by the new shape.
+
+        Raises:
+            PlacementError: there is no space.
+        """
+        self.array = _allocate(self._fd, (num_rows, self.array.shape[1]), self.array.dtype)
 
     @classmethod
     def attach(cls, handle: RowHandle, write: bool = False) -> "SharedRows":
@@ -191,6 +192,20 @@ def _unnamed_file(folder: str | Path | None) -> int:
     if folder is None:
         return os.memfd_create("gnnscale-rows")
     return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+
+
+def _allocate(fd: int, shape: tuple[int, int], dtype: np.dtype, folder: str | Path | None = None) -> np.ndarray:
+    """Give a file space for rows, and map them."""
+    num_rows, row_bytes = shape[0], shape[1] * dtype.itemsize
+    try:
+        if num_rows * row_bytes:
+            os.posix_fallocate(fd, 0, num_rows * row_bytes)
+        return _map(fd, shape, dtype, write=True)
+    except OSError as error:
+        raise PlacementError(
+            f"no space for {num_rows} rows of {row_bytes} bytes in {folder or 'shared memory'}: {error}: place fewer "
+            "rows (buffer_rows=, host_rows=) or give another folder="
+        ) from None
 
 
 def _map(fd: int, shape: tuple[int, int], dtype: np.dtype, write: bool) -> np.ndarray:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 _ROW_OVERHEAD = 16  # bytes of a row that is held: its slot, and the list of those that are read
-_NODE_BYTES = 3.75  # of each node of the graph: its newest group, which nodes are read, its label and masks
+LABEL_BYTES = 2.35  # of each node of the graph in each process: its label and masks
+_NODE_BYTES = 1.4 + LABEL_BYTES  # of each node of the graph: its newest group, and which nodes are read, beside these
 RANGES = 32  # of the table, at most: what a step of a sweep reads
 LAG = 2  # groups of batches that are sampled and that train, beside those whose ranges are read
 STEPS_AHEAD = 2  # of a sweep that are under way at a time

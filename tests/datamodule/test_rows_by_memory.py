@@ -30,4 +30,6 @@ def test_rows_are_swept_where_that_reads_least(tmp_path, monkeypatch, packed):
     assert loader.reads.is_swept and loader.reads.predicted_bytes > features.nbytes
     assert found["auto"] == found["mapped"]
     now, more = data.predicted_reads(RankPlace(), None, [7_000_000, 1 << 30])
+    (shared,) = data.predicted_reads(RankPlace(0, 2, num_local=2), None, [7_000_000])
+    assert shared.shared_by == 2 and shared.predicted_bytes < 2 * now.predicted_bytes
     assert now.is_swept and more.predicted_bytes == features.nbytes

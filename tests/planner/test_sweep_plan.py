@@ -66,4 +66,8 @@ def test_what_reads_fewer_bytes_is_chosen_and_said():
     sparse = CSRFeatures(np.zeros(NUM + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32), 32)
     assert not choose(sparse, planned).is_swept
     assert choose(features, planned, open_share=0.001).by_part
+    shared = choose(features, planned, free_bytes=5_000_000, num_processes=2)
+    assert shared.shared_by == 2 and "by 2 processes together" in shared.why
+    assert swept.predicted_bytes < shared.predicted_bytes, "twice the batches, in as much memory"
+    assert shared.predicted_bytes < 2 * 0.8 * choose(features, planned, free_bytes=5_000_000).predicted_bytes
     assert not choose(features, planned, open_share=0.9, part_bytes=30_000).by_part, "whole visits would fill it"
