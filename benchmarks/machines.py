@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from lightning_gnnscale.cli.ranks import exit_on_sigterm
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store import StoreSource
@@ -137,7 +138,7 @@ class MachinesBench:
         words = [*words, f"trainer.max_epochs={self.epochs}", "trainer.limit_val_batches=0", "test=true"]
         words += [*self.overrides, f"seed={self.seed}"]
         with tempfile.TemporaryDirectory() as made_in:
-            with machines(training + preparing, Path(made_in), f"{link}mbit") as made:
+            with exit_on_sigterm(), machines(training + preparing, Path(made_in), f"{link}mbit") as made:
                 for machine in made:
                     shutil.copytree(store, machine.folder / "store")
                     if alone is not None:
