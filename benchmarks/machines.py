@@ -32,6 +32,7 @@ COLUMNS = {
     "measured_bytes": ("measured\nMiB", lambda number: f"{number / _MIB:,.1f}"),
     "bytes_ratio": ("times", ".2f"),
     "rows_bytes": ("of them\nrows, MiB", lambda number: f"{number / _MIB:,.1f}"),
+    "blocked_share": ("blocked by\nfetching", ".1%"),
     "test_acc": ("test\naccuracy", ".1%"),
 }
 _AVERAGED = ["strategy/weights=gradient_averaging"]
@@ -128,6 +129,7 @@ class MachinesBench:
             "measured_bytes": round(sent[1]),
             "bytes_ratio": round(sent[0] / max(sent[1], 1), 3),
             "rows_bytes": round(measured["sent_bytes"]),
+            "blocked_share": found.get("fetch_blocked_share"),
             "test_acc": round(found["metrics"]["test_acc"], 4),
         }
 
