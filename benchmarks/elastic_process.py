@@ -23,6 +23,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.elastic import save_within_epochs
 from lightning_gnnscale.cli.run_paths import CHECKPOINTS
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.system import end_with_parent
 
 PATIENCE_S = 5.0  # before processes that have lost one are killed too, as torchrun does
 OPTIMIZERS = {
@@ -136,6 +137,7 @@ def weights_digest(module: torch.nn.Module) -> str:
 
 def serve(connection: Connection, log: str) -> None:
     """Train what the connection asks for, until it is closed."""
+    end_with_parent()
     torch.set_num_threads(1)
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # of torch, on any number of processes
     output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from lightning_gnnscale.cli.ranks import exit_on_sigterm
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store import StoreSource
@@ -31,6 +32,7 @@ COLUMNS = {
     "measured_bytes": ("measured\nMiB", lambda number: f"{number / _MIB:,.1f}"),
     "bytes_ratio": ("times", ".2f"),
     "rows_bytes": ("of them\nrows, MiB", lambda number: f"{number / _MIB:,.1f}"),
+    "blocked_share": ("blocked by\nfetching", ".1%"),
     "test_acc": ("test\naccuracy", ".1%"),
 }
 _AVERAGED = ["strategy/weights=gradient_averaging"]
@@ -127,6 +129,7 @@ class MachinesBench:
             "measured_bytes": round(sent[1]),
             "bytes_ratio": round(sent[0] / max(sent[1], 1), 3),
             "rows_bytes": round(measured["sent_bytes"]),
+            "blocked_share": found.get("fetch_blocked_share"),
             "test_acc": round(found["metrics"]["test_acc"], 4),
         }
 
@@ -137,7 +140,7 @@ class MachinesBench:
         words = [*words, f"trainer.max_epochs={self.epochs}", "trainer.limit_val_batches=0", "test=true"]
         words += [*self.overrides, f"seed={self.seed}"]
         with tempfile.TemporaryDirectory() as made_in:
-            with machines(training + preparing, Path(made_in), f"{link}mbit") as made:
+            with exit_on_sigterm(), machines(training + preparing, Path(made_in), f"{link}mbit") as made:
                 for machine in made:
                     shutil.copytree(store, machine.folder / "store")
                     if alone is not None:

@@ -20,6 +20,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.events import recent
 from lightning_gnnscale.memory import format_bytes, parse_bytes
 from lightning_gnnscale.partitioner import Partitioning
+from lightning_gnnscale.system import end_with_parent
 
 from .page_cache import evict
 from .present import LEFT, grouped, panels, save, show
@@ -226,7 +227,8 @@ class MemoryBench:
             code = "import sys; from benchmarks.memory import work; work(*sys.argv[1:])"
             words = [sys.executable, "-c", code, json.dumps(asdict(self)), str(folder), stage, str(procs), label]
             try:
-                done = subprocess.run(words, capture_output=True, text=True, timeout=self.limit_s)
+                limits = {"timeout": self.limit_s, "preexec_fn": end_with_parent}
+                done = subprocess.run(words, capture_output=True, text=True, **limits)
                 told = done.stdout.strip().splitlines()[-1:]
                 if told and done.returncode == 0:
                     row |= json.loads(told[0])

@@ -26,6 +26,7 @@ from lightning_gnnscale.edge_stream.open import WRITE_SUFFIXES
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.memory import format_bytes, resident_bytes
 from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning, partition
+from lightning_gnnscale.system import end_with_parent
 
 from . import streaming_peers  # noqa: F401 (imported to be registered)
 
@@ -288,10 +289,12 @@ def serve(pipe: Connection, complaints: str, num_cores: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[-num_cores:]))
     gc.freeze()
+    end_with_parent()
     with contextlib.suppress(EOFError):
         while request := pipe.recv():
             pid = os.fork()
             if pid == 0:
+                end_with_parent()
                 _work(request, lambda **facts: pipe.send(facts))
             pipe.send({"ended": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
 

@@ -16,6 +16,8 @@ from lightning_gnnscale.remote import RayWorkers
 
 from .graphs import STORES, check_graphs, open_graph, public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, measure_ranks, source_of
+from .preparers import CHANGES, measure_change
+from .preparers import COLUMNS as _CHANGES
 from .present import LEFT, bars, grouped, lines, panels, save, show, tell
 from .replay import record, replay_rows
 from .runner import Case, Runner, benchmark, check_names, machine_line, write_csv
@@ -36,7 +38,8 @@ class PrepareBench:
     """Measure every source in turns, while a trainer takes what it prepares; then replay the measured task times.
 
     At the end each source's best settings feed a device that one worker cannot feed. Writes `rows.csv`, `prepare.csv`
-    (medians), `replay.csv`, `prepare.png`, the graphs and the traces. Nothing is replayed where cases are left.
+    (medians), `changes.csv`, `replay.csv`, `prepare.png`, the graphs and the traces. Nothing is replayed where cases
+    are left, or where neither of the schedulings that the replay compares is among the sources.
 
     Attributes:
         graphs: Public graphs, and "power_law:NODES:EDGES:FEATURES".
@@ -67,6 +70,8 @@ class PrepareBench:
         trace_threads: Largest number of concurrent threads for which task times are recorded. A machine with fewer
             cores is replayed with the times of as many threads, so that these include what threads cost each other in
             shared memory.
+        changes: Any of "lost" and "joined": one of `change_workers` workers of Ray is killed, or one more starts, while
+            they prepare; a measurement before and one after it.
     """
 
     graphs: Sequence[str]
@@ -91,11 +96,16 @@ class PrepareBench:
     replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64)
     replay_sigmas: Sequence[float] = (50,)
     trace_threads: int = 2
+    changes: Sequence[str] = ()
+    change_workers: int = 4
     seed: int = 0
     data_root: str | None = None
 
     def __post_init__(self):
         check_names("workloads", self.workloads, WORKLOADS)
+        check_names("changes", self.changes, CHANGES)
+        if self.change_workers < 2:
+            raise ValueError(f"bench.change_workers must be at least 2, got {self.change_workers}")
         if not self.sample_ms >= 0:
             raise ValueError(f"bench.sample_ms must be >= 0, got {self.sample_ms}")
         if self.reply_ms is not None and (self.reply_ms < 0 or self.scope != "graph" or self.num_ranks > 1):
@@ -132,23 +142,26 @@ class PrepareBench:
         return Shape(tuple(self.fanouts), self.batch_size, *model, self.sample_ms, self.reply_ms)
 
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
-        """Return {"rows": medians of the measurements, "replay": rows}."""
-        rows, replays = [], []
+        """Return {"rows": medians of the measurements, "replay": rows, "changes": rows of workers lost and joined}."""
+        rows, replays, changes = [], [], []
         machines = (self.replay_cores, self.replay_queue_batches, self.replay_sigmas)
         for graph, workload in product(self.graphs, self.workloads):
             work = _Work(self, runner, graph, workload)
             found = work.rows()
             fed = work.feed(found)
             rows += found + fed
-            if not runner.left:
+            changes += work.changes()
+            if not runner.left and work.replayed:
                 traces = _middle([work.traces(take) for take in range(TAKES)])
                 replayed = replay_rows(traces, *machines, measured=partial(capacity, found + fed))
                 replays += [{"graph": graph, "workload": workload} | row for row in replayed]
             write_csv(runner.folder / "prepare.csv", rows)
             write_csv(runner.folder / "replay.csv", replays)
         _print_tables(rows, replays, machine_line())
+        for (graph, workload), same in grouped(changes, "graph", "workload").items():
+            show(same, _CHANGES, f"{graph}, {workload}: a preparer lost, a preparer joined", machine_line())
         _draw(runner.folder / "prepare.png", rows, replays)
-        return {"rows": rows, "replay": replays}
+        return {"rows": rows, "replay": replays, "changes": changes}
 
 
 run = benchmark(PrepareBench)
@@ -162,6 +175,7 @@ class _Work:
         root = public_root(bench.data_root)
         self.store = cache(lambda: open_graph(graph, runner.folder / "graphs", bench.num_parts, root))
         self.traces = cache(self._record)
+        self.replayed = not set(_SCHEDULINGS).isdisjoint(bench.sources)
 
     def rows(self) -> list[dict]:
         """Return the medians of each case under each trainer."""
@@ -185,13 +199,26 @@ class _Work:
         fastest = {(row["source"], row["settings"]) for row in map(best, grouped(bound, "source", "workers").values())}
         device_ms = round(self.bench.device_share * batch_ms, 2)
         shape = replace(self.bench.shape, num_batches=self.bench.device_batches)
-        if not self.runner.is_over:
+        if self.replayed and not self.runner.is_over:
             self.traces(1)
         return self._medians(
             self._case(name, options, FED, device_ms, repeat, shape)
             for repeat, (name, options) in product(range(self.bench.repeats), self.bench.cases)
             if (name, _text(options)) in fastest
         )
+
+    def changes(self) -> list[dict]:
+        """Return a row for each change of the workers."""
+        shape, workers = self.bench.shape, self.bench.change_workers
+
+        def case(change: str) -> Case:
+            key = {"graph": self.graph, "workload": self.workload, "change": change, "preparers": workers}
+            return Case(
+                {**key, "shape": _tag(shape)},
+                lambda: measure_change(self.store(), self.workload, shape, workers, change),
+            )
+
+        return self.runner.rows(map(case, self.bench.changes), "changes.csv")
 
     def _medians(self, cases: Iterable[Case]) -> list[dict]:
         return medians(self.runner.rows(cases, say=_say))
@@ -211,8 +238,10 @@ class _Work:
         return Case(key, partial(self._measure, name, options, trainer, shape))
 
     def _measure(self, name: str, options: dict, trainer: str | float, shape: Shape) -> dict:
-        traces = (trace for of_cores in self.traces(0).values() for trace in of_cores.values())
-        largest = max(batch.num_bytes for trace in traces for batch in trace.batches)
+        largest = 0
+        if QUEUE_BATCHES in options:
+            traces = (trace for of_cores in self.traces(0).values() for trace in of_cores.values())
+            largest = max(batch.num_bytes for trace in traces for batch in trace.batches)
         source = source_of(name, _plain(options, largest))
         took = {"ranks": self.bench.num_ranks, "train_ms": None if trainer == CPU else trainer}
         if self.bench.num_ranks > 1:
@@ -345,6 +374,8 @@ _SOURCES = {
     "cpu_share": ("CPU\nuse", ".0%"),
     "peak_queue_mib": ("ready,\nmost MiB", ",.0f"),
     "held_mib": ("held,\nMiB", ",.0f"),
+    "parts": ("parts", "g"),
+    "parts_read": ("of them\nread", "g"),
 }
 
 

@@ -29,6 +29,7 @@ from lightning_gnnscale.placement.shared_rows import gather_objects
 from lightning_gnnscale.remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, HeldRows, PartOwners
 from lightning_gnnscale.remote.sampling_owners import OwnedGraph, sampler_of_owners
 from lightning_gnnscale.sampler import LinkSampler, MiniBatch, NeighborSampler
+from lightning_gnnscale.system import end_with_parent
 
 from .fixed_prefetch import FixedPrefetch
 from .graphs import NUM_CLASSES
@@ -195,7 +196,8 @@ def measure(
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
         [0, 1]; `cpu_share`: share of all cores used by this process and those it started; `peak_queue_mib`: largest
         size of the batches that were ready when the trainer asked, None if the source does not report it; `held_mib`:
-        what this machine held for all workers and ranks, None where it is not held separately.
+        what this machine held for all workers and ranks, None where it is not held separately; `parts`: over the
+        epochs, of which batches were taken; `parts_read`: reads of parts, None where workers hold none.
     """
     held = []
     for batch in epochs(loader, warm_up):
@@ -210,6 +212,7 @@ def measure(
         held.extend(epochs(loader, warm_up))
         held.clear()
     begin()
+    reads, parts = _parts_read(source), set()
     seeds = batches = 0
     waited, peak, batch = 0.0, None, None
     cpu, begun = tree_cpu_s(os.getpid()), time.perf_counter()
@@ -224,6 +227,7 @@ def measure(
             break
         seeds += batch.batch_size if batch.pairs is None else batch.pairs.shape[1]  # of links their first ends
         batches += 1
+        parts.add((loader.epoch, batch.part))
         train(batch)
         del batch
     seconds = time.perf_counter() - begun
@@ -236,7 +240,14 @@ def measure(
         "cpu_share": round((tree_cpu_s(os.getpid()) - cpu) / seconds / psutil.cpu_count(), 4),
         "peak_queue_mib": None if peak is None else round(peak / 2**20, 2),
         "held_mib": round(_held_bytes(source.report()) / 2**20, 2) if hasattr(source, "report") else None,
+        "parts": len(parts),
+        "parts_read": None if reads is None else _parts_read(source) - reads,
     }
+
+
+def _parts_read(source) -> int | None:
+    """Return how often workers have read parts, for this trainer; None: a source without such workers."""
+    return source.report()["parts_read"] if hasattr(source, "report") else None
 
 
 def _held_bytes(report: dict) -> int:
@@ -251,14 +262,14 @@ def measure_ranks(
 
     Returns:
         What `measure` returns: sums of counts and of shares of cores, the slowest rank's seconds, the mean share that a
-        rank waited, and the most bytes.
+        rank waited, and the most bytes, and reads of parts, which are of all ranks.
     """
     spawned = multiprocessing.get_context("spawn")
     # Each rank waits for all the others, so none of the pool's processes is given two of them.
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_ranks, spawned) as pool:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_ranks, spawned, end_with_parent) as pool:
         given = (store.root, workload, shape, source, train, num_ranks, folder)
         ranks = list(pool.map(_measure_rank, range(num_ranks), *map(itertools.repeat, given)))
-    total = {name: sum(rank[name] for rank in ranks) for name in ("batches", "seeds", "cpu_share")}
+    total = {name: sum(rank[name] for rank in ranks) for name in ("batches", "seeds", "cpu_share", "parts")}
     seconds = max(rank["seconds"] for rank in ranks)
     most = {name: max((rank[name] for rank in ranks if rank[name] is not None), default=None) for name in _MOST}
     waited = round(statistics.fmean(rank["wait_share"] for rank in ranks), 4)
@@ -266,7 +277,7 @@ def measure_ranks(
     return total | rate | most
 
 
-_MOST = ("peak_queue_mib", "held_mib")
+_MOST = ("peak_queue_mib", "held_mib", "parts_read")
 
 
 def _measure_rank(

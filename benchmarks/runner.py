@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.events import PACKAGES, machine
 from lightning_gnnscale.rng import fold
+from lightning_gnnscale.system import end_with_parent
 
 from .present import tell
 
@@ -179,8 +180,11 @@ class Runner:
 
 
 def in_fresh_process(function: Callable, *arguments: Any) -> Any:
-    """Return what a function of a module returns in a process of its own, which is spawned: it shares no thread."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+    """Return what a function of a module returns in a process of its own, which is spawned: it shares no thread.
+
+    It ends with this one, however that ends.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as fresh:
         return fresh.submit(function, *arguments).result()
 
 

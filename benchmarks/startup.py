@@ -16,6 +16,7 @@ from lightning_gnnscale.dataset.npz import data_root
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.events import machine, read_log
 from lightning_gnnscale.partition_store.manifest import write_json
+from lightning_gnnscale.system import end_with_parent
 
 from .epoch_clock import EpochClock
 from .present import LEFT, grouped, show, tell
@@ -188,7 +189,7 @@ def _train(output: Path, folder: Path, words: Sequence[str]) -> dict:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=end_with_parent)
     if done.returncode:
         told = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
         raise GNNScaleError(f"{' '.join(command[1:4])} ...: {told[-1]}")

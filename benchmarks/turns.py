@@ -19,6 +19,7 @@ import numpy as np
 
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.sampler import NeighborSampler
+from lightning_gnnscale.system import end_with_parent
 from lightning_gnnscale.triton_kernels.gather_rows import gather_rows
 
 Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
@@ -145,10 +146,15 @@ class Peer:
         if os.path.dirname(python) == "" or not os.access(python, os.X_OK):
             raise ValueError(f"bench.{kind}_python must be an interpreter like /path/to/venv/bin/python, got {python}")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+
+        def begin() -> None:
+            end_with_parent()
+            if procs is not None:
+                procs.write_text(str(os.getpid()))
+
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            preexec_fn=None if procs is None else lambda: procs.write_text(str(os.getpid())),
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, preexec_fn=begin
+        )
         self._late = threading.Timer(limit_s or 0, self._process.terminate)  # who waits for its answer gets an error
         self._late.daemon = True
         if limit_s is not None:

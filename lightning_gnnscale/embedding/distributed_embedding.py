@@ -412,20 +412,15 @@ class DistributedEmbedding:
         while self._announced and not _same(self._announced.popleft(), by_batch):
             pass
         ids = np.concatenate(by_batch) if by_batch else np.empty(0, np.int64)
-        ahead, covered = self._ahead.popleft() if self._ahead else None, False
+        ahead = self._ahead.popleft() if self._ahead else None
         rows.meet()
-        if ahead is not None:
-            covered = np.array_equal(ahead.ids, ids)
-            if covered or rows.together:
-                rows.renew(ahead)
-        rest = None
-        if rows.together or not covered:
-            rest = self._ask(ids[:0] if covered else ids)
+        covered = ahead is not None and np.array_equal(ahead.ids, ids)
+        if ahead is not None and (covered or rows.together):
+            self._pulled = rows.renew(ahead, None if covered else (ids, self._out(ids)))
+        else:
+            self._pulled = self._ask(ids)
         self._pull_ahead()
-        self._pulled = ahead if covered else rest
-        if self.exact and covered and rest is not None:
-            rest.result()  # what is read of this machine's memory has been stepped by all
-        values = self._pulled.result()
+        values = self._pulled.result()  # what is read of this machine's memory has been stepped by all then
         ends = np.cumsum([len(one) for one in by_batch])
         self._batches = deque((one, values[end - len(one) : end]) for one, end in zip(by_batch, ends, strict=True))
         self._left, self._gradients = len(by_batch), []
@@ -439,7 +434,10 @@ class DistributedEmbedding:
             self._ahead.append(self._ask(np.concatenate(batches) if batches else np.empty(0, np.int64)))
 
     def _ask(self, ids: np.ndarray) -> PulledRows:
-        return self._rows.pull(ids, self._pool.take((len(ids), self.dim), self.dtype))
+        return self._rows.pull(ids, self._out(ids))
+
+    def _out(self, ids: np.ndarray) -> np.ndarray:
+        return self._pool.take((len(ids), self.dim), self.dtype)
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Return the rows of a batch's nodes on their device; with gradients enabled, `step` pushes theirs.

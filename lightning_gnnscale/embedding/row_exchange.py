@@ -221,8 +221,14 @@ class RowTransport(Protocol):
     def meet(self) -> None:
         """Begin a step: wait until what is asked for from now on has seen all steps but the last `staleness`."""
 
-    def renew(self, pulled: Any) -> None:
-        """Ask again for those rows that have missed more than `staleness` steps since they were read."""
+    def renew(self, pulled: Any, other: tuple[np.ndarray, np.ndarray] | None = None) -> PulledRows:
+        """Ask again for those rows that have missed more than `staleness` steps since they were read; return them.
+
+        Args:
+            pulled: The rows.
+            other: Other ids, and `out`, of rows that are asked for in their place, where every rank makes the same
+                calls; None: `pulled` are the rows of the step.
+        """
 
     def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: Any = None) -> None:
         """Send the gradients of a step to the owners, without waiting.
@@ -298,6 +304,7 @@ class GroupPull:
         here, rows: Positions of the rows that this host owns, and their rows, which are read by `result`.
         away, asked: Positions of the others, by the rank that is asked, and their rows on their host.
         counts: (world_size,) how many each rank is asked for.
+        served, wanted: Rows of this rank that the same pull of the others asked for, and (world_size,) how many each.
     """
 
     def __init__(self, ids: np.ndarray, out: np.ndarray, ownership: Ownership, hosts: Hosts, owner: RowOwner):
@@ -312,6 +319,7 @@ class GroupPull:
         self.away = away[order]
         self.asked = row[self.away]
         self.counts = np.bincount(rank, minlength=len(hosts.host_of_rank)).astype(np.int64)
+        self.served, self.wanted = self.asked[:0], np.zeros_like(self.counts)
         self.work: Future | None = None
 
     def result(self) -> np.ndarray:
@@ -359,7 +367,7 @@ class GroupRows:
         return self._ownership.locate(ids)[0]
 
     def pull(self, ids: np.ndarray, out: np.ndarray) -> GroupPull:
-        pulled = GroupPull(ids, out, self._ownership, self.hosts, self.owner)
+        pulled = self._of(ids, out)
         if self._asks:
             pulled.work = self._do("pulling rows", lambda: self._pull(pulled))
         return pulled
@@ -368,9 +376,16 @@ class GroupRows:
         while len(self._pushes) > self._staleness:
             self._pushes.popleft().result()
 
-    def renew(self, pulled: GroupPull) -> None:
-        if not self._staleness and self._asks:  # else they were asked for so many steps ago
-            pulled.work = self._do("pulling rows", lambda: self._renew(pulled))
+    def renew(self, pulled: GroupPull, other: tuple[np.ndarray, np.ndarray] | None = None) -> GroupPull:
+        ids, out = other or (pulled.ids[:0], pulled.out[:0])
+        if self._staleness:  # they were asked for so many steps ago
+            instead = self.pull(ids, out)
+        else:
+            instead = self._of(ids, out)
+            pulled.work = instead.work = self._do(
+                "pulling rows", lambda: self._renew(pulled, instead, other is not None)
+            )
+        return pulled if other is None else instead
 
     def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None = None) -> None:
         host, rows = self._ownership.locate(ids)
@@ -403,6 +418,9 @@ class GroupRows:
         if self._jobs is not None:
             self._jobs.end()
 
+    def _of(self, ids: np.ndarray, out: np.ndarray) -> GroupPull:
+        return GroupPull(ids, out, self._ownership, self.hosts, self.owner)
+
     def _do(self, what: str, job: Callable[[], None]) -> Future:
         def clear() -> None:
             with clear_error(what):
@@ -413,36 +431,39 @@ class GroupRows:
 
     def _pull(self, pulled: GroupPull) -> None:
         group, out, pulled.since = self.hosts.group, pulled.out, self.owner.clock
-        wanted = _exchange_counts(pulled.counts, group)
-        asked = _all_to_all(pulled.asked, pulled.counts, wanted, group)
-        answers = self.owner.read(asked)
-        received = _send_rows(answers, wanted, pulled.counts, out, group)
+        pulled.wanted = _exchange_counts(pulled.counts, group)
+        pulled.served = _all_to_all(pulled.asked, pulled.counts, pulled.wanted, group)
+        _, received = _send_rows(None, self.owner.read(pulled.served), pulled.wanted, pulled.counts, group)
         out[pulled.away] = received
         self.received_bytes += received.nbytes
 
-    def _renew(self, pulled: GroupPull) -> None:
-        group, since = self.hosts.group, pulled.since
-        wanted = _exchange_counts(pulled.counts, group)
-        asked = _all_to_all(pulled.asked, pulled.counts, wanted, group)
-        changed = self.owner.changed(asked, since)
+    def _renew(self, pulled: GroupPull, instead: GroupPull, is_other: bool) -> None:
+        """Send the others what has changed of the rows that were pulled; or pull, where a rank asks for other rows.
+
+        Training waits for it: what the others have asked for is known, so two messages do.
+        """
+        group, wanted = self.hosts.group, pulled.wanted
+        changed = self.owner.changed(pulled.served, pulled.since)
         starts = np.cumsum(wanted) - wanted
         of_rank = np.searchsorted(np.cumsum(wanted), changed, side="right")
         leaving = np.bincount(of_rank, minlength=len(wanted)).astype(np.int64)
-        coming = _exchange_counts(leaving, group)
-        places = _all_to_all(changed - starts[of_rank], leaving, coming, group)
-        received = _send_rows(self.owner.read(asked[changed]), leaving, coming, pulled.out, group)
+        told = np.stack([leaving, np.full_like(leaving, is_other)], axis=1)
+        coming, others = _exchange_counts(told, group).T
+        rows = self.owner.read(pulled.served[changed])
+        places, received = _send_rows(changed - starts[of_rank], rows, leaving, coming, group)
         places += np.repeat(np.cumsum(pulled.counts) - pulled.counts, coming)
         pulled.out[pulled.away[places]] = received
         pulled.since = self.owner.clock
         self.received_bytes += received.nbytes
+        if others.any():
+            self._pull(instead)
 
     def _push(self, rank: np.ndarray, rows: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None) -> None:
         group, order = self.hosts.group, np.argsort(rank, kind="stable")
         counts = np.bincount(rank, minlength=len(self.hosts.host_of_rank)).astype(np.int64)
         since = np.full(len(counts), -1 if pulled is None else pulled.since, np.int64)
         coming, read = _exchange_counts(np.stack([counts, since], axis=1), group).T
-        received = _all_to_all(rows[order], counts, coming, group)
-        values = _send_rows(gradients[order], counts, coming, gradients, group)
+        received, values = _send_rows(rows[order], gradients[order], counts, coming, group)
         self.received_bytes += values.nbytes - int(coming[self.hosts.rank]) * gradients.itemsize * gradients.shape[1]
         ends, host_of_rank = np.cumsum(coming), self.hosts.host_of_rank
         self._step([
@@ -462,12 +483,24 @@ def _exchange_counts(counts: np.ndarray, group) -> np.ndarray:
     return received.numpy()
 
 
-def _send_rows(rows: np.ndarray, leaving: np.ndarray, coming: np.ndarray, like: np.ndarray, group) -> np.ndarray:
-    """Send (num, dim) rows, and return those that come; leaving, coming: (world_size,) rows to and from each rank."""
-    row_bytes = like.dtype.itemsize * like.shape[1]
-    flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-    received = _all_to_all(flat, leaving * row_bytes, coming * row_bytes, group)
-    return received.view(like.dtype).reshape(-1, like.shape[1])
+def _send_rows(
+    ids: np.ndarray | None, rows: np.ndarray, leaving: np.ndarray, coming: np.ndarray, group
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Send rows, each behind its id, in one message to each rank; return the ids and the rows that come.
+
+    Args:
+        ids: (num,) int64; None: rows alone are sent.
+        rows: (num, dim), of the same dim and dtype on every rank.
+        leaving, coming: (world_size,) rows to and from each rank.
+    """
+    sent = np.ascontiguousarray(rows).view(np.uint8)
+    if ids is not None:
+        sent = np.concatenate([np.ascontiguousarray(ids, np.int64)[:, None].view(np.uint8), sent], axis=1)
+    size = sent.shape[1]
+    first = size - rows.itemsize * rows.shape[1]
+    received = _all_to_all(sent.reshape(-1), leaving * size, coming * size, group).reshape(-1, size)
+    values = np.ascontiguousarray(received[:, first:]).view(rows.dtype)
+    return None if ids is None else np.ascontiguousarray(received[:, :first]).view(np.int64)[:, 0], values
 
 
 def _all_to_all(values: np.ndarray, leaving: np.ndarray, coming: np.ndarray, group) -> np.ndarray:

@@ -231,7 +231,7 @@ class Coordinator:
         }
 
     async def report(self) -> dict:
-        """Return counts, process ids of the workers that answer, and their reads of parts."""
+        """Return counts, process ids of the workers that answer, and their reads of parts, with all reads of parts."""
         able = sorted(self._workers.started - self._workers.gone)
         pids = [await self._workers.reply(worker, "ping") for worker in able]
         reads = [await self._workers.reply(worker, "reads") for worker in able]
@@ -243,7 +243,7 @@ class Coordinator:
             | counts
             | self._caches.counts()
             | {"pids": pids, "reads": reads, "machines": list(held), "held": list(held.values())}
-            | {"credits_held": self._queue.num_needed}
+            | {"credits_held": self._queue.num_needed, "parts_read": self._totals.get("reads", 0)}
         )
 
     async def stop(self) -> None:

@@ -152,12 +152,13 @@ class ShardTable:
                 )
             time.sleep(_RETRY_S)
 
-    def renew(self, pulled: ShardPull) -> None:
+    def renew(self, pulled: ShardPull, other: None = None) -> ShardPull:
         pulled.result()
         actors = self.connect()
         for shard, places, rows in pulled.of_shard:
             if not self._staleness or pulled.since[shard] < self._due - self._staleness:
                 pulled.left.append((shard, places, actors[shard].changed.remote(rows, pulled.since[shard])))
+        return pulled
 
     def fill(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
         """Fill `out` with the rows of some ids, in requests of bounded size.

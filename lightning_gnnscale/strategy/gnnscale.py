@@ -29,6 +29,7 @@ from ..events import clock
 from ..graph import StepBatches, batch_of, batches_of
 from ..model import checkpoint_file, made_again
 from ..scratch import keep_sockets
+from ..system import end_with_parent
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -289,7 +290,9 @@ class GNNScaleStrategy(DDPStrategy):
         if self._start_method == "forkserver":
             _own_memory(self.lightning_module)
         if self._start_method != "popen" or (self._starts_processes and self.local_rank > 0):
-            launcher.end_with_parent()
+            # torch asks for SIGINT, which a command that runs in a shell's background ignores, as do its processes.
+            # SIGTERM would wait for Lightning's handler, which does not run while a process waits in a collective.
+            end_with_parent()
         if self._start_method != "popen":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the process that this one was forked from
             launcher.interrupt_in_silence()

@@ -30,7 +30,6 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
 _PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
 _START_LIMIT = timedelta(seconds=60)
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 _OMP_PAUSE_HARD = 2  # of omp.h
 CAUSES = {
     signal.SIGSEGV: "a file of the store may be damaged: check it by gnnscale verify STORE",
@@ -279,17 +278,6 @@ def interrupt_in_silence() -> None:
     """
     told = sys.unraisablehook
     sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else told(lost)
-
-
-def end_with_parent() -> None:
-    """Ask the system for SIGKILL once the process that started this one has ended, however that was; Linux alone.
-
-    torch asks for SIGINT, which a command that runs in a shell's background ignores, and its processes with it.
-    SIGTERM would wait for Lightning's handler, which does not run while a process waits in a collective for one
-    that has gone. Nothing is lost: no one is left to take this process's results.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def meet(launched: bool) -> None:

@@ -101,6 +101,18 @@ def test_ranks_share_the_workers_of_a_machine(tmp_path):
     assert both["seeds_per_s"] > 0
 
 
+@pytest.mark.slow
+def test_preparers_are_lost_and_join_and_parts_are_read_once(tmp_path):
+    """Whoever prepares batches, they are the same."""
+    chosen = {"sources": ["ray"], "settings": {"ray": {"num_workers": [2]}}, "workloads": ["graphsage"], "train": [0]}
+    more = {"scope": "part", "fanouts": [2], "sample_ms": 40.0, "changes": ["lost", "joined"], "change_workers": 2}
+    found = prepare.run(tmp_path, **SMALL | chosen | more | {"num_batches": 40})
+    assert found["replay"] == [] and found["rows"][0]["parts_read"] <= found["rows"][0]["parts"]
+    assert [row["change"] for row in found["changes"]] == ["lost", "joined"]
+    assert all(row["same"] is True and row["batches"] > 80 for row in found["changes"])
+    assert all(row["before_per_s"] > 0 and row["after_per_s"] > 0 for row in found["changes"])
+
+
 def test_a_source_is_held_against_the_device_that_it_feeds():
     row = {"source": "threads", "settings": "num_threads=2", "seeds": 300, "batches": 3, "train_ms": 50}
     rows = [row | {"train": "0", "train_ms": 0, "seeds_per_s": 3000.0}, row | {"train": "fed", "seeds_per_s": 1990.0}]
@@ -125,6 +137,8 @@ def test_settings_are_combined_and_repeats_are_summed_up():
         ({"train": ["gpu"]}, "bench.train >= 0 'gpu'"),
         ({"sources": ["pigeons"]}, "bench.sources 'pigeons' fixed_prefetch processes"),
         ({"graphs": ["atlantis"]}, "bench.graphs 'atlantis'"),
+        ({"changes": ["late"]}, "bench.changes lost, joined late"),
+        ({"change_workers": 1}, "bench.change_workers 2 1"),
         ({"num_ranks": 0}, "bench.num_ranks 1 0"),
         ({"num_ranks": 8, "scope": "part"}, "bench.num_parts bench.num_ranks=8 bench.scope=part"),
         ({"num_ranks": 2}, "bench.num_ranks=2 bench.sources=[ray] threads"),

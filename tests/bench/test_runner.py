@@ -1,11 +1,15 @@
 """The runner of benchmarks: how it goes on, what it measures again, its budget; and the tables of the presenter."""
 
 import csv
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from hydra.utils import get_object
@@ -178,6 +182,27 @@ def test_run_takes_the_fields_of_its_settings(tmp_path):
     rows = run(tmp_path / "out", sizes=[1, 2])
     assert rows == [{"size": 1, "repeats": 3}, {"size": 2, "repeats": 3}]
     assert run(tmp_path / "out", [1], 4, again="all") == [{"size": 1, "repeats": 4}]
+
+
+STARTS = """
+import subprocess
+from lightning_gnnscale.system import end_with_parent
+started = subprocess.Popen(["sleep", "60"], preexec_fn=end_with_parent, stdout=subprocess.DEVNULL)
+print(started.pid, flush=True)
+started.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system ends processes with their parent on Linux alone")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGALRM, signal.SIGKILL])
+def test_what_a_benchmark_starts_ends_with_it(how):
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True) as running:
+        started = psutil.Process(int(running.stdout.readline()))
+        assert started.is_running()
+        running.send_signal(how)
+        assert running.wait(30) == -how
+    psutil.wait_procs([started], timeout=30)
+    assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
 
 
 def test_tables_show_what_is_there():

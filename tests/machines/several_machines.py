@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock
 
+from lightning_gnnscale.system import end_with_parent
+
 RAY_PORT, MEETING_PORT = 6379, 29500
 CLI = [sys.executable, "-m", "lightning_gnnscale.cli"]
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "trainer.enable_progress_bar=false", "test=false"]
@@ -64,7 +66,7 @@ class Machine:
         return f"gnnscale-c{self.number}"
 
     def boot(self) -> None:
-        """Start the first process, whose end is that of the machine."""
+        """Start the first process, whose end is that of the machine; it ends with this process, however that ends."""
         for name in ("tmp", "home"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
@@ -74,7 +76,8 @@ class Machine:
             f"hostname machine{self.number} && touch /mnt/is_up && exec sleep infinity"
         )
         unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._init = subprocess.Popen(["ip", "netns", "exec", self.network, *unshare, "sh", "-ec", inside])
+        command = ["ip", "netns", "exec", self.network, *unshare, "sh", "-ec", inside]
+        self._init = subprocess.Popen(command, preexec_fn=end_with_parent)
         while not (self.folder / "is_up").exists():
             assert self._init.poll() is None, f"machine {self.number} did not start"
             time.sleep(0.01)

@@ -1,14 +1,17 @@
 """Training on machines that share no folder: the weights of one machine with as many processes."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -177,6 +180,35 @@ def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, stor
         left = [path for machine in made for path in machine.folder.glob(".store.scratch/*")]
         left += [path for path in (made[1].folder / "home" / "run").rglob("*") if path.suffix in (".ckpt", ".parquet")]
         assert not left, "tables go, and the run's folder is on the first machine"
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from several_machines import machines
+with machines(1, Path(sys.argv[1])) as [machine]:
+    machine.start(["sleep", "600"])
+    print(machine._init.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGALRM, signal.SIGKILL])
+def test_machines_end_with_what_made_them(tmp_path, how):
+    """However it is killed: nothing of Ray's stays, say, where a benchmark has run out of time."""
+    paths = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    ) as made:
+        first = psutil.Process(int(made.stdout.readline()))
+        inside = first.children(recursive=True)
+        made.send_signal(how)
+        made.wait(30)
+    _, left = psutil.wait_procs([first, *inside], timeout=30)
+    assert inside and not left
 
 
 OWNED_ROWS = [*DISTDGL, *SAMPLED, "sampler.fanouts=[5,5]"]

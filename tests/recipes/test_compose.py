@@ -127,6 +127,9 @@ def test_recipe_of_a_benchmark_composes_and_every_key_is_taken(name):
     check_every_key(config)
     assert config.bench._target_ == compose_config(BENCH_OF[name], []).bench._target_
     assert config.name != compose_config(BENCH_OF[name], []).name
+    if BENCH_OF[name] == "bench/parts":  # rows that it inherits would be trained, too
+        own = OmegaConf.load(recipes_folder() / f"{name}.yaml").bench
+        assert set(own.weights) == set(config.bench.weights)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
