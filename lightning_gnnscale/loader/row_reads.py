@@ -102,6 +102,7 @@ class Footprint(NamedTuple):
         waiting_bytes: the same as it waits, see `WaitingBatch`.
         own_rows: rows in the core of its part.
         part_edges, part_rows: edges and nodes of its part, with the halo.
+        uses: `PartUse` of its part, or of all those whose mean this is.
     """
 
     part_bytes: int
@@ -111,6 +112,7 @@ class Footprint(NamedTuple):
     own_rows: int = 0
     part_edges: int = 0
     part_rows: int = 0
+    uses: tuple = ()
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:
@@ -361,7 +363,7 @@ def fill_windows(
     While the batches of one window are handed over, those of the next are sampled, and with two windows its rows read.
 
     Args:
-        sampled, maker, reads: see `fill_told`.
+        sampled, maker, reads: see `fill_told`; chunks that the maker `joins` are told where their rows are.
         kept: rows that stay in memory, see `keep_rows`.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")

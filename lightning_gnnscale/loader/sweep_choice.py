@@ -4,16 +4,19 @@ from dataclasses import replace
 
 from ..memory import format_bytes
 from ..partition_store.features import Column
-from ..planner.sweep_plan import SPACE_SHARE, WORTH, EpochUse, plan_sweep, window_bytes
+from ..planner.sweep_plan import SPACE_SHARE, WORTH, EpochUse, SweepPlan, held_beside, plan_sweep, window_bytes
 from .row_reads import Footprint, RowReads
 from .row_sweep import swept_table
+from .sweep_trial import SweepTrial
+
+_SPARE = 1.1  # of the memory of batches that wait in a trial
 
 
 def choose_swept(
     reads: RowReads,
     features: Column,
     first: Footprint,
-    use: EpochUse,
+    trial: SweepTrial,
     *,
     free_bytes: int,
     part_bytes: int,
@@ -25,13 +28,14 @@ def choose_swept(
     Args:
         reads: As `choose_row_reads` chose.
         features, first, free_bytes: As of `choose_row_reads`.
-        use: What an epoch uses.
+        trial: Tries what a sweep reads.
         part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
             after the other.
         open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
     """
     if reads.how == "mapped":
         return reads
+    use = trial.use
     told = replace(reads, predicted_bytes=int(_predicted(reads, features, first, use)))
     if swept_table(features) is None:
         return told
@@ -41,7 +45,7 @@ def choose_swept(
     waiting = open_share * use.waiting_bytes if open_share else 0.0
     by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
     space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
-    plan = plan_sweep(use, space, waiting if by_part else 0.0)
+    plan = tried(trial, space - (waiting if by_part else 0.0))
     if plan.read_bytes > WORTH * told.predicted_bytes:
         return told
     why = (
@@ -52,6 +56,22 @@ def choose_swept(
     pool_bytes = int(2 * batch_bytes * 5 // 4)
     held = {"window_bytes": plan.held_bytes, "waiting_bytes": plan.waiting_bytes, "pool_bytes": pool_bytes}
     return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
+
+
+def tried(trial: SweepTrial, space_bytes: float) -> SweepPlan:
+    """Return how many rows a sweep holds beside the batches that wait for them, and what it reads.
+
+    Args:
+        trial: Goes through its steps.
+        space_bytes: Memory of both.
+    """
+    waiting = plan_sweep(trial.use, space_bytes).waiting_bytes
+    for _ in range(2):
+        held = min(held_beside(trial.use, space_bytes, waiting), trial.use.table_bytes)
+        run = trial.run(held)
+        waiting = run.waiting_bytes * _SPARE
+    left = max(held_beside(trial.use, space_bytes, 0.0) - held, waiting)
+    return SweepPlan(int(held), int(left), run.passes, run.read_bytes)
 
 
 def _predicted(reads: RowReads, features: Column, first: Footprint, use: EpochUse) -> float:
