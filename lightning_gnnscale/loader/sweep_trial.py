@@ -5,22 +5,25 @@ and the rows of batches are as much smaller. Chunks use nodes of their part's co
 powers of their degrees that chunks of some parts have shown.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from ..partition_store.features import DenseFeatures
+from ..partition_store.part_graph import WholeGraph
 from ..planner.sweep_plan import EpochUse
 from .row_sweep import RowSweep
 from .waiting_batch import WaitingBatch
 
-_NODES = 1 << 15  # of the likeness, at least, and fewer than twice as many
+_NODES = 1 << 16  # of the likeness, at least, and fewer than twice as many
 _MOST_BATCHES = 600  # of the likeness: of more, several are one
 _REGION = 64  # nodes of the likeness of about one density
+_BLOCK_BITS, _LEVELS = 4, 32  # a halo lies in blocks of 16 nodes of the likeness
 _POWERS = (-1.0, 3.0)
 _TRIES = 20  # of a bisection
 _SAMPLE = 1 << 14  # degrees of which powers are found
@@ -34,6 +37,7 @@ class PartUse(NamedTuple):
         seeds, own_rows, other_rows: Of the chunk; its rows in the part's core, and elsewhere.
         own_power, other_power: Nodes of the core, and of the halo, are used in proportion to (degree + 1) ** power.
         halo_power: Nodes of the graph are in the halo likewise.
+        halo_blocks: (levels,) in how many blocks of 2 ** level consecutive nodes the halo lies.
         degrees: (num,) degrees of some nodes of the core, of all nodes where the chunk crosses parts.
     """
 
@@ -44,30 +48,42 @@ class PartUse(NamedTuple):
     own_power: float
     other_power: float
     halo_power: float
+    halo_blocks: np.ndarray
     degrees: np.ndarray
 
     @classmethod
     def of(cls, batch, graph, part: int) -> "PartUse":
-        """Return the use of a part by its chunk, sampled from a graph with others or not."""
-        degree, of_rows = _some(graph.degree[: graph.num_core]), batch.degree.cpu().numpy()
-        nodes = batch.host_ids - graph.core_start
-        own = (nodes >= 0) & (nodes < graph.num_core)
-        halo = _some(graph.degree[graph.num_core : graph.num_local])
-        share = int(own.sum()) / max(graph.num_core, 1), int((~own).sum()) / max(graph.num_local - graph.num_core, 1)
+        """Return the use of a part by its chunk, sampled from its graph, a union with others, or the whole graph."""
+        num_core = 0 if isinstance(graph, WholeGraph) else graph.num_core
+        core, halo = _some(graph.degree[:num_core]), _some(graph.degree[num_core : graph.num_local])
+        nodes, degree = batch.host_ids - graph.core_start, _some(batch.degree.cpu().numpy(), len(batch.n_id))
+        own = (nodes >= 0) & (nodes < num_core)
+        num_own, num_others = int(own.sum()), int((~own).sum())
         return cls(
             part,
             batch.batch_size,
-            int(own.sum()),
-            int((~own).sum()),
-            power_of_degree(degree, of_rows[own], share[0]),
-            power_of_degree(halo, of_rows[~own], share[1]),
-            power_of_degree(degree, halo, 0.0),
-            degree,
+            num_own,
+            num_others,
+            power_of_degree(core, degree[own], num_own / max(num_core, 1)),
+            power_of_degree(halo, degree[~own], num_others / max(graph.num_local - num_core, 1)),
+            power_of_degree(core, halo, 0.0),
+            blocks_touched(graph.halo_nodes if num_core else np.arange(0)),
+            core if len(core) else halo,
         )
 
 
-def _some(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values[:: max(1, len(values) // _SAMPLE)], np.float64)
+def blocks_touched(nodes: np.ndarray) -> np.ndarray:
+    """Return in how many blocks of 2 ** level nodes (num,) ascending nodes lie, for each level."""
+    found = np.zeros(_LEVELS, np.int64)
+    for level in range(_LEVELS):
+        found[level] = len(nodes)
+        nodes = nodes >> 1
+        nodes = nodes[np.diff(nodes, prepend=-1) > 0]
+    return found
+
+
+def _some(values: np.ndarray, most: int = _SAMPLE) -> np.ndarray:
+    return np.maximum(values[:: max(1, len(values) // max(1, most))], 0).astype(np.float64)
 
 
 def power_of_degree(degrees: np.ndarray, chosen: np.ndarray, share: float) -> float:
@@ -194,15 +210,20 @@ class SweepTrial:
         offsets[-1] = self._num_nodes
         return offsets
 
-    def _nodes(self, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yield the nodes of each batch."""
+    def _waiting(self) -> Iterator[WaitingBatch]:
+        """Yield the batches, several as one where there are many."""
         scale, logs, offsets = 2.0**-self._bits, self._logs, self._offsets
+        random, a_row = np.random.default_rng(1), self.use.waiting_bytes / max(self.use.rows, 1)
+        together = max(1, -(-len(self.batches) // _MOST_BATCHES))
 
         @lru_cache(maxsize=64)
         def halo(part: int) -> tuple[np.ndarray, np.ndarray]:
             one, num = self.parts[self.like[part]], round(self.halo_rows[part] * scale)
-            others = np.concatenate([np.arange(offsets[part]), np.arange(offsets[part + 1], len(logs))])
-            found = _choose(others, np.exp(one.halo_power * logs[others]), num, random)
+            others = np.arange(len(logs))
+            if self.halo_rows[part] < self.use.num_rows:
+                others = others[np.isin(others >> _BLOCK_BITS, self._blocks(part))]
+                others = others[(others < offsets[part]) | (others >= offsets[part + 1])]
+            found = _choose(others, np.exp(one.halo_power * logs[others]), num, random, 1)
             return found, np.exp(one.other_power * logs[found])
 
         @lru_cache(maxsize=64)
@@ -210,12 +231,25 @@ class SweepTrial:
             nodes = np.arange(offsets[part], offsets[part + 1])
             return nodes, np.exp(self.parts[self.like[part]].own_power * logs[nodes])
 
-        for batch in self.batches:
-            chunks = []
-            for part in batch:
-                for (nodes, weights), rows in zip((core(part), halo(part)), self.rows[part], strict=True):
-                    chunks.append(_choose(nodes, weights, int(rows * scale + random.random()), random))
-            yield np.concatenate(chunks)
+        for first in range(0, len(self.batches), together):
+            parts, found, rows = Counter(chain(*self.batches[first : first + together])), [], 0.0
+            for part, count in parts.items():
+                rows += count * float(self.rows[part].sum()) * scale
+                for (nodes, weights), num in zip((core(part), halo(part)), self.rows[part], strict=True):
+                    found.append(_choose(nodes, weights, int(num * scale + random.random()), random, count))
+            yield WaitingBatch(np.concatenate(found), 0, {}, int(rows * a_row))
+
+    def _blocks(self, part: int) -> np.ndarray:
+        """Return the blocks of nodes in which the halo of a part lies: few, and those of other halos, in a web."""
+        one, level = self.parts[self.like[part]], self._bits + _BLOCK_BITS
+        num_blocks = -(-self._num_nodes >> _BLOCK_BITS)
+        spread = [
+            num_blocks * -np.expm1(np.log1p(-min(rows / self.use.num_rows, 0.999)) * 2**level)
+            for rows in (one.halo_blocks[0], self.halo_rows[part])
+        ]
+        share = one.halo_blocks[level] / spread[0] if level < _LEVELS and spread[0] else 1.0
+        num = max(round(min(share, 1.0) * spread[1]), 1 + int(self.halo_rows[part] >> level))
+        return np.random.default_rng(2).permutation(num_blocks)[:num]
 
     def run(self, held_bytes: float, waiting_bytes: float | None = None) -> TrialRun:
         """Return what a sweep reads in the epoch.
@@ -227,27 +261,21 @@ class SweepTrial:
         Cost: About a second; the memory of a hundred thousand nodes.
         """
         scale, use = 2.0**-self._bits, self.use
-        a_row = use.waiting_bytes / max(use.rows, 1)
         sweep = _Trial(
             self._num_nodes,
             max(1, int(held_bytes / use.row_bytes * scale)),
             None if waiting_bytes is None else waiting_bytes * scale,
             use,
         )
-        together, nodes = -(-len(self.batches) // _MOST_BATCHES), self._nodes(np.random.default_rng(1))
-
-        def waiting() -> Iterator[WaitingBatch]:
-            while run := list(islice(nodes, together)):
-                found = np.concatenate(run)
-                yield WaitingBatch(found, 0, {}, int(len(found) * a_row))
-
-        sweep.run(waiting())
+        sweep.run(self._waiting())
         return TrialRun(sweep.passes, sweep.read_nodes / self._num_nodes * use.table_bytes, sweep.most_waiting / scale)
 
 
-def _choose(nodes: np.ndarray, weights: np.ndarray, num: int, random: np.random.Generator) -> np.ndarray:
-    """Return some nodes, each at most once, one after the other in proportion to weights."""
+def _choose(nodes: np.ndarray, weights: np.ndarray, num: int, random: np.random.Generator, times: int) -> np.ndarray:
+    """Return the nodes that are among those chosen some times, each time so many, in proportion to weights."""
     if num >= len(nodes):
         return nodes
     keys = random.standard_exponential(len(nodes)) / weights
-    return nodes[np.argpartition(keys, num)[:num]] if num else nodes[:0]
+    return nodes[
+        keys < times * np.partition(keys, num)[num]
+    ]  # the first of several keys is as one of the sum of weights
