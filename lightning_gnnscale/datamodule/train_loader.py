@@ -37,12 +37,12 @@ from ..loader import (
 )
 from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
+from ..loader.sweep_trial import SweepTrial
 from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import mapped_at_random
 from ..partition_store.coded_neighbors import read_runs
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
-from ..partition_store.planned_reads import read_slice
 from ..placement import Placement, PlacementSettings
 from ..planner.sweep_plan import EpochUse
 from ..rng import fold, permutation
@@ -58,9 +58,8 @@ _log = logging.getLogger("lightning.pytorch.rows")
 ROWS = ("auto", *HOWS, "tiered", "owners")
 NO_GPU = "no GPU to place them on"
 _CHUNK_EDGES = 1 << 22  # neighbours that are read at once
-_FOOTPRINTS = 3  # parts whose first batches tell what an epoch uses
+_FOOTPRINTS = 8  # parts whose first batches tell what an epoch uses
 _COLUMNS_SHARE = 16  # of free memory: a window of rows of further columns, of which there are two
-_DEGREE_SLICES, _DEGREES_EACH = 32, 8192  # nodes whose degrees tell how probable they are
 _TRIAL_BATCHES = 2  # of a part, to predict the work of an epoch
 
 
@@ -306,7 +305,7 @@ def settle_row_reads(
     if not local or how == "mapped":
         return
     fits = how == "auto" and not capped and fits_in_memory(store.features, free)
-    first = None if fits else loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
+    first = None if fits else loader.first_footprint(_typical_parts(loader, store))
     given = loader, store, source, first, how, halo_hops, free
     if place.num_local > 1 and torch.distributed.is_initialized():
         shared = MachineSweeps.join(None if first is None else choose_reads(*given, place.num_local), place.num_local)
@@ -417,11 +416,12 @@ def choose_reads(
         reads = replace(reads, how=how, kept_halos=0, share_read=1.0, why=f"rows={how}")
     if how == "resident" or store.fetched is not None:
         return reads
+    trial = sweep_trial(store, loader, first, rows, whole)
     return choose_swept(
         reads,
         packed,
         first,
-        epoch_use(store, loader, first, rows, whole),
+        trial,
         free_bytes=free_bytes,
         part_bytes=held_bytes,
         two_parts_bytes=loader.walk.most_held(part_bytes, two_held),
@@ -439,7 +439,7 @@ def reads_by_memory(
         loader, store, halo_hops, num_processes: See `choose_reads`.
         free_bytes: Sizes, of each process.
     """
-    first = loader.first_footprint(_FOOTPRINTS if halo_hops is not None else 1)
+    first = loader.first_footprint(_typical_parts(loader, store))
     if first is None:
         return []
     fits = RowReads(predicted_bytes=int(store.features.nbytes), why="memory holds the features twice")
@@ -466,25 +466,52 @@ def part_sizes(store: PartitionStore, first: Footprint, parts: list[int], whole:
     return items * (first.part_bytes / max(first.part_edges + first.part_rows, 1))
 
 
-def epoch_use(store: PartitionStore, loader: PartLoader, first: Footprint, rows: np.ndarray, whole: bool) -> EpochUse:
-    """Return which rows the batches of an epoch use.
+def _edges_a_node(store: PartitionStore, parts: np.ndarray) -> np.ndarray:
+    """Return the mean degree of the nodes of each part."""
+    return np.diff(store.csc.indptr[store.part_offsets])[parts] / np.maximum(np.diff(store.part_offsets)[parts], 1)
+
+
+def _typical_parts(loader: PartLoader, store: PartitionStore) -> list[int]:
+    """Return some parts that have batches, from those of few edges a node to those of many."""
+    parts = np.array([part for part, count in loader.walk.num_batches.items() if count], np.int64)
+    parts = parts[np.argsort(_edges_a_node(store, parts), kind="stable")]
+    num = min(_FOOTPRINTS, len(parts))
+    return parts[(2 * np.arange(num) + 1) * len(parts) // (2 * num)].tolist() if num else []
+
+
+def sweep_trial(
+    store: PartitionStore, loader: PartLoader, first: Footprint, rows: np.ndarray, whole: bool
+) -> SweepTrial:
+    """Return what tries how an epoch's rows would be swept, with which rows its batches use.
 
     Args:
-        first: Of some of its batches.
+        first: Of typical parts.
         rows: (num_parts,) rows of its parts with their halos.
         whole: Whether batches cross parts.
     """
-    starts = np.linspace(0, max(store.num_nodes - _DEGREES_EACH, 0), _DEGREE_SLICES).astype(np.int64)
-    degrees = [np.diff(read_slice(store.csc.indptr[at : at + _DEGREES_EACH + 1])) for at in np.unique(starts)]
-    return EpochUse(
+    parts, batches = np.array(list(loader.walk.num_batches)), loader.parts_of_batches()
+    degree = _edges_a_node(store, np.arange(store.num_parts))
+    shown = degree[[use.part for use in first.uses]]
+    like = np.abs(degree[:, None] - shown).argmin(axis=1)
+    chunk_rows = np.zeros((store.num_parts, 2))
+    for part, seeds in loader.chunk_seeds().items():
+        use = first.uses[like[part]]
+        chunk_rows[part] = np.array([use.own_rows, use.other_rows]) * (seeds / max(use.seeds, 1))
+    halo_rows = np.full(store.num_parts, store.num_nodes)
+    if not whole:
+        halo_rows[parts] = rows - np.diff(store.part_offsets)[parts]
+    chunks = np.bincount([part for batch in batches for part in batch], minlength=store.num_parts)
+    own, others = (chunks @ chunk_rows).tolist()
+    use = EpochUse(
         store.num_nodes,
         store.features.nbytes / max(store.num_nodes, 1),
-        rows=first.rows * loader.per_step * len(loader),
-        own_share=0.0 if whole else first.own_rows / max(first.rows, 1),
-        waiting_bytes=first.waiting_bytes * loader.per_step * len(loader),
+        rows=own + others,
+        own_share=0.0 if whole else own / max(own + others, 1),
+        waiting_bytes=first.waiting_bytes / max(first.rows, 1) * (own + others),
         part_rows=rows * loader.options.passes,
-        degrees=np.concatenate(degrees),
+        degrees=np.concatenate([use.degrees for use in first.uses]),
     )
+    return SweepTrial(use, store.part_offsets, halo_rows, batches, chunk_rows, first.uses, like)
 
 
 def make_part_loader(

@@ -69,6 +69,8 @@ class BatchMaker:
         order: Which items each batch of a part has.
         gathers: Whether `make` gives batches their features; False leaves them for `fill`, in this process.
         return_e_id: Whether each batch gets the positions of its edges in the store's edge arrays.
+        joins: Whether batches are chunks that this process mixes, see `mix`: their features are read then, into the
+            memory of the mixed batch. In another process, to which a maker is pickled, it does not.
     """
 
     sampler: BatchSampler
@@ -77,12 +79,13 @@ class BatchMaker:
     order: BatchOrder = BatchOrder()
     gathers: bool = True
     return_e_id: bool = False
+    joins: bool = False
     _spaces: SimpleQueue = field(default_factory=SimpleQueue, repr=False)
 
     def __getstate__(self) -> dict:
         """Leave out memory: each process takes its own; and features that are read in this process only."""
         state = {name: value for name, value in vars(self).items() if name != "_spaces"}
-        return state | {"pool": self.pool.max_bytes, "features": self.table}
+        return state | {"pool": self.pool.max_bytes, "features": self.table, "joins": False}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
@@ -203,7 +206,7 @@ class BatchMaker:
         }
 
     def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
-        """Gather the features of a batch, in place, and return it.
+        """Gather the features of a batch, in place, and return it; of a chunk note where they are read from.
 
         Args:
             batch: sampled.
@@ -212,6 +215,9 @@ class BatchMaker:
         if self.features is None:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
+        if self.joins:
+            batch.unread = features
+            return batch
         with clock.doing("read"):
             return with_rows(batch, features.read(batch.host_ids, self.pool.take))
 

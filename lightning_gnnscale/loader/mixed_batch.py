@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..events import clock
 from ..graph import TypeCounts
+from ..jit import kernel
 from ..sampler.device_stream import MadeOnDevice
 from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures, columns_of
+from .batch_columns import with_rows
 from .device_batches import tensors_of
 from .type_counts import counted
 
@@ -43,7 +46,7 @@ def mixed_batches(batches, runs: Iterable[int], take: Take):
     try:
         for length in runs:
             chunks = list(islice(batches, length))
-            batch = chunks[0] if len(chunks) == 1 else mix(chunks, take)
+            batch = mix(chunks, take)
             del chunks
             yield batch
             del batch
@@ -61,9 +64,14 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         chunks: batches without links to train on, all sampled by one sampler from one store.
         take: allocates (shape, dtype), as `BufferPool.take` does.
 
-    Cost: one copy of the chunks; of those that a device made, there.
+    Cost: one copy of the chunks; of those that a device made, there. Features that are `unread` are read into the
+        batch, and not copied.
     """
+    if len(chunks) == 1:
+        return _read_all(chunks, take)[0]
     chunks = _in_one_place(chunks)
+    if _read_apart(chunks):
+        chunks = _read_all(chunks, take)
     hops = [_hop_ends(chunk) for chunk in chunks]
     depth = max(len(ends) for ends in hops)
     hops = [ends + [ends[-1]] * (depth - len(ends)) for ends in hops]
@@ -85,13 +93,10 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         return _joined([values[at][start:stop] for (_, at, *_), (start, stop) in zip(runs, spans, strict=True)], take)
 
     nodes = [(start, stop) for _, _, start, stop in runs]
-    device = chunks[0].indptr.device
-    moved = [place.to(device)[chunk.edge_index] for place, chunk in zip(places, chunks, strict=True)]
-    ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, edges, strict=True)]
-    lengths = [chunks[at].indptr.diff()[start : min(stop, chunks[at].num_targets)] for _, at, start, stop in runs]
-    return MiniBatch(
-        edge_index=torch.cat(ends, dim=1),
-        indptr=torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *lengths]).cumsum(0),
+    edge_index, indptr = _joined_edges(chunks, runs, edges, places, shifts, take)
+    mixed = MiniBatch(
+        edge_index=edge_index,
+        indptr=indptr,
         batch_size=sum(chunk.batch_size for chunk in chunks),
         part=chunks[0].part,
         key=chunks[0].key,
@@ -110,6 +115,78 @@ def mix(chunks: Sequence[MiniBatch], take: Take) -> MiniBatch:
         **{name: joined(name, nodes) for name in _OF_NODES},
         **{name: joined(name, edges) for name in _OF_EDGES},
     )
+    return mixed if chunks[0].unread is None else _read(mixed, chunks, runs, take)
+
+
+def _read_all(chunks: Sequence[MiniBatch], take: Take) -> Sequence[MiniBatch]:
+    """Read the features of chunks into memory of their own."""
+    return [chunk if chunk.unread is None else _read(chunk, [chunk], (), take) for chunk in chunks]
+
+
+def _read_apart(chunks: Sequence[MiniBatch]) -> bool:
+    """Whether chunks have columns of their own that cannot be read run by run: their rows are not dense."""
+    columns = [chunk.unread for chunk in chunks]
+    if all(column is columns[0] for column in columns):
+        return False
+    return any(column is None or column.is_sparse or column.by_node_type for column in columns)
+
+
+def _read(mixed: MiniBatch, chunks: Sequence[MiniBatch], runs, take: Take) -> MiniBatch:
+    """Read the features of a mixed batch from the columns of its chunks, into its own memory, and return it."""
+    first = chunks[0].unread
+    with clock.doing("read"):
+        if all(chunk.unread is first for chunk in chunks):
+            mixed.unread = None
+            return with_rows(mixed, first.read(mixed.host_ids, take))
+        rows, end = take((mixed.num_nodes, first.dim), np.dtype(first.dtype)), 0
+        for _, at, start, stop in runs:
+            if stop > start:
+                begin, end = end, end + stop - start
+                chunks[at].unread.read(chunks[at].host_ids[start:stop], rows[begin:end])
+    return with_rows(mixed, rows)
+
+
+def _joined_edges(chunks: Sequence[MiniBatch], runs, edges, places, shifts, take: Take) -> tuple[Tensor, Tensor]:
+    """Return `edge_index` and `indptr` of a mixed batch.
+
+    Args:
+        chunks: Its chunks.
+        runs, edges: Where each run of its nodes, and of their edges, comes from.
+        places: By chunk, the place of each of its nodes in the mixed batch.
+        shifts: By chunk and hop, how far a run of nodes moves.
+        take: As of `mix`.
+    """
+    device = chunks[0].indptr.device
+    targets = [max(0, min(stop, chunks[at].num_targets) - start) for _, at, start, stop in runs]
+    spans = zip(runs, edges, targets, strict=True)
+    if device.type != "cpu":
+        moved = [place.to(device)[chunk.edge_index] for place, chunk in zip(places, chunks, strict=True)]
+        ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, edges, strict=True)]
+        lengths = [chunks[at].indptr.diff()[start : start + num] for (_, at, start, _), _, num in spans]
+        indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device=device), *lengths]).cumsum(0)
+        return torch.cat(ends, dim=1), indptr
+    edge_index = take((2, sum(stop - start for start, stop in edges)), np.dtype(np.int64))
+    indptr = take((sum(targets) + 1,), np.dtype(np.int64))
+    indptr[0] = edge = row = 0
+    given = [
+        (chunk.edge_index.numpy(), chunk.indptr.numpy(), place.numpy())
+        for chunk, place in zip(chunks, places, strict=True)
+    ]
+    for (hop, at, first, _), (start, stop), num in spans:
+        ends, counts, place = given[at]
+        there = edge_index[:, edge : edge + stop - start]
+        _copy_edges(ends[:, start:stop], place, shifts[at][hop], there)
+        indptr[row + 1 : row + 1 + num] = counts[first + 1 : first + 1 + num] + (edge - start)
+        edge, row = edge + stop - start, row + num
+    return torch.from_numpy(edge_index), torch.from_numpy(indptr)
+
+
+@kernel
+def _copy_edges(ends, place, shift, out):
+    """Copy edges whose targets all move by `shift`, and each source to its place."""
+    for i in range(ends.shape[1]):
+        out[0, i] = place[ends[0, i]]
+        out[1, i] = ends[1, i] + shift
 
 
 def _in_one_place(chunks: Sequence[MiniBatch]) -> Sequence[MiniBatch]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +45,7 @@ from .row_sweep import RowSweep, fill_swept, swept_table
 from .shared_sweep import MachineSweeps, SharedSweep
 from .source_settings import SourceFactory
 from .staged_part import PartStager
+from .sweep_trial import PartUse
 from .waiting_batch import WaitingBatch
 
 _OF_NODES = columns_of("nodes")
@@ -201,7 +202,7 @@ class PartLoader:
         self._unions = self._unions_of(tuple(parts), counts)
         self._stager = data.stager(targets, sampler, options.seed)
         maker = maker or BatchMaker(sampler, data.features, pool or BufferPool(), return_e_id=options.return_e_id)
-        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here)
+        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here, joins=self.chunks > 1)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
         self._sweep: RowSweep | SharedSweep | None = None
@@ -354,23 +355,31 @@ class PartLoader:
         """Whether batches that are sampled on a device stay there: they go there, and none waits on the host."""
         return self._device is not None and not (self._device.looks_ahead or self.reads.fills_here)
 
-    def first_footprint(self, num_parts: int = 1) -> Footprint | None:
-        """Load the first part, sample its first chunk, and return their sizes; None without batches.
+    def first_footprint(self, parts: Sequence[int] = ()) -> Footprint | None:
+        """Load a part, sample its first chunk, and return their sizes; None without batches.
 
         Args:
-            num_parts: Parts whose first chunks are averaged, evenly chosen; sizes of parts are those of the first.
+            parts: Parts with batches, whose first chunks are averaged; sizes of parts are those of the first. None
+                given: the first part.
         """
         first = next(self.walk.positions(self.epoch), None)
         if first is None:
             return None
-        others = [part for part in self.walk.parts if self.walk.num_batches[part] and part != first.part]
-        others = others[:: max(1, len(others) // max(1, num_parts - 1))][: num_parts - 1]
-        chosen = [first, *(first._replace(part=part) for part in others)]
-        found = [self._footprint(position) for position in chosen]
-        if len(found) < 2:
-            return found[0]
+        found = [self._footprint(first._replace(part=part)) for part in parts or [first.part]]
         means = {name: sum(getattr(one, name) for one in found) // len(found) for name in _OF_BATCHES}
-        return found[0]._replace(**means)
+        return found[0]._replace(**means, uses=tuple(use for one in found for use in one.uses))
+
+    def chunk_seeds(self) -> dict[int, float]:
+        """Return the mean number of targets of the chunks of each part that has any."""
+        ranks = 1 if self.interleave is None else self.interleave.world_size
+        found, passes = self.walk.num_batches.items(), self.options.passes
+        return {part: passes * len(self._stager.targets[part]) / (count * ranks) for part, count in found if count}
+
+    def parts_of_batches(self) -> list[list[int]]:
+        """Return which parts the chunks of each batch are of, in the order of the epoch."""
+        parts = (position.part for position in self.walk.positions(self.epoch))
+        runs = run_lengths(self._rank_chunks, self.chunks, 0, self.per_step)
+        return [list(islice(parts, length)) for length in runs]
 
     def _footprint(self, position: Position) -> Footprint:
         key = self._key(position)
@@ -379,8 +388,9 @@ class PartLoader:
         nodes = batch.n_id.numpy() - graph.core_start
         own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
         sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own
+        sizes = [self.chunks * size for size in sizes]
         return Footprint(
-            staged.nbytes, *(self.chunks * size for size in sizes), len(graph.csc.indices), graph.num_local
+            staged.nbytes, *sizes, len(graph.csc.indices), graph.num_local, (PartUse.of(batch, graph, key.part),)
         )
 
     def close(self) -> None:
@@ -488,7 +498,8 @@ class PartLoader:
 
     def sampled_chunks(self) -> Iterator[MiniBatch]:
         """Yield the chunks of the epoch's batches, one at a time, instead of the batches."""
-        return self._ahead(self.walk.positions(self.epoch))
+        chunks = self._ahead(self.walk.positions(self.epoch))
+        return mixed_batches(chunks, repeat(1, len(self.walk)), self._maker.pool.take)
 
     def _new_source(self) -> BatchSource:
         return self._make_source(self._stager, self._maker)
@@ -549,12 +560,16 @@ class PartLoader:
         """Yield the batches from a place on, where they are made."""
         self._keep()
         positions = self.walk.positions(self.epoch, start * self.chunks * self.per_step)
-        chunks = self._swept(positions) if self.reads.is_swept else self._filled(self._ahead(positions))
-        mixed = chunks
-        if self.chunks > 1:
-            runs = run_lengths(self._rank_chunks, self.chunks, start, self.per_step)
-            mixed = mixed_batches(chunks, runs, self._maker.pool.take)
-        return self._with_columns(mixed) if self._columns else mixed
+        runs = run_lengths(self._rank_chunks, self.chunks, start, self.per_step)
+        if self.reads.is_swept:
+            batches = self._swept(positions, runs)
+        else:
+            batches = self._mixed(self._filled(self._ahead(positions)), runs)
+        return self._with_columns(batches) if self._columns else batches
+
+    def _mixed(self, chunks: Iterator[MiniBatch], runs: Iterator[int]) -> Iterator[MiniBatch]:
+        """Yield the batches that chunks make, in order."""
+        return mixed_batches(chunks, runs, self._maker.pool.take) if self.chunks > 1 else chunks
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Read the further columns of batches where they arrive: their makers need not have them."""
@@ -572,24 +587,24 @@ class PartLoader:
             return batches
         if self.reads.how == "planned":
             return fill_windows(batches, self._maker.features, self._maker.fill, self.reads, self._kept)
-        return fill_told(
-            batches, self._maker, self.reads, self.options.num_threads, self.chunks * self.options.batches_ahead
-        )
+        maker = replace(self._maker, joins=False)  # rows are read ahead, by threads
+        num_threads, ahead = self.options.num_threads, self.chunks * self.options.batches_ahead
+        return fill_told(batches, maker, self.reads, num_threads, ahead)
 
-    def _has_space(self, pending: Sequence[Position], coming: Position) -> bool:
+    def _has_space(self, pending: Sequence[Position], coming: Position, keeping: Sequence[Position]) -> bool:
         """Whether a batch may be requested now: not too many visits ahead, and not of one part too many."""
         further = SourceTraits(self._source).parts_further
         if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        asked, unions = (*pending, coming), self._unions
+        asked, unions = (*pending, *(keeping if pending else ()), coming), self._unions
         there = {one.part if unions is None else unions.of(one.part, one.epoch) for one in asked}
         return len(there) <= self._parts_open + further
 
     def _key(self, position: Position) -> BatchKey:
         return BatchKey(self.options.seed, position.epoch, position.part, position.batch)
 
-    def _swept(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
-        """Yield the chunks of positions; they wait, in few bytes, for rows that are read for many of them."""
+    def _swept(self, positions: Iterator[Position], runs: Iterator[int]) -> Iterator[MiniBatch]:
+        """Yield the batches of positions; they wait, in few bytes, for rows that are read for many of them."""
         reads, table = self.reads, swept_table(self._maker.features)
         if table is None:
             got = type(self._maker.features).__name__
@@ -598,39 +613,48 @@ class PartLoader:
             self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
         else:
             self._sweep = self._sweeps.begin(table, reads)
-        return fill_swept(in_order(self._waiting(positions)), self._maker, self._sweep)
+        chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
+        waiting = self._waiting(self._mixed(chunks, runs))
+        return fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
 
-    def _waiting(self, positions: Iterator[Position]) -> Iterator[tuple[int, WaitingBatch]]:
-        """Yield (place, chunk) in the order in which chunks are sampled."""
-        placed = visits_together(self.walk, positions) if self.reads.by_part else enumerate(positions)
+    def _waiting(self, batches: Iterator[MiniBatch]) -> Iterator[WaitingBatch]:
+        with closing(batches):
+            for batch in batches:
+                waiting = WaitingBatch.of(batch)
+                del batch
+                yield waiting
+
+    def _by_part(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
+        """Yield the chunks of positions, which are sampled visit by visit, and wait for their turn in few bytes."""
         places: deque[int] = deque()
 
         def coming() -> Iterator[Position]:
-            for place, position in placed:
+            for place, position in visits_together(self.walk, positions):
                 places.append(place)
                 yield position
 
-        with closing(self._ahead(coming())) as chunks:
-            for chunk in chunks:
-                waiting = WaitingBatch.of(chunk)
-                del chunk
-                yield places.popleft(), waiting
+        with closing(self._waiting(self._ahead(coming()))) as sampled:
+            for chunk in in_order((places.popleft(), waiting) for waiting in sampled):
+                yield chunk.batch(np.empty)  # small, and gone once it is mixed
 
     def _ahead(self, positions: Iterator[Position]) -> Iterator[MiniBatch]:
         """Yield chunks in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
         pending: deque[Position] = deque()
+        # A chunk whose rows came with its part keeps them until it is mixed.
+        keeping: deque[Position] = deque(maxlen=self.chunks - 1 if self.reads.how == "resident" else 0)
         coming = next(positions, None)
         try:
             while coming or pending:
                 ahead = max(self._most_ahead, SourceTraits(source).batches_ahead) + self.per_step - 1
                 most = self.chunks * ahead
-                while coming and len(pending) < most and self._has_space(pending, coming):
+                while coming and len(pending) < most and self._has_space(pending, coming, keeping):
                     source.request(self._key(coming))
                     pending.append(coming)
                     coming = next(positions, None)
                 taken = pending.popleft()
+                keeping.append(taken)
                 if taken.following is not None:
                     source.expect_part(self._maker.order.unit(self._key(taken._replace(part=taken.following))))
                 _, batch = source.ready()

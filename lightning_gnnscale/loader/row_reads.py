@@ -105,6 +105,7 @@ class Footprint(NamedTuple):
         waiting_bytes: the same as it waits, see `WaitingBatch`.
         own_rows: rows in the core of its part.
         part_edges, part_rows: edges and nodes of its part, with the halo.
+        uses: `PartUse` of its part, or of all those whose mean this is.
     """
 
     part_bytes: int
@@ -114,6 +115,7 @@ class Footprint(NamedTuple):
     own_rows: int = 0
     part_edges: int = 0
     part_rows: int = 0
+    uses: tuple = ()
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:
@@ -409,7 +411,7 @@ def fill_windows(
     Args:
         sampled, reads: see `fill_told`.
         features: The column whose rows are read, or `NamedColumns`.
-        fill: Gives a batch its rows, from those of its window.
+        fill: Gives a batch its rows, from those of its window, or tells it where they are.
         kept: rows that stay in memory, see `keep_rows`.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")

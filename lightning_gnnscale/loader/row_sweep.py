@@ -240,12 +240,10 @@ class RowSweep:
         marks = np.array([group.mark for group in (*self._flight, *forming)], np.int64)
         leaves = np.array([*(group.entry for group in self._flight), *[self.steps] * len(forming)])
         leaves += self.num_ranges + STEPS_AHEAD - 1
-        held, lacking = self._holds[marks], self._lacking[:, marks]
-        for step in range(self.steps, self.steps + self.num_ranges):
-            held = np.where(leaves <= step, 0, held + lacking[step % self.num_ranges])
-            if held.sum() + self._largest > len(self._slots):
-                return False
-        return True
+        steps = np.arange(self.steps, self.steps + self.num_ranges)
+        held = self._holds[marks] + np.cumsum(self._lacking[steps % self.num_ranges][:, marks], axis=0)
+        most = np.where(leaves > steps[:, None], held, 0).sum(axis=1).max()
+        return int(most) + self._largest <= len(self._slots)
 
     def advance(self) -> None:
         """Begin the steps that can be begun."""

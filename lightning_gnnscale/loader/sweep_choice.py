@@ -4,16 +4,28 @@ from dataclasses import replace
 
 from ..memory import format_bytes
 from ..partition_store.features import Column
-from ..planner.sweep_plan import LABEL_BYTES, SPACE_SHARE, WORTH, EpochUse, plan_sweep, window_bytes
+from ..planner.sweep_plan import (
+    LABEL_BYTES,
+    SPACE_SHARE,
+    WORTH,
+    EpochUse,
+    SweepPlan,
+    held_beside,
+    plan_sweep,
+    window_bytes,
+)
 from .row_reads import Footprint, RowReads
 from .row_sweep import swept_table
+from .sweep_trial import SweepTrial
+
+_SPARE = 1.1  # of the memory of batches that wait in a trial
 
 
 def choose_swept(
     reads: RowReads,
     features: Column,
     first: Footprint,
-    use: EpochUse,
+    trial: SweepTrial,
     *,
     free_bytes: int,
     part_bytes: int,
@@ -26,7 +38,7 @@ def choose_swept(
     Args:
         reads: As `choose_row_reads` chose.
         features, first, free_bytes: As of `choose_row_reads`.
-        use: What an epoch uses.
+        trial: Tries what a sweep reads.
         part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
             after the other.
         open_share: The share of an epoch's batches that lie in the visits that take turns; 0: none do.
@@ -34,6 +46,7 @@ def choose_swept(
     """
     if reads.how == "mapped":
         return reads
+    use = trial.use
     told = replace(reads, predicted_bytes=int(_predicted(reads, features, first, use)))
     if swept_table(features) is None:
         return told
@@ -42,10 +55,9 @@ def choose_swept(
     # Part after part, whole visits wait; in turns, all parts are in memory.
     waiting = open_share * use.waiting_bytes if open_share else 0.0
     by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
-    space = num_processes * (SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes))
-    space -= (num_processes - 1) * LABEL_BYTES * use.num_rows
-    together = replace(use, rows=num_processes * use.rows, waiting_bytes=num_processes * use.waiting_bytes)
-    plan = plan_sweep(together, space, num_processes * waiting if by_part else 0.0)
+    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
+    space = num_processes * (space - (waiting if by_part else 0.0)) - (num_processes - 1) * LABEL_BYTES * use.num_rows
+    plan = tried(trial.together(num_processes), space)
     if plan.read_bytes > WORTH * num_processes * told.predicted_bytes:
         return told
     whose = f" by {num_processes} processes together" if num_processes > 1 else ""
@@ -63,6 +75,22 @@ def choose_swept(
         "shared_by": num_processes,
     }
     return RowReads("planned", is_swept=True, by_part=by_part, predicted_bytes=int(plan.read_bytes), why=why, **held)
+
+
+def tried(trial: SweepTrial, space_bytes: float) -> SweepPlan:
+    """Return how many rows a sweep holds beside the batches that wait for them, and what it reads.
+
+    Args:
+        trial: Goes through its steps.
+        space_bytes: Memory of both.
+    """
+    waiting = plan_sweep(trial.use, space_bytes).waiting_bytes
+    for _ in range(2):
+        held = min(held_beside(trial.use, space_bytes, waiting), trial.use.table_bytes)
+        run = trial.run(held)
+        waiting = run.waiting_bytes * _SPARE
+    left = max(held_beside(trial.use, space_bytes, 0.0) - held, waiting)
+    return SweepPlan(int(held), int(left), run.passes, run.read_bytes)
 
 
 def _predicted(reads: RowReads, features: Column, first: Footprint, use: EpochUse) -> float:

@@ -78,10 +78,10 @@ class EpochUse:
 
     def pass_bytes(self, share: float) -> float:
         """Return the bytes that a pass over the table reads for a share of an epoch."""
-        visited, elsewhere = (self._read_share(density) for density in self.densities(share))
+        visited, elsewhere = (self.read_share(density) for density in self.densities(share))
         return self.table_bytes * (share * visited + (1 - share) * elsewhere)
 
-    def _read_share(self, density: float) -> float:
+    def read_share(self, density: float) -> float:
         """Return which share of a table is read for rows chosen at random: gaps of up to 16 KiB are read too."""
         if density <= 0:
             return 0.0
@@ -99,7 +99,7 @@ class EpochUse:
         if is_packed:
             return float(self.part_rows.sum()) * share_read * self.row_bytes
         densities = self.part_rows * share_read / self.num_rows
-        return sum(self._read_share(float(density)) for density in densities) * self.table_bytes
+        return sum(self.read_share(float(density)) for density in densities) * self.table_bytes
 
 
 class SweepPlan(NamedTuple):
@@ -138,6 +138,12 @@ def plan_sweep(use: EpochUse, space_bytes: float, open_bytes: float = 0.0) -> Sw
     if share == 1.0:
         return SweepPlan(int(held), waiting, 1.0, use.pass_bytes(1.0))
     return SweepPlan(int(held), waiting, 1 / share + 1, _sweep_bytes(use, share))
+
+
+def held_beside(use: EpochUse, space_bytes: float, waiting_bytes: float) -> float:
+    """Return the bytes of rows that fit beside batches that wait; arguments as of `plan_sweep`."""
+    space = max(space_bytes - waiting_bytes - _NODE_BYTES * use.num_rows, 0)
+    return space * use.row_bytes / (use.row_bytes + _ROW_OVERHEAD)
 
 
 def largest_share(fits: Callable[[float], bool]) -> float:

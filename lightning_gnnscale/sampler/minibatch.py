@@ -153,6 +153,7 @@ class MiniBatch(Batch):
         seed_of: (num_nodes,) int64 seed that each node was sampled for, in a batch of disjoint trees; else None.
         made: What made the batch on a device, where it is; None: it was made on the host.
         type_counts: Its nodes and edges of each type, counted where batches go to a GPU ahead of their use; else None.
+        unread: `Column` of its features while they are not read, in a chunk of a batch that mixes several; else None.
     """
 
     n_id: Tensor = field(metadata=_NODES)
@@ -192,6 +193,7 @@ class MiniBatch(Batch):
     columns: dict[str, Any] = field(default_factory=dict)
     made: MadeOnDevice | None = None
     type_counts: TypeCounts | None = None
+    unread: Any = None
 
     @property
     def host_ids(self) -> np.ndarray:

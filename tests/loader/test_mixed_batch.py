@@ -1,6 +1,6 @@
 """Batches of several parts side by side: what a model makes of one is what it makes of its pieces."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.loader.mixed_batch import mix, mixed_batches
 from lightning_gnnscale.model import GCN, GraphSAGE
+from lightning_gnnscale.partition_store.features import CSRFeatures, DenseFeatures
 from lightning_gnnscale.sampler import LayerwiseSampler, NeighborSampler
 from lightning_gnnscale.sampler.minibatch import SparseFeatures
 
@@ -16,11 +17,11 @@ WORLD = small_world(num_parts=3)
 SAMPLERS = {"neighbour": NeighborSampler([4, 3]), "layerwise": LayerwiseSampler([12, 12])}
 
 
-def pieces_of(sampler, **options) -> list:
+def pieces_of(sampler, features=WORLD.features, **options) -> list:
     """Return the first batch of each part."""
     targets = {part: WORLD.targets(part) for part in range(3)}
     given = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 6, "num_threads": 0} | options
-    loader = part_loader(range(3), WORLD.load_part, WORLD.features, targets, sampler, **given)
+    loader = part_loader(range(3), WORLD.load_part, features, targets, sampler, **given)
     return list({batch.part: batch for batch in reversed(list(loader))}.values())
 
 
@@ -89,3 +90,22 @@ def test_runs_of_pieces_and_what_is_left():
     pieces = [piece.batch_size for piece in three()]
     assert sizes == [sum(pieces[:2]), pieces[2]]
     assert closed
+
+
+@pytest.mark.parametrize("how", ["one column", "a column each", "sparse rows each"])
+def test_rows_read_into_the_batch_are_those_of_its_chunks(how):
+    table = WORLD.features.array
+    dense = DenseFeatures(table)
+    columns = {"one column": [dense] * 3, "a column each": [DenseFeatures(table.copy()) for _ in range(3)]}
+    where, filled = np.nonzero(table), pieces_of(SAMPLERS["neighbour"])
+    indptr = np.append(0, np.cumsum(np.count_nonzero(table, axis=1)))
+    rows = indptr, where[1].astype(np.int32), table[where], table.shape[1]
+    columns["sparse rows each"] = [CSRFeatures(*rows) for _ in range(3)]
+    unread = pieces_of(SAMPLERS["neighbour"], features=None)
+    for piece, column in zip(unread, columns[how], strict=True):
+        piece.unread = column
+    mixed, expected = mix(unread, np.empty), mix(filled, np.empty)
+    assert mixed.unread is None and (mixed.x_csr is not None) == how.startswith("sparse")
+    assert torch.equal(mixed.x, expected.x) and torch.equal(mixed.n_id, expected.n_id)
+    (one,) = mixed_batches((piece for piece in [replace(unread[0], unread=dense)]), [1], np.empty)
+    assert torch.equal(one.x, filled[0].x) and one.unread is None

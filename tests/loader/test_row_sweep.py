@@ -12,10 +12,12 @@ from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartWalk, RowReads
 from lightning_gnnscale.loader.part_walk import in_order, visits_together
 from lightning_gnnscale.loader.row_sweep import RowSweep, swept_table
+from lightning_gnnscale.loader.sweep_trial import PartUse, SweepTrial, blocks_touched, power_of_degree
 from lightning_gnnscale.loader.waiting_batch import WaitingBatch
 from lightning_gnnscale.partition_store import DenseFeatures
 from lightning_gnnscale.partition_store.features import CSRFeatures
-from lightning_gnnscale.planner.sweep_plan import RANGES
+from lightning_gnnscale.partition_store.planned_reads import bytes_read
+from lightning_gnnscale.planner.sweep_plan import RANGES, EpochUse
 from tests.says import said
 
 
@@ -175,3 +177,31 @@ def test_only_dense_tables_are_swept():
         RowReads(is_swept=True)
     with pytest.raises(ValueError, match=said("by_part is_swept how='planned'")):
         RowReads("planned", by_part=True)
+
+
+def test_a_trial_tells_what_a_sweep_reads(tmp_path):
+    """Batches use cores of their parts by degree, and some nodes of the halos; the trial has half of the nodes."""
+    random, num, parts = np.random.default_rng(0), 1 << 17, 32
+    degrees, offsets = np.repeat([2.0, 30.0], num // 2), np.arange(parts + 1) * (num // parts)
+    random.shuffle(degrees)
+    halos = [random.choice(num, num // 8, replace=False) for _ in range(parts)]
+    order = np.repeat(random.permutation(parts), 25).reshape(-1, 4)
+
+    def chunk(part):
+        own = np.arange(offsets[part], offsets[part + 1])
+        keys = random.standard_exponential(len(own)) / (degrees[own] + 1)
+        return np.concatenate([own[np.argsort(keys)[:600]], random.choice(halos[part], 200, replace=False)])
+
+    batches = [np.concatenate([chunk(part) for part in batch]) for batch in order]
+    own = chunk(0)[:600]
+    power = power_of_degree(degrees[: offsets[1]], degrees[own], 600 / offsets[1])
+    assert power == pytest.approx(1, abs=0.15)
+    use = EpochUse(num, 64, rows=800 * order.size, own_share=0.75, waiting_bytes=3200 * order.size)
+    shown = [PartUse(0, 8, 600, 200, power, 0.0, 0.0, blocks_touched(np.sort(halos[0])), degrees)]
+    given = offsets, np.full(parts, num // 8), order.tolist(), np.full((parts, 2), [600, 200]), shown
+    np.save(tmp_path / "rows.npy", np.zeros((num, 16), np.float32))
+    features, before = DenseFeatures(np.load(tmp_path / "rows.npy", mmap_mode="r")), bytes_read.total
+    run = SweepTrial(use, *given, np.zeros(parts, np.int64)).run(30_000 * 64)
+    _, sweep = swept(features, batches, 30_000)
+    assert sweep.passes > 3 and run.passes == pytest.approx(sweep.passes, rel=0.2)
+    assert run.read_bytes == pytest.approx(bytes_read.total - before, rel=0.2)

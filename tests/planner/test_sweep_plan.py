@@ -7,6 +7,7 @@ import pytest
 
 from lightning_gnnscale.loader.row_reads import Footprint, RowReads
 from lightning_gnnscale.loader.sweep_choice import choose_swept
+from lightning_gnnscale.loader.sweep_trial import PartUse, SweepTrial, blocks_touched
 from lightning_gnnscale.partition_store import DenseFeatures
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.planner.sweep_plan import EpochUse, plan_sweep, window_bytes
@@ -51,8 +52,11 @@ def test_no_pass_reads_more_than_the_table_and_few_rows_leave_most_of_it():
 
 def choose(features, reads, free_bytes=10_000_000, **options) -> RowReads:
     first = Footprint(part_bytes=10_000, rows=500, sampled_bytes=10_000, waiting_bytes=5000)
+    parts = [PartUse(0, 10, 0, 5000, 0.0, 0.0, 0.0, blocks_touched(np.arange(0)), np.ones(1))]
+    offsets, like = np.array([0, NUM]), np.zeros(1, np.int64)
+    trial = SweepTrial(use(), offsets, np.array([NUM]), [[0]] * 40, np.array([[0.0, 5000.0]]), parts, like)
     sizes = {"part_bytes": 50_000, "two_parts_bytes": 20_000, "open_share": 0.0} | options
-    return choose_swept(reads, features, first, use(), free_bytes=free_bytes, **sizes)
+    return choose_swept(reads, features, first, trial, free_bytes=free_bytes, **sizes)
 
 
 def test_what_reads_fewer_bytes_is_chosen_and_said():
