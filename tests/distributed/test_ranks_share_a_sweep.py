@@ -13,6 +13,7 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import train_loader
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader import sweep_choice
 
 FREE_BYTES = 8_000_000  # on the machine
 SAVED_AT = 1, 5  # the epoch and the batch
@@ -38,7 +39,7 @@ class Watch(L.Callback):
 
 def fit(root, watch, rows="auto", weights=None, ckpt_path=None):
     """Train on the processes of this machine; return weights, the last epoch's reads, and how they were chosen."""
-    train_loader.free_memory_bytes = lambda: FREE_BYTES
+    train_loader.free_memory_bytes, sweep_choice.WORTH = lambda: FREE_BYTES, 10.0  # swept, whatever windows would read
     world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     data = gs.PartitionDataModule(
         store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=64 // world_size, rows=rows, source=gs.Threads(1)
@@ -81,7 +82,8 @@ def mapped_and_swept(folder, root, weights):
     "weights", [gs.GradientAveraging(), pytest.param(gs.ModelAveraging(), marks=pytest.mark.sweep)]
 )
 def test_two_processes_read_about_what_one_does(tmp_path, root, weights, monkeypatch):
-    monkeypatch.setattr(train_loader, "free_memory_bytes", train_loader.free_memory_bytes)  # and back
+    for module, name in ((train_loader, "free_memory_bytes"), (sweep_choice, "WORTH")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # and back
     _, alone, one = fit(root, Watch())
     assert alone["how"] == "swept" and alone["passes"] > 1.5
     (first, reads), (second, _) = launch(2, mapped_and_swept, tmp_path, root, weights, limit_s=150)
@@ -89,7 +91,7 @@ def test_two_processes_read_about_what_one_does(tmp_path, root, weights, monkeyp
     assert first["how"] == second["how"] == "swept" and second["feature_bytes"] == 0
     assert "predicted_bytes" not in second
     if weights.equal_batches:
-        assert first["feature_bytes"] <= 1.2 * alone["feature_bytes"]
+        assert first["feature_bytes"] <= 1.4 * alone["feature_bytes"]  # parts of two take memory
 
 
 def until_the_kill(folder, root, killed):
