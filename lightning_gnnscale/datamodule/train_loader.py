@@ -360,14 +360,18 @@ def settle_column_reads(loader: PartLoader, place: RankPlace, how: str) -> None:
         place: Of this rank.
         how: "mapped" leaves them to the memory map.
     """
-    free, size = free_memory_bytes() // place.num_local, loader.further_bytes
-    if how == "mapped" or 2 * size <= free:
+    free, columns = free_memory_bytes() // place.num_local, loader.columns
+    size = sum(column.nbytes for column in columns.values())
+    if 2 * size <= free:
         return
-    held = loader.read_columns_ahead(free // _COLUMNS_SHARE)
+    if how == "mapped":
+        loader.set_columns({name: column.at_random() for name, column in columns.items()}, 0)
+        return
+    loader.set_columns(columns, free // _COLUMNS_SHARE)
     if place.rank == 0:
         _log.info(
             "Further columns of nodes, %s, are read for a run of batches, %s held, of %s free",
-            *map(format_bytes, (size, held, free)),
+            *map(format_bytes, (size, 2 * loader.columns_bytes, free)),
         )
 
 

@@ -197,7 +197,7 @@ class PartLoader:
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = -(-self._rank_chunks // self.chunks) if pad_to is None else pad_to
-        self.reads, self._columns, self.columns_bytes = options.reads, data.columns, 0
+        self.reads, self.columns, self.columns_bytes = options.reads, data.columns, 0
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         self._unions = self._unions_of(tuple(parts), counts)
         self._stager = data.stager(targets, sampler, options.seed)
@@ -296,28 +296,20 @@ class PartLoader:
             self._stager = self._stager.with_held_columns()
         self._source = self._new_source()
 
-    def read_columns_ahead(self, window_bytes: int) -> int:
-        """Read further columns for a run of batches at a time from the next iteration on, while the run before trains.
+    def set_columns(self, columns: Mapping[str, Column], window_bytes: int) -> None:
+        """Change how the next iteration's batches get the further columns of their nodes.
 
         Args:
-            window_bytes: Their rows in a run, with the batches that wait for them; twice that is held. 0: each batch's
-                through the memory map, where it arrives.
-
-        Returns:
-            Bytes that are held.
+            columns: Columns of the same rows, by name.
+            window_bytes: Their rows in a run of batches, with the batches that wait for them; twice that is held, and a
+                run's are read while the one before trains. 0: each batch's are read where it arrives.
         """
-        self.columns_bytes = window_bytes
-        return 2 * window_bytes
+        self.columns, self.columns_bytes = columns, window_bytes
 
     @property
     def gathers(self) -> bool:
         """Whether batches get feature rows from a column."""
         return self._maker.features is not None
-
-    @property
-    def further_bytes(self) -> int:
-        """Bytes of the further columns of the nodes, as they are stored."""
-        return NamedColumns(self._columns).nbytes
 
     def send_to(self, device: DeviceBatches | None) -> None:
         """Yield batches that are on a device from the next iteration on; None: where they are made."""
@@ -452,7 +444,7 @@ class PartLoader:
         batches = self._open = self._batches(start)
         begun, self._waited_s, coming = time.perf_counter(), 0.0, deque()
         planned = [] if self.reads.how == "mapped" else [self._maker.features]
-        planned += list(self._columns.values()) if self.columns_bytes else []
+        planned += list(self.columns.values()) if self.columns_bytes else []
         reads = EpochReads.begin(planned) if planned else None
         try:
             while True:
@@ -565,7 +557,7 @@ class PartLoader:
             batches = self._swept(positions, runs)
         else:
             batches = self._mixed(self._filled(self._ahead(positions)), runs)
-        return self._with_columns(batches) if self._columns else batches
+        return self._with_columns(batches) if self.columns else batches
 
     def _mixed(self, chunks: Iterator[MiniBatch], runs: Iterator[int]) -> Iterator[MiniBatch]:
         """Yield the batches that chunks make, in order."""
@@ -573,7 +565,7 @@ class PartLoader:
 
     def _with_columns(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Read the further columns of batches where they arrive: their makers need not have them."""
-        columns = NamedColumns(self._columns)
+        columns = NamedColumns(self.columns)
         if self.columns_bytes:
             yield from fill_windows(batches, columns, _give_columns, RowReads("planned", self.columns_bytes))
             return
