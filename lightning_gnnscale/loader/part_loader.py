@@ -46,9 +46,11 @@ from .shared_sweep import MachineSweeps, SharedSweep
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 from .sweep_trial import PartUse
-from .waiting_batch import WaitingBatch
+from .waiting_batch import WaitingBatch, waiting_ahead
 
 _OF_NODES = columns_of("nodes")
+# Of batches that wait for a sweep, those that are prepared before it takes them: about those of the parts in turn.
+_AHEAD_BYTES, _AHEAD_SHARE = 256 << 20, 8
 _OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
 
@@ -601,12 +603,14 @@ class PartLoader:
         if table is None:
             got = type(self._maker.features).__name__
             raise ValueError(f"is_swept reads dense rows of one table, got {got}: leave is_swept=False")
+        ahead = _AHEAD_BYTES if reads.waiting_bytes is None else min(_AHEAD_BYTES, reads.waiting_bytes // _AHEAD_SHARE)
         if self._sweeps is None:
-            self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
+            waiting_bytes = None if reads.waiting_bytes is None else reads.waiting_bytes - ahead
+            self._sweep = RowSweep(table, reads.window_bytes, waiting_bytes)
         else:
             self._sweep = self._sweeps.begin(table, reads)
         chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
-        waiting = self._waiting(self._mixed(chunks, runs))
+        waiting = waiting_ahead(self._waiting(self._mixed(chunks, runs)), ahead)
         return fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
 
     def _waiting(self, batches: Iterator[MiniBatch]) -> Iterator[WaitingBatch]:
