@@ -5,7 +5,8 @@ import numpy as np
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import combine
-from ..triton_kernels.intrinsics import popcount
+from ..triton_kernels.intrinsics import popcount, prefetch
+from .halo_rows import AHEAD
 from .planned_reads import RankedNodes
 
 _FAR = 255
@@ -161,6 +162,9 @@ def _localise(indptr, sources, begin, end, words, before, out, position):
         if place == indptr[row + 1]:
             continue
         for i in range(indptr[row], indptr[row + 1]):
+            if i + AHEAD < len(sources):
+                prefetch(words, np.int64(sources[i + AHEAD]) >> 6)
+                prefetch(before, np.int64(sources[i + AHEAD]) >> 6)
             node = np.int64(sources[i])
             if begin <= node < end:
                 continue

@@ -16,8 +16,10 @@ import numpy as np
 
 from ..graph import CSC
 from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
 from .planned_reads import RankedNodes
 
+AHEAD = 64  # edges between a prefetch and its use
 _BLOCK_EDGES = 1 << 20
 
 
@@ -180,8 +182,10 @@ def number_bytes(limit: int) -> int:
 
 @kernel
 def _add_sources(sources, begin, end, num_nodes, words):
-    crossing, new = 0, 0
-    for i in range(len(sources)):
+    crossing, new, num = 0, 0, len(sources)
+    for i in range(num):
+        if i + AHEAD < num:
+            prefetch(words, np.int64(sources[i + AHEAD]) >> 6)
         node = np.int64(sources[i])
         if begin <= node < end:
             continue
@@ -207,12 +211,16 @@ def _transpose_halo(indptr, indices, num_core):
     num_local = len(indptr) - 1
     core_edges = indptr[num_core]
     for i in range(core_edges):
+        if i + AHEAD < core_edges:
+            prefetch(indptr, np.int64(indices[i + AHEAD]) + 2)
         if indices[i] >= num_core and indices[i] + 2 <= num_local:
             indptr[indices[i] + 2] += 1
     for row in range(num_core, num_local):
         indptr[row + 1] += indptr[row]
     for row in range(num_core):
         for i in range(indptr[row], indptr[row + 1]):
+            if i + AHEAD < core_edges:
+                prefetch(indptr, np.int64(indices[i + AHEAD]) + 1)
             if indices[i] >= num_core:
                 place = indptr[indices[i] + 1]
                 indptr[indices[i] + 1] += 1

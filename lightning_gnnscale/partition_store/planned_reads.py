@@ -16,7 +16,7 @@ from ..jit import kernel
 from ..planner.sweep_plan import GAP_BYTES
 from ..system import CAN_ADVISE, O_DIRECT, advise
 from ..triton_kernels.gather_rows import pack_places
-from ..triton_kernels.intrinsics import copy_bytes, popcount, pread
+from ..triton_kernels.intrinsics import copy_bytes, popcount, pread, trailing_zeros
 from .array_file import file_place
 
 # Measured on a virtual disk of 1.1 GB/s in sequence and 45,000 reads a second at this depth.
@@ -340,13 +340,10 @@ def _list(words, out):
     at = 0
     for i in range(len(words)):
         word = words[i]
-        bit = 0
         while word != np.uint64(0):
-            if word & np.uint64(1):
-                out[at] = i * 64 + bit
-                at += 1
-            word >>= np.uint64(1)
-            bit += 1
+            out[at] = i * 64 + np.int64(trailing_zeros(word))
+            at += 1
+            word &= word - np.uint64(1)
 
 
 @kernel
