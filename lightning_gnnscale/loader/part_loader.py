@@ -49,8 +49,8 @@ from .sweep_trial import PartUse
 from .waiting_batch import WaitingBatch, waiting_ahead
 
 _OF_NODES = columns_of("nodes")
-# Of batches that wait for a sweep, those that are prepared before it takes them: about those of the parts in turn.
-_AHEAD_BYTES, _AHEAD_SHARE = 256 << 20, 8
+# Beside the batches that wait for a sweep, those that are prepared before it takes them: about those of parts in turn.
+_AHEAD_BYTES, _AHEAD_SHARE = 128 << 20, 16
 _OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
 
@@ -605,8 +605,7 @@ class PartLoader:
             raise ValueError(f"is_swept reads dense rows of one table, got {got}: leave is_swept=False")
         ahead = _AHEAD_BYTES if reads.waiting_bytes is None else min(_AHEAD_BYTES, reads.waiting_bytes // _AHEAD_SHARE)
         if self._sweeps is None:
-            waiting_bytes = None if reads.waiting_bytes is None else reads.waiting_bytes - ahead
-            self._sweep = RowSweep(table, reads.window_bytes, waiting_bytes)
+            self._sweep = RowSweep(table, reads.window_bytes, reads.waiting_bytes)
         else:
             self._sweep = self._sweeps.begin(table, reads)
         chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
