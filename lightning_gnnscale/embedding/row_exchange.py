@@ -378,7 +378,7 @@ class GroupRows:
 
     def renew(self, pulled: GroupPull, other: tuple[np.ndarray, np.ndarray] | None = None) -> GroupPull:
         ids, out = other or (pulled.ids[:0], pulled.out[:0])
-        if self._staleness:  # they were asked for so many steps ago
+        if self._staleness or not self._asks:  # they were asked for so many steps ago, or lie in memory
             instead = self.pull(ids, out)
         else:
             instead = self._of(ids, out)
