@@ -41,10 +41,10 @@ def board_dtype(num_processes: int) -> np.dtype:
 
     Rounds `added` to the sweep, steps `done`, groups told of, descriptor and number of slots. Of each group its first
     step and the end of its rounds; of each step the descriptor of its table, 64s of its nodes, and rows. Of each
-    process: the sweeps that it has begun and left early, batches posted, their number at the end (-1: unknown), rounds
-    freed; of each batch posted the descriptor of its nodes, their number and bytes each, and bytes that wait.
+    process: the sweeps that it has begun, batches posted, their number at the end (-1: unknown), rounds freed; of each
+    batch posted the descriptor of its nodes, their number and bytes each, and bytes that wait.
     """
-    process = [(name, "i8") for name in ("begun", "left", "posted", "ended", "freed")]
+    process = [(name, "i8") for name in ("begun", "posted", "ended", "freed")]
     process += [("posts", "i8", (_ROUNDS_AHEAD, 4))]
     fields = [(name, "i8") for name in ("open", "failed", "added", "done", "num_groups")]
     fields += [("slots", "i8", 2), ("groups", "i8", (_RING, 2)), ("steps", "i8", (_RING, 3))]
@@ -63,6 +63,8 @@ class MachineSweeps:
 
     Attributes:
         sweeps: Sweeps that this process has begun.
+        server: That of the last sweep, where this process is the lowest.
+        left: Nodes of batches that were told of in a sweep that was left before its end.
 
     Raises:
         PlacementError, OSError: the board cannot be mapped.
@@ -70,7 +72,8 @@ class MachineSweeps:
 
     def __init__(self, own: SharedRows, handles: list[RowHandle], number: int):
         self.handles, self.number, self.sweeps = handles, number, 0
-        self.server: _Server | None = None  # of the last sweep, where this process is the lowest
+        self.server: _Server | None = None
+        self.left: deque[SharedRows] = deque()
         self._own, board = own, handles[0]
         self._board = SharedRows.attach(board, write=True)
         self._state = self._board.array.view(board_dtype(len(handles)))[0, 0]
@@ -157,7 +160,7 @@ class SharedSweep:
         features, reads: The rows, and what of them is held for all processes.
 
     Raises:
-        GNNScaleError: another process has ended, or has left the sweep; so do all methods.
+        GNNScaleError: another process has ended; so do all methods.
     """
 
     def __init__(self, machine: MachineSweeps, features: DenseFeatures, reads: RowReads):
@@ -279,15 +282,15 @@ class SharedSweep:
             state["processes"][self.machine.number]["freed"] = _ALL if is_done else self._taken
 
     def close(self) -> None:
-        """Leave the sweep; before its end, it ends for all. Where it is at its end here, it goes on for the others."""
+        """Leave the sweep, at its end or before; it goes on for the others."""
         if self._is_closed:
             return
         self._is_closed = True
         if not (self._is_ended and self.is_empty):
             with suppress(GNNScaleError), self.machine as state:
-                state["processes"][self.machine.number]["left"] = self.sweep
-            if self._server is not None:
-                self._server.stop()
+                own = state["processes"][self.machine.number]
+                own["ended"], own["freed"] = state["added"], _ALL
+            self.machine.left = self._posts  # the sweep may be about to take them
         self._tables, self._posts, self._slots = {}, deque(), self._slots[:0].copy()
 
     def _look(self, holds: Callable[[np.void], bool]) -> bool:
@@ -331,14 +334,9 @@ class _Server:
 
     def __init__(self, machine: MachineSweeps, features: DenseFeatures, reads: RowReads, last: "_Server | None" = None):
         self._machine, self._given, self._sweep_number, self._last = machine, (features, reads), machine.sweeps, last
-        self.passes, self.error, self._is_stopped = 0.0, None, False
+        self.passes, self.error = 0.0, None
         self._thread = threading.Thread(target=self._run, name="gnnscale-sweep")
         self._thread.start()
-
-    def stop(self) -> None:
-        """End it, and wait for its end."""
-        self._is_stopped = True
-        self.wait()
 
     def wait(self) -> None:
         """Wait for its end: all processes are at the end of their epoch, or one is not there."""
@@ -389,7 +387,7 @@ class _Server:
             sweep.take_freed()
             sweep.add_rounds()
             sweep.advance()
-            if sweep.is_empty and sweep.is_ended:
+            if sweep.is_left or (sweep.is_empty and sweep.is_ended):
                 return
             self.passes = sweep.passes
             if before != (sweep.added, sweep.taken, sweep.steps):
@@ -410,13 +408,10 @@ class _Server:
     def _check(self) -> None:
         """Raise where a process is not there any more."""
         self._machine.pause(0)
-        with self._machine as state:
-            left = np.flatnonzero(state["processes"]["left"] == self._sweep_number)
-        if len(left) or self._is_stopped or not threading.main_thread().is_alive():
-            pid = self._machine.handles[left[0] if len(left) else 0].pid
+        if not threading.main_thread().is_alive():
             raise GNNScaleError(
-                f"process {pid} has left the epoch before its end, and rows are read for all processes of this machine "
-                "together: see what it said, and go on from the last checkpoint"
+                f"process {os.getpid()} has ended, and rows are read for all processes of this machine together: see "
+                "what it said, and go on from the last checkpoint"
             )
 
 
@@ -426,11 +421,12 @@ class _MachineSweep(RowSweep):
     Attributes:
         added, taken: Rounds that were added, and that all processes have trained.
         is_ended: Whether no round follows.
+        is_left: Whether all processes have left: none waits for what is not read yet.
     """
 
     def __init__(self, features: DenseFeatures, reads: RowReads, machine: MachineSweeps):
         self._machine, self._shared, self._given = machine, None, deque()
-        self.added = self.taken = 0
+        self.added, self.taken, self.is_left = 0, 0, False
         super().__init__(features, reads.window_bytes, reads.waiting_bytes)
 
     @property
@@ -467,6 +463,7 @@ class _MachineSweep(RowSweep):
         """Free what all processes have trained."""
         with self._machine as state:
             freed = int(state["processes"]["freed"].min())
+        self.is_left = freed == _ALL
         while self.taken < freed and self.is_ready:
             self.take()
             self.free()
