@@ -301,7 +301,7 @@ def settle_row_reads(
     mapped = store.features if store.fetched is None else packed
     capped = store.fetched is not None and store.fetched.cap_bytes is not None
     if local and how == "mapped":
-        loader.set_reads(loader.reads, mapped.at_random())
+        loader.set_reads(loader.reads, packed.at_random())
     if not local or how == "mapped":
         return
     fits = how == "auto" and not capped and fits_in_memory(store.features, free)

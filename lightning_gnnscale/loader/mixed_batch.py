@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..events import clock
 from ..graph import TypeCounts
-from ..jit import kernel
 from ..sampler.device_stream import MadeOnDevice
 from ..sampler.minibatch import MiniBatch, RowsByNodeType, SparseFeatures, columns_of
 from .batch_columns import with_rows
@@ -175,18 +174,11 @@ def _joined_edges(chunks: Sequence[MiniBatch], runs, edges, places, shifts, take
     for (hop, at, first, _), (start, stop), num in spans:
         ends, counts, place = given[at]
         there = edge_index[:, edge : edge + stop - start]
-        _copy_edges(ends[:, start:stop], place, shifts[at][hop], there)
+        np.take(place, ends[0, start:stop], out=there[0], mode="clip")  # which does not copy, as "raise" does
+        np.add(ends[1, start:stop], shifts[at][hop], out=there[1])
         indptr[row + 1 : row + 1 + num] = counts[first + 1 : first + 1 + num] + (edge - start)
         edge, row = edge + stop - start, row + num
     return torch.from_numpy(edge_index), torch.from_numpy(indptr)
-
-
-@kernel
-def _copy_edges(ends, place, shift, out):
-    """Copy edges whose targets all move by `shift`, and each source to its place."""
-    for i in range(ends.shape[1]):
-        out[0, i] = place[ends[0, i]]
-        out[1, i] = ends[1, i] + shift
 
 
 def _in_one_place(chunks: Sequence[MiniBatch]) -> Sequence[MiniBatch]:

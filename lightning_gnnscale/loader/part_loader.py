@@ -204,7 +204,7 @@ class PartLoader:
         self._unions = self._unions_of(tuple(parts), counts)
         self._stager = data.stager(targets, sampler, options.seed)
         maker = maker or BatchMaker(sampler, data.features, pool or BufferPool(), return_e_id=options.return_e_id)
-        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here, joins=self.chunks > 1)
+        self._maker = replace(maker, order=self._order(), gathers=not self.reads.fills_here, joins=self._joins)
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
         self._sweep: RowSweep | SharedSweep | None = None
@@ -288,7 +288,8 @@ class PartLoader:
         """
         self._source.close()
         self.reads, self._sweeps = reads, sweeps
-        self._maker = replace(self._maker, features=features, gathers=not reads.fills_here, order=self._order())
+        given = {"features": features, "gathers": not reads.fills_here, "joins": self._joins}
+        self._maker = replace(self._maker, **given, order=self._order())
         self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
             self._maker.pool.max_bytes = reads.pool_bytes
@@ -497,6 +498,11 @@ class PartLoader:
 
     def _new_source(self) -> BatchSource:
         return self._make_source(self._stager, self._maker)
+
+    @property
+    def _joins(self) -> bool:
+        """Whether rows are read into mixed batches, where this thread reads them; else threads read those of chunks."""
+        return self.chunks > 1 and self.reads.how == "planned"
 
     @property
     def _parts_open(self) -> int:
