@@ -162,6 +162,9 @@ class PartLoader:
         pool: Memory of the batches; None: the loader makes its own.
         maker: Makes the batches, instead of one made from data, options and pool; it gets the loader's order.
 
+    Attributes:
+        columns, columns_bytes: The further columns of the nodes by name, and how they are read: see `set_columns`.
+
     Raises:
         ValueError: an argument is out of range.
     """

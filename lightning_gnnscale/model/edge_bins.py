@@ -404,7 +404,7 @@ def row_bytes_of(streamed: StreamedLayer, itemsize: int) -> int:
 def plan_buckets(num_rows: int, num_edges: int, row_bytes: int, edge_bytes: int, memory_bytes: int) -> BucketPlan:
     """Divide rows into as few buckets as memory has space for.
 
-    row_bytes, edge_bytes: of a row's sums, and of an edge; memory_bytes: see `sums_bytes`.
+    row_bytes, edge_bytes: bytes of a row's sums, and of an edge; memory_bytes: see `sums_bytes`.
     """
     space = sums_bytes(memory_bytes, FIXED_BYTES)
     num_buckets = max(1, min(num_rows, -(-num_rows * row_bytes // space)))

@@ -10,12 +10,12 @@ from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
 from ..memory import format_bytes, free_memory_bytes, read_sizes
+from ..planner.host_memory import STORE_BYTES_A_NODE
 from ..traits import PartitioningTraits
 from .halo_rows import number_bytes
 from .inputs import StoreInputs
 from .journal import Journal, journal_head
 
-_BYTES_A_NODE = 24  # of memory: ids both ways, degrees, offsets
 _LARGEST_BUFFERS = 1 << 28  # bytes of the default budget: of edges that are sorted with their ids
 _MOST_HALVINGS = 6
 RUN_FILES = 16  # how many files bucketed edges fall into, at most; each is deleted once it is sorted
@@ -56,7 +56,7 @@ class WriteBudget:
         head = journal_head(folder)
         if "budget" in head and all(head.get(name) == value for name, value in source.items()):
             return cls(**head["budget"])
-        spare = max(0, free_memory_bytes() - _BYTES_A_NODE * num_nodes) // 2
+        spare = max(0, free_memory_bytes() - STORE_BYTES_A_NODE * num_nodes) // 2
         by = next((by for by in range(_MOST_HALVINGS) if _LARGEST_BUFFERS >> by <= spare), _MOST_HALVINGS)
         return cls(cls.spill_edges >> by, cls.sort_edges >> by, cls.block_bytes >> by)
 

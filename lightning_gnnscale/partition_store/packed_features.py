@@ -46,10 +46,6 @@ class PackedFeatures(Column):
     part: int | None = None
     is_packed = True
 
-    def at_random(self) -> "PackedFeatures":
-        """Return the tables over maps for reads at random."""
-        return replace(self, owned=self.owned.at_random(), packed=self.packed.at_random())
-
     @property
     def num_rows(self) -> int:
         """Number of rows, one a node; packed copies do not count."""
@@ -94,6 +90,10 @@ class PackedFeatures(Column):
     def indptr(self) -> np.ndarray:
         """(num_rows + 1,) int64 of sparse rows."""
         return self.owned.indptr
+
+    def at_random(self) -> "PackedFeatures":
+        """Return the tables over maps for reads at random."""
+        return replace(self, owned=self.owned.at_random(), packed=self.packed.at_random())
 
     def read(self, ids: np.ndarray, out: Any = None) -> np.ndarray | SparseRows:
         """Return rows, see `Column.read`; those outside of core and halo come from where their owners' lie.
