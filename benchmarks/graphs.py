@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lightning_gnnscale.dataset import load_npz
+from lightning_gnnscale.dataset import GraphDataset, load_npz, load_pyg
 from lightning_gnnscale.dataset.generated import MAG_EDGES, MAG_NODES
 from lightning_gnnscale.dataset.npz import data_root as find_data_root
 from lightning_gnnscale.dataset.split import random_split
@@ -33,8 +33,9 @@ NUM_CLASSES = 47  # of power-law graphs
 TRAIN_SHARE = 0.1  # of the nodes, where a graph has no published split
 WORKLOADS = re.compile(r"power_law:([\d_]+)(?::([\d_]+))?")  # names of what `load_workload` generates
 STORES = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")  # and `open_graph`
-_EDGE_FILES = re.compile(r"(planted|lfr|two_level|power_law|grid):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
+_EDGE_FILES = re.compile(r"(planted|typed|lfr|two_level|power_law|grid):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
 _LEVELS = (0.6, 0.85)  # shares of a two-level graph's edges within a community, and within 32 of them
+NODE_TYPES = {"paper": 0.5, "author": 0.45, "institution": 0.05}  # of typed graphs, by their share of the nodes
 _EDGES_A_NODE = 20  # of power-law graphs, unless said otherwise
 _SEED, _NODE_SALT, _EDGE_SALT, _ID_SALT, _TRAIN_SALT = 0, 1, 2, 11, 12
 _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
@@ -255,6 +256,7 @@ class GraphFile:
         path: the edge file. num_nodes, num_edges: ids are below num_nodes; edges as listed.
         layout, reader: options of `open_edge_stream`.
         masks: path of an .npz of (num_nodes,) bool masks by name, or None.
+        node_type: path of an .npy of the (num_nodes,) node type of each node, or None: there is one.
     """
 
     path: Path
@@ -263,15 +265,16 @@ class GraphFile:
     layout: str = "once"
     reader: dict = field(default_factory=dict)
     masks: Path | None = None
+    node_type: Path | None = None
 
 
 def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     """Return what a graph of the configuration is, and check that it is available.
 
     Args:
-        given: a public graph's name; "planted:EDGES", "lfr:EDGES", "two_level:EDGES" or "power_law:EDGES" (without
-            communities), with ":NODES" behind it where a tenth of the edges is not meant; "grid:EDGES", a square one; a
-            path; or {path, name, num_nodes, layout, masks, reader}.
+        given: a public graph's name; "planted:EDGES", "typed:EDGES" (the same, of three node types), "lfr:EDGES",
+            "two_level:EDGES" or "power_law:EDGES" (without communities), with ":NODES" behind it where a tenth of the
+            edges is not meant; "grid:EDGES", a square one; a path; or {path, name, num_nodes, layout, masks, reader}.
 
     Raises:
         ValueError: no such graph; the message lists what there is.
@@ -288,7 +291,9 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     if Path(given).suffix or "/" in given:
         return _resolve_path({"path": given})
     path = _public_file(
-        given, data_root, "planted:EDGES, lfr:EDGES, two_level:EDGES, power_law:EDGES, grid:EDGES, and paths"
+        given,
+        data_root,
+        "planted:EDGES, typed:EDGES, lfr:EDGES, two_level:EDGES, power_law:EDGES, grid:EDGES, paths",
     )
     return GraphSpec(given, "public", file_identity(path), {"npz": path})
 
@@ -389,5 +394,42 @@ def _write_generated(spec: GraphSpec, folder: Path) -> GraphFile:
         num_communities = min(max(32, num_nodes // NODES_A_COMMUNITY), num_nodes // 2)
         graph = SyntheticGraph(num_nodes, num_edges, num_communities, seed=_SEED)
     path = write_edges(graph.stream(), folder / "edges.bin", dtype="int32")
-    np.savez(folder / "masks.npz", **graph.masks())
-    return GraphFile(path, num_nodes, num_edges, masks=folder / "masks.npz")
+    masks, types = graph.masks(), {}
+    if spec.kind == "typed":
+        node_type = np.random.default_rng(_SEED).choice(len(NODE_TYPES), num_nodes, p=list(NODE_TYPES.values()))
+        masks = {name: mask & (node_type == 0) for name, mask in masks.items()}
+        types = {"node_type": folder / "node_type.npy"}
+        np.save(types["node_type"], node_type.astype(np.uint8))
+    np.savez(folder / "masks.npz", **masks)
+    return GraphFile(path, num_nodes, num_edges, masks=folder / "masks.npz", **types)
+
+
+def typed_dataset(graph: GraphFile, masks: Mapping[str, np.ndarray]) -> GraphDataset:
+    """Return the graph of a file with node types: its edges in both directions, an edge type for each pair of them.
+
+    Args:
+        graph: With `node_type`, places in `NODE_TYPES`; the first is the type of the seeds.
+        masks: (num_nodes,) bool by name.
+
+    Cost: all edges in memory, at about 40 bytes each.
+    """
+    from torch_geometric.data import HeteroData
+
+    names, node_type, data = list(NODE_TYPES), np.load(graph.node_type), HeteroData()
+    number = np.zeros(graph.num_nodes, np.int64)  # of a node among those of its type
+    for place, name in enumerate(names):
+        nodes = np.flatnonzero(node_type == place)
+        number[nodes] = np.arange(len(nodes))
+        data[name].num_nodes = len(nodes)
+        if place == 0:
+            data[name].y = torch.zeros(len(nodes), dtype=torch.long)
+            for split, mask in masks.items():
+                data[name][f"{split}_mask"] = torch.from_numpy(mask[nodes])
+    ends = np.fromfile(graph.path, np.int32).reshape(-1, 2)
+    src, dst = np.concatenate([ends, ends[:, ::-1]]).T
+    pair = node_type[src].astype(np.int64) * len(names) + node_type[dst]
+    for place in np.unique(pair):
+        edges = np.flatnonzero(pair == place)
+        of_type = np.stack([number[src[edges]], number[dst[edges]]])
+        data[names[place // len(names)], "to", names[place % len(names)]].edge_index = torch.from_numpy(of_type)
+    return load_pyg(data, to_undirected=False)

@@ -26,7 +26,7 @@ from lightning_gnnscale.sampler import NeighborSampler
 from lightning_gnnscale.sampler.minibatch import MiniBatch
 from lightning_gnnscale.triton_kernels.sample_neighbors import check_fanouts
 
-from .graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graphs
+from .graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graphs, typed_dataset
 from .partition_cases import MethodSpec, leave_out_missing_peers, options_of, resolve_methods
 from .present import LEFT, show, tell
 from .runner import Case, Runner, benchmark, digest, in_fresh_process, machine_line
@@ -179,14 +179,18 @@ def partitioned_store(
             masks = {name: arrays[name] for name in arrays.files}
     if "train" not in masks:
         raise ValueError(f"bench.graphs: {graph.path} has no training nodes: give masks=, an .npz with the mask train")
-    options = {"num_nodes": graph.num_nodes, "layout": graph.layout, "to_undirected": True, **graph.reader}
-    stream = open_edge_stream(graph.path, **options)
+    columns = {"labels": np.zeros(graph.num_nodes, np.int64), "masks": masks}
+    if graph.node_type is None:
+        options = {"num_nodes": graph.num_nodes, "layout": graph.layout, "to_undirected": True, **graph.reader}
+        stream = open_edge_stream(graph.path, **options)
+    else:
+        columns = {"columns": typed_dataset(graph, masks)}
+        stream, masks = columns["columns"].stream, columns["columns"].masks
     begun = time.perf_counter()
     shared = {"seed": seed, "masks": masks, "balance": spec.balance, "evaluate": False}
     parts = partition(stream, spec.method, num_parts, **shared, **options_of(spec, "all"))
     seconds = time.perf_counter() - begun
-    labels = np.zeros(graph.num_nodes, np.int64)
-    return write_partition_store(Path(folder) / "store", stream, parts, labels=labels, masks=masks), seconds
+    return write_partition_store(Path(folder) / "store", stream, parts, **columns), seconds
 
 
 class Asked:

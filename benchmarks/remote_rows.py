@@ -31,7 +31,8 @@ from lightning_gnnscale.loader import (
     rank_of_parts,
 )
 from lightning_gnnscale.loader.work_queue import WorkQueue
-from lightning_gnnscale.partition_store import PartitionStore, WholeGraph
+from lightning_gnnscale.partition_store import PartitionStore
+from lightning_gnnscale.partition_store.part_graph import load_whole_graph
 from lightning_gnnscale.remote.assignment import Assignment, Rank
 from lightning_gnnscale.remote.held_rows import part_of
 from lightning_gnnscale.remote.holder import deal_in_order
@@ -68,12 +69,13 @@ class RemoteRowsBench:
     A graph and a method are one case, in a process of its own, with all numbers of machines. Writes `remote_rows.csv`.
 
     Attributes:
-        graphs: Public graphs, "lfr:EDGES:NODES" or "planted:EDGES:NODES", paths, or {path, masks, ...}; a mask "train"
-            is needed.
+        graphs: Public graphs, "lfr:EDGES:NODES", "planted:EDGES:NODES" or "typed:EDGES:NODES", paths, or
+            {path, masks, ...}; a mask "train" is needed.
         methods: Names of partitioners, or {method, name, balance, and options of the method}.
         parts: Number of parts.
         machines: Numbers of machines, from 2 to the number of parts.
-        fanouts, batch_size: Fan-outs and size of the batches.
+        fanouts, batch_size: Fan-outs and size of the batches; of graphs with several node types the fan-outs of each
+            edge type.
         chunks: Parts that a batch mixes under armada.
         batches_per_group: Chunks of a request there.
         num_batches: Batches that are sampled for each machine, at most; a share of an epoch is extrapolated from them.
@@ -159,12 +161,16 @@ class Chunk(NamedTuple):
 
 def _chunks(bench: RemoteRowsBench, store: PartitionStore) -> Iterator[Chunk]:
     """Yield the chunks that a trainer takes, in order."""
-    options, sampler = LoaderOptions(bench.batch_size, bench.seed), NeighborSampler(bench.fanouts)
+    options, sampler = LoaderOptions(bench.batch_size, bench.seed), _sampler(bench, store)
     most = bench.num_batches * max(bench.machines)
     loader = make_interleaved_loader(store, sampler, None, bench.chunks, options, None, Threads(), RankPlace())
     with closing(loader):
         for chunk in islice(loader.sampled_chunks(), most * loader.chunks):
             yield Chunk(chunk.part, _rows_by_part(store, chunk))
+
+
+def _sampler(bench: RemoteRowsBench, store: PartitionStore) -> NeighborSampler:
+    return NeighborSampler(bench.fanouts if store.schema is None else {"*": list(bench.fanouts)})
 
 
 def _rows_by_part(store: PartitionStore, batch) -> np.ndarray:
@@ -222,7 +228,7 @@ def makers_of(
 
 def _distdgl(bench: RemoteRowsBench, store: PartitionStore, number: int) -> dict[str, float]:
     """Return the shares of rows that come from other machines where so many train; see `count_remote`."""
-    sampler = NeighborSampler(bench.fanouts)
+    sampler = _sampler(bench, store)
     targets = part_targets(store)
     owner = rank_of_parts([len(nodes) for nodes in targets.values()], np.diff(store.part_offsets), number)
     own = [np.concatenate([targets[part] for part in np.flatnonzero(owner == rank)]) for rank in range(number)]
@@ -233,11 +239,11 @@ def _distdgl(bench: RemoteRowsBench, store: PartitionStore, number: int) -> dict
 
 def _away_share(bench: RemoteRowsBench, store: PartitionStore, owner: np.ndarray, shares: list[np.ndarray]) -> float:
     """Return the share of rows that come from other machines where machine r makes the batches of shares[r]."""
-    options, sampler, rows = LoaderOptions(bench.batch_size, bench.seed), NeighborSampler(bench.fanouts), np.zeros(2)
+    options, sampler, rows = LoaderOptions(bench.batch_size, bench.seed), _sampler(bench, store), np.zeros(2)
     for machine, nodes in enumerate(shares):
         if not len(nodes):
             continue
-        data = PartData(partial(WholeGraph.of_store, store), is_whole=True)
+        data = PartData(partial(load_whole_graph, store), is_whole=True)
         counted, seeds = np.zeros(2), 0
         with closing(PartLoader([machine], data, {machine: nodes}, sampler, options)) as loader:
             for batch in islice(loader, bench.num_batches):

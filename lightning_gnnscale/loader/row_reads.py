@@ -25,6 +25,9 @@ MOST_HALOS = 255  # the largest count of a node's halos in a store
 # A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
 # sampled.
 _DENSE_VISIT = 3
+# Batches whose buffers are kept for others of planned reads: one trains, one is handed over, one is filled, and the sizes
+# of buffers are rounded up. Of fewer a batch in two was new memory, whose pages are cleared.
+POOLED_BATCHES = 3.5
 _END = object()
 
 
@@ -187,7 +190,7 @@ def choose_row_reads(
             break
     window = max(int(left * 4 / (5 * held)), int(first.rows * row_bytes * kept.share_read))
     why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}{kept.told(row_bytes)}"
-    pool_bytes = 2 * batch_bytes * 5 // 4
+    pool_bytes = int(POOLED_BATCHES * batch_bytes)
     return RowReads("planned", window, held, kept.halos, pool_bytes=pool_bytes, share_read=kept.share_read, why=why)
 
 

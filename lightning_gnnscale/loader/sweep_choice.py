@@ -14,7 +14,7 @@ from ..planner.sweep_plan import (
     plan_sweep,
     window_bytes,
 )
-from .row_reads import Footprint, RowReads
+from .row_reads import POOLED_BATCHES, Footprint, RowReads
 from .row_sweep import swept_table
 from .sweep_trial import SweepTrial
 
@@ -67,7 +67,7 @@ def choose_swept(
         f"{reads.how} reads {format_bytes(num_processes * told.predicted_bytes)}; "
         f"{format_bytes(num_processes * free_bytes)} free"
     )
-    pool_bytes = int(2 * batch_bytes * 5 // 4)
+    pool_bytes = int(POOLED_BATCHES * batch_bytes)
     held = {
         "window_bytes": plan.held_bytes,
         "waiting_bytes": plan.waiting_bytes,

@@ -146,3 +146,19 @@ def test_grids_communities_of_communities_and_power_laws_are_what_they_are_calle
     src, dst = graphs._two_level_edges(24_000, 200_000)
     shares = [np.mean(src // size == dst // size) for size in (250, 8000)]
     assert 0.6 < shares[0] < 0.62 and 0.88 < shares[1] < 0.91  # 0.6; 0.85, and a third of the rest
+
+
+def test_a_typed_graph_has_each_edge_both_ways_between_the_types_of_its_ends(tmp_path):
+    with graph_file(resolve_graph("typed:600:80", None), tmp_path) as made:
+        edges, node_type = edges_in(made.path), np.load(made.node_type)
+        masks = dict(np.load(made.masks))
+        dataset = graphs.typed_dataset(made, masks)
+        ends = np.concatenate([np.stack(chunk[:2]) for chunk in dataset.stream.chunks()], axis=1)
+    assert not node_type[masks["train"]].any() and masks["train"].any(), "papers are the seeds"
+    order = np.argsort(node_type, kind="stable")  # the data set numbers nodes by type
+    expected = np.concatenate([edges, edges[:, ::-1]])
+    assert sorted(map(tuple, order[ends].T.tolist())) == sorted(map(tuple, expected.tolist()))
+    assert dataset.schema.node_types == tuple(graphs.NODE_TYPES)
+    assert {(src, dst) for src, _, dst in dataset.schema.edge_types} == {
+        tuple(dataset.schema.node_types[kind] for kind in pair) for pair in node_type[expected].tolist()
+    }

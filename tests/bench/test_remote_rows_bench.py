@@ -30,9 +30,10 @@ def test_chunks_that_all_lie_on_one_machine_are_made_by_all():
     assert 0.3 < makers.mean() < 0.5 and busy > 0.75, "the holder keeps a share, and is never left behind by more"
 
 
-def test_one_row_for_each_method_and_number_of_machines(tmp_path, monkeypatch):
+@pytest.mark.parametrize("graph", ["lfr:30000:3000", "typed:30000:3000"])
+def test_one_row_for_each_method_and_number_of_machines(tmp_path, monkeypatch, graph):
     monkeypatch.setattr(remote_rows, "in_fresh_process", lambda function, *given: function(*given))
-    rows = remote_rows.run(tmp_path, **SETTINGS)
+    rows = remote_rows.run(tmp_path, **SETTINGS | {"graphs": [graph]})
     assert [(row["machines"], row["method"]) for row in rows] == [
         (machines, method) for machines in (2, 4) for method in ("random", "spring")
     ]
