@@ -25,7 +25,7 @@ MOST_HALOS = 255  # the largest count of a node's halos in a store
 # A visit that samples this many times the rows of its part reads nearly all of them: repeats are half of what is
 # sampled.
 _DENSE_VISIT = 3
-# Batches whose buffers planned reads keep for others: one trains, one is handed over, one is filled, and sizes are rounded
+# Batches whose buffers planned reads keep for others: one trains, one is handed over, one is filled, sizes are rounded
 # up. With fewer, half of the memory was new, whose pages the system clears.
 POOLED_BATCHES = 3.5
 _END = object()
