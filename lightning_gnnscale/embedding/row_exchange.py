@@ -334,9 +334,12 @@ class GroupPull:
 
     def sort(self) -> None:
         """Find out whom to ask for which rows."""
-        hosts, ids = self._rows.hosts, self.ids
-        places, self._first = _distinct(ids, self.sizes or ())
-        host, row = self._rows.locate(ids[places])
+        hosts = self._rows.hosts
+        host, row = self._rows.locate(self.ids)
+        self._here = np.flatnonzero(host == hosts.host)
+        self._here_rows = row[self._here]
+        places, self._first = _distinct(self.ids, self.sizes or ())
+        host, row = host[places], row[places]
         rank = rank_of_rows(host, row, hosts)
         order = np.argsort(rank, kind="stable")
         away = host[order] != hosts.host
@@ -356,16 +359,16 @@ class GroupPull:
         return self.nobody
 
     def result(self) -> np.ndarray:
-        if self.work is not None:
+        if self.work is None:
+            self.sort()
+        else:
             self.work.result()
-        host, rows = self._rows.locate(self.ids)
-        here = np.flatnonzero(host == self._rows.hosts.host)
+        here, read = self._here, self._rows.owner.read
         if len(here) == len(self.out):
-            return self._rows.owner.read(rows, self.out)
+            return read(self._here_rows, self.out)
         if self._first is not None:
-            away = np.flatnonzero(host != self._rows.hosts.host)
-            self.out[away] = self.out[self._first[away]]
-        self.out[here] = self._rows.owner.read(rows[here])
+            self.out[:] = self.out[self._first]
+        self.out[here] = read(self._here_rows)
         return self.out
 
 
@@ -560,6 +563,7 @@ class GroupRows:
             for end, num, clock in zip(ends, arriving, since, strict=True)
         ])  # fmt: skip
         if coming is not None and not coming.nobody and not self._staleness:
+            # A message without rows is waited for, too: the ranks of this host have stepped theirs then.
             coming.since = self.owner.clock
             arriving = _count(coming.late, coming.counts * self._away)
             self._bring(coming, coming.places[coming.late], *coming.later, arriving)
