@@ -359,16 +359,14 @@ class GroupPull:
         return self.nobody
 
     def result(self) -> np.ndarray:
-        if self.work is None:
-            self.sort()
-        else:
+        if self.work is not None:
             self.work.result()
-        here, read = self._here, self._rows.owner.read
-        if len(here) == len(self.out):
-            return read(self._here_rows, self.out)
+        read = self._rows.owner.read
+        if self._rows.hosts.num_hosts == 1:
+            return read(self._rows.locate(self.ids)[1], self.out)
         if self._first is not None:
             self.out[:] = self.out[self._first]
-        self.out[here] = read(self._here_rows)
+        self.out[self._here] = read(self._here_rows)
         return self.out
 
 

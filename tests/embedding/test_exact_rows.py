@@ -12,7 +12,7 @@ from embedding_runs import NUM, embedding, fit, write_store
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.across_ranks import own_ranks
-from lightning_gnnscale.embedding.row_exchange import Hosts
+from lightning_gnnscale.embedding.row_exchange import Hosts, Ownership
 from lightning_gnnscale.embedding.row_owner import Pushed, RowOwner
 from lightning_gnnscale.remote import shard_table
 from lightning_gnnscale.remote.shard_keeper import Initial, RowShard, ShardSpec
@@ -81,6 +81,16 @@ def learn_on_ranks(folder, hosts, staleness=0, ranks=RANKS, told=True, save=None
     return inputs.pull(np.arange(NUM)).clone(), inputs.num_pushes, inputs.told(), kept
 
 
+def rows_of_the_other_host():
+    """How many distinct rows the batches of both processes have on the other's host."""
+    owned, count = Ownership.by_rank(OFFSETS, [0, 1]), 0
+    for step in range(STEPS // 2):
+        for process in range(2):
+            for rank in own_ranks(process, 2, RANKS):
+                count += np.count_nonzero(owned.locate(np.unique(batches_of(step)[rank]))[0] != process)
+    return count
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("told", [True, False, "wrongly"])
 @pytest.mark.parametrize("hosts", [[0, 1], [0, 0], [0, 1, 1]])
@@ -88,10 +98,14 @@ def test_rows_are_those_of_one_process(tmp_path, hosts, told):
     """Rows of the other host are pulled a step ahead, and those that a step changes follow it."""
     rows, pushes, _, _ = learn_on_ranks(tmp_path, None)
     assert pushes == STEPS // 2
+    received = 0
     for found in launch(len(hosts), learn_on_ranks, tmp_path / "run", hosts, 0, RANKS, told, limit_s=200):
         assert torch.equal(found[0], rows) and found[1] == pushes
         assert (found[2]["rows_stale"], found[2]["greatest_age"]) == (0, 0)
         assert found[2]["bytes_away"] > 0 or len(set(hosts)) == 1
+        received += found[2]["bytes_away"]
+    if hosts == [0, 1] and told != "wrongly":  # each row of a batch travels once, and its gradient; at the end all rows
+        assert received == 4 * DIM * (2 * rows_of_the_other_host() + NUM)
 
 
 @pytest.mark.sweep
