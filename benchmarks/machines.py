@@ -36,11 +36,14 @@ COLUMNS = {
     "test_acc": ("test\naccuracy", ".1%"),
 }
 _AVERAGED = ["strategy/weights=gradient_averaging"]
+_LEARNED = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 64}"
 ROWS = {
     "owners": [*_AVERAGED, "datamodule.scope=graph", "rows=owners"],
+    "learned": [*_AVERAGED, "datamodule.scope=graph", "rows=owners", f"model.inputs={_LEARNED}"],
     "copies": [*_AVERAGED, "datamodule.scope=graph"],
     "alone": [*_AVERAGED, "datamodule.repartition_every=1"],
 }
+_ASKS = ("owners", "learned")  # machines ask each other
 _PREPARED = ["source=ray", "datamodule.seed_order=part", "source.address=auto", "source.label=prepare"]
 
 
@@ -60,9 +63,10 @@ class MachinesBench:
         set_ups: [machines that train, machines that prepare, Mbit/s of a link] of each run. Beside machines that
             prepare one trains.
         rows: Where machines have the rows of their batches from, any of "owners": they hold those of their parts alone,
-            and ask each other by Ray; "copies": each reads its own copy of the store, and gradients alone travel;
-            "alone": they train on their parts alone, which change machines every epoch, and gradients alone travel.
-            Set-ups with machines that prepare are left out but for "owners".
+            and ask each other by Ray; "learned": those, and 64 learned numbers of each node; "copies": each reads its
+            own copy of the store, and gradients alone travel; "alone": they train on their parts alone, which change
+            machines every epoch, and gradients alone travel.
+            Set-ups with machines that prepare are left out but for the first two.
         epochs: Epochs of a run, >= 2: the first is not counted.
         overrides: Further settings of the runs.
     """
@@ -88,13 +92,13 @@ class MachinesBench:
             raise ValueError(f"bench.epochs must be at least 2, got {self.epochs}")
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return a row for each set-up: bytes are of rows, batches and averages."""
+        """Return a row for each set-up: bytes are of rows, batches and averages, not of learned rows."""
         if cannot_be_made():
             raise GNNScaleError(f"machines cannot be made here: {cannot_be_made()}")
         cases = [
             self._case(runner.folder, graph, rows, set_up)
             for graph, rows, set_up in product(self.graphs, self.rows, self.set_ups)
-            if rows == "owners" or not set_up[1]
+            if rows in _ASKS or not set_up[1]
         ]
         found = runner.rows(cases, "machines.csv")
         show(found, COLUMNS, "an epoch, predicted and measured", machine_line())
@@ -117,7 +121,7 @@ class MachinesBench:
         words += ["machines.run=/mnt/alone", f"machines.preparing={preparing}", "machines.price_per_hour=1"]
         words += [*_PREPARED, f"source.num_workers={preparing}"] if preparing else []
         run = folder / "runs" / f"{graph}-{rows}-{training}-{preparing}-{link}"
-        found = self._run(store, run, words, training, preparing, link, alone, asks=rows == "owners")
+        found = self._run(store, run, words, training, preparing, link, alone, asks=rows in _ASKS)
         predicted, measured = (found["machines"][name] for name in ("predicted", "measured"))
         sent = [one["sent_bytes"] + one["averaged_bytes"] for one in (predicted, measured)]
         return {

@@ -754,6 +754,8 @@ class PartitionDataModule(StoredGraphDataModule):
             )
             if held is None:
                 settle_evaluation_reads(loader, self.store, self._place(), self.rows.how)
+            else:
+                settle_column_reads(loader, self._place(), self.rows.how)
             loader.send_to(self._sending())
             return loader
         if self.sampler.temporal_strategy is not None:

@@ -48,9 +48,10 @@ class DistributedEmbedding:
     must enter; a rank without a batch calls `skip`.
 
     Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or are appended to
-    its stored ones. Rows of other hosts are pulled a batch ahead, while the batch before trains; what a step changes
-    of them meanwhile is pulled again. They are pushed after the backward pass. Its weights are not parameters of the
-    module: weight policies, schedulers and clipping leave them alone.
+    its stored ones. Rows of other hosts are pulled a batch ahead, while the batch before trains; those that its step
+    changes follow as soon as their owner has stepped them. Gradients are pushed after the backward pass, while those of
+    the layers are averaged. Its weights are not parameters of the module: weight policies, schedulers and clipping
+    leave them alone.
 
     Args:
         num_nodes, dim: Number of nodes and length of a row, >= 1.
@@ -77,7 +78,8 @@ class DistributedEmbedding:
         ValueError: an argument outside its range.
 
     Cost: dim * 4 bytes a row; nodes of other node types have none; with Adam three times as much and 4 bytes; on
-        several hosts 4 bytes more. A row that is pulled is dim * 4 + 8 bytes on the wire, and so is one that is pushed.
+        several hosts 5 bytes more. On the wire a row that is pulled is dim * 4 + 9 bytes, one that is pushed
+        dim * 4 + 8.
     Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: steps are synchronous by default, not Hogwild; bias
         correction by row is an option.
     """
@@ -319,7 +321,7 @@ class DistributedEmbedding:
     def _drop_steps(self) -> None:
         self._announced: deque[list[np.ndarray]] = deque()  # row ids of the batches of coming steps
         self._ahead: deque[PulledRows] = deque()  # rows of coming steps, the next one's first
-        self._pulled: PulledRows | None = None  # of the step that is under way
+        self._under_way = False  # a step has begun, and has not been pushed
         self._batches: deque[tuple[np.ndarray, np.ndarray]] = deque()  # of its batches that were not called for yet
         self._left = 0  # batches of the step whose gradients are missing
         self._traced: list[tuple[np.ndarray, Tensor]] = []  # of the batch that is computed
@@ -351,7 +353,7 @@ class DistributedEmbedding:
 
     def __getstate__(self) -> dict:
         """Send the rows to a process that this one starts as a handle: both map the same rows."""
-        own = ("_rows", "_announced", "_ahead", "_pulled", "_batches", "_traced", "_gradients")  # of this process
+        own = ("_rows", "_announced", "_ahead", "_batches", "_traced", "_gradients")  # of this process
         state = self.__dict__ | {"_pool": None, "_table": None, "_hosts": Hosts.alone()} | dict.fromkeys(own)
         if self._table is not None and not self.is_local:
             raise PlacementError(f"{self.what}: rows that several hosts own cannot be sent to another process")
@@ -379,8 +381,10 @@ class DistributedEmbedding:
             ValueError: a node is out of range or its node type has no rows, or gradients are of another shape.
             StrategyError: another rank was lost.
         """
-        self._transport().push(*self._summed(self.row_ids(nodes), gradients))
+        self._transport().push(*self._summed(self.row_ids(nodes), gradients), is_step=False)
         self._rows.settle()
+        if self._rows.together:
+            self._ahead.clear()  # what it changes of them would not follow
 
     def _summed(self, ids: np.ndarray, gradients: np.ndarray | Tensor) -> tuple[np.ndarray, np.ndarray]:
         values = np.ascontiguousarray(_as_array(gradients), self.dtype)
@@ -411,16 +415,20 @@ class DistributedEmbedding:
         rows, by_batch = self._transport(), [self.row_ids(nodes) for nodes in batches]
         while self._announced and not _same(self._announced.popleft(), by_batch):
             pass
-        ids = np.concatenate(by_batch) if by_batch else np.empty(0, np.int64)
+        if rows.together and self._under_way:
+            self._ahead.clear()  # what the step under way changes of them follows when it ends, and they are read now
         ahead = self._ahead.popleft() if self._ahead else None
         rows.meet()
-        covered = ahead is not None and np.array_equal(ahead.ids, ids)
+        if ahead is not None and ahead.is_empty:  # of an epoch's first step nobody was told
+            ahead = None
+        covered = ahead is not None and np.array_equal(ahead.ids, _joined(by_batch))
         if ahead is not None and (covered or rows.together):
-            self._pulled = rows.renew(ahead, None if covered else (ids, self._out(ids)))
+            pulled = rows.renew(ahead, None if covered else self._asked(by_batch))
         else:
-            self._pulled = self._ask(ids)
+            pulled = rows.pull(*self._asked(by_batch))
+        self._under_way = True
         self._pull_ahead()
-        values = self._pulled.result()  # what is read of this machine's memory has been stepped by all then
+        values = pulled.result()  # what is read of this machine's memory has been stepped by all then
         ends = np.cumsum([len(one) for one in by_batch])
         self._batches = deque((one, values[end - len(one) : end]) for one, end in zip(by_batch, ends, strict=True))
         self._left, self._gradients = len(by_batch), []
@@ -431,13 +439,12 @@ class DistributedEmbedding:
         coming = list(self._announced)
         while len(self._ahead) < self.batches_ahead:
             batches = coming[len(self._ahead)] if len(self._ahead) < len(coming) else []
-            self._ahead.append(self._ask(np.concatenate(batches) if batches else np.empty(0, np.int64)))
+            self._ahead.append(self._rows.pull(*self._asked(batches), ahead=True))
 
-    def _ask(self, ids: np.ndarray) -> PulledRows:
-        return self._rows.pull(ids, self._out(ids))
-
-    def _out(self, ids: np.ndarray) -> np.ndarray:
-        return self._pool.take((len(ids), self.dim), self.dtype)
+    def _asked(self, batches: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Return the rows of a step's batches, memory for them, and how many each batch has."""
+        ids = _joined(batches)
+        return ids, self._pool.take((len(ids), self.dim), self.dtype), [len(one) for one in batches]
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Return the rows of a batch's nodes on their device; with gradients enabled, `step` pushes theirs.
@@ -464,7 +471,7 @@ class DistributedEmbedding:
         traced, self._traced = self._traced, []
         traced = [(ids, _as_array(rows.grad)) for ids, rows in traced if rows.grad is not None]
         if traced:
-            ids, gradients = (np.concatenate(arrays) for arrays in zip(*traced, strict=True))
+            ids, gradients = map(_joined, zip(*traced, strict=True))
             self._gradients.append(self._summed(ids, gradients))
         self._left -= 1
         if self._left <= 0:
@@ -473,10 +480,10 @@ class DistributedEmbedding:
     def _push_step(self) -> None:
         ids, gradients = np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
         if self._gradients:
-            ids, gradients = (np.concatenate(arrays) for arrays in zip(*self._gradients, strict=True))
+            ids, gradients = map(_joined, zip(*self._gradients, strict=True))
         self._gradients, self._batches = [], deque()
-        self._transport().push(ids, gradients, self._pulled)
-        self._pulled = None
+        self._transport().push(ids, gradients, coming=self._ahead[0] if self._ahead else None)
+        self._under_way = False
         if self.exact and self.is_local and self._rows.together:
             self._rows.settle()  # another process of the host reads them without asking
 
@@ -632,6 +639,10 @@ class DistributedEmbedding:
             for name, array in self._arrays().items():
                 array[rows] = table.arrays[name][places]
         self._table.counter[0] = table.counter[0]
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
 
 def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:

@@ -141,15 +141,20 @@ def sum_duplicates(nodes: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray
 
     Cost: 4 to 8 bytes of scratch a node, and a random read of it.
     """
-    slots = np.zeros(1 << max(4, int(2 * len(nodes)).bit_length()), np.int32)
-    target = np.empty(len(nodes), np.int64)
-    num_distinct = find_distinct(nodes, slots, target)
+    target, num_distinct = number_distinct(nodes)
     if num_distinct == len(nodes):
         return nodes, gradients
     sums = np.zeros((num_distinct, gradients.shape[1]), gradients.dtype)
     distinct = np.empty(num_distinct, np.int64)
     add_rows(nodes, gradients, target, distinct, sums)
     return distinct, sums
+
+
+def number_distinct(nodes: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return (num,) int64 numbers of the distinct nodes by their first places, and how many there are."""
+    slots = np.zeros(1 << max(4, int(2 * len(nodes)).bit_length()), np.int32)
+    target = np.empty(len(nodes), np.int64)
+    return target, find_distinct(nodes, slots, target)
 
 
 @kernel

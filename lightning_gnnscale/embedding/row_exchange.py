@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from ..errors import clear_error
 from ..placement.shared_rows import gather_objects, machine_id
-from .optimizers import SparseAdam, SparseSGD
+from ..triton_kernels.gather_rows import gather_rows
+from .optimizers import SparseAdam, SparseSGD, number_distinct
 from .row_owner import Pushed, RowOwner
 from .shared_table import SharedTable
 
@@ -190,9 +191,11 @@ class PulledRows(Protocol):
 
     Attributes:
         ids: (num,) int64 ids of the rows.
+        is_empty: No rank has asked for any row by this call. May wait for others.
     """
 
     ids: np.ndarray
+    is_empty: bool
 
     def result(self) -> np.ndarray:
         """Return the (num, dim) rows, once they are there."""
@@ -215,28 +218,39 @@ class RowTransport(Protocol):
     def owner_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the (num,) number of the owner of each row."""
 
-    def pull(self, ids: np.ndarray, out: np.ndarray) -> PulledRows:
-        """Ask for rows; ids: (num,) int64; out: (num, dim), filled in place."""
+    def pull(
+        self, ids: np.ndarray, out: np.ndarray, sizes: Sequence[int] | None = None, ahead: bool = False
+    ) -> PulledRows:
+        """Ask for rows.
+
+        Args:
+            ids: (num,) int64.
+            out: (num, dim), filled in place.
+            sizes: How many of the ids each batch of the step that reads them has; None: outside of steps.
+            ahead: A coming step reads them, and not the one that begins.
+        """
 
     def meet(self) -> None:
         """Begin a step: wait until what is asked for from now on has seen all steps but the last `staleness`."""
 
-    def renew(self, pulled: Any, other: tuple[np.ndarray, np.ndarray] | None = None) -> PulledRows:
-        """Ask again for those rows that have missed more than `staleness` steps since they were read; return them.
+    def renew(self, pulled: Any, other: tuple[np.ndarray, np.ndarray, Sequence[int]] | None = None) -> PulledRows:
+        """Begin a step with rows that were asked for ahead, once they have missed at most `staleness` steps.
 
         Args:
             pulled: The rows.
-            other: Other ids, and `out`, of rows that are asked for in their place, where every rank makes the same
-                calls; None: `pulled` are the rows of the step.
+            other: Other ids, `out` and `sizes`, that take their place where every rank makes the same calls; they come
+                with the next `pull`. None: `pulled` are the rows of the step.
         """
 
-    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: Any = None) -> None:
-        """Send the gradients of a step to the owners, without waiting.
+    def push(self, ids: np.ndarray, gradients: np.ndarray, is_step: bool = True, coming: Any = None) -> None:
+        """Send gradients to the owners, without waiting.
 
         Args:
             ids: (num,) int64, in the order of this process's logical ranks, distinct within each.
             gradients: (num, dim).
-            pulled: The rows that they were computed with, by which stale ones are counted; None: not counted.
+            is_step: They are of rows that the step has begun with; stale ones are counted. Else of any rows.
+            coming: What was asked for ahead and is read next: what the step changes of it follows, without being asked
+                for. None: nothing is.
         """
 
     def any_asks(self, asks: bool) -> bool:
@@ -297,38 +311,83 @@ class _Jobs:
 
 
 class GroupPull:
-    """Rows that a `GroupRows` was asked for.
+    """Rows that a `GroupRows` was asked for. Only `result` is for the thread that asks.
 
     Attributes:
-        ids, out: As asked for. since: Steps that the rows of other hosts have seen.
-        here, rows: Positions of the rows that this host owns, and their rows, which are read by `result`.
-        away, asked: Positions of the others, by the rank that is asked, and their rows on their host.
-        counts: (world_size,) how many each rank is asked for.
+        ids, out, sizes, ahead: As asked for.
+        since: Steps that the rows of other hosts have seen.
+        asked, counts: Rows that are asked of each rank, on their hosts, the first rank's first, and (world_size,) how
+            many. Of a step they are all of its rows, the distinct ones of each batch: ranks of this host need not
+            serve them, but step them. Else they are those of other hosts.
+        places: Places of the rows of other hosts in `out`, in the order of `asked`; of repeats the first one's.
+        nobody: No rank has asked for any row by the same call.
         served, wanted: Rows of this rank that the same pull of the others asked for, and (world_size,) how many each.
+        late, later: Which of the rows in `places` the step that is under way may change, and follow when it has; and
+            those of `served` that follow, with (world_size,) how many to each.
     """
 
-    def __init__(self, ids: np.ndarray, out: np.ndarray, ownership: Ownership, hosts: Hosts, owner: RowOwner):
-        self.ids, self.out, self.since, self._owner = ids, out, -1, owner
-        host, row = ownership.locate(ids)
-        local = host == hosts.host
-        self.here = np.flatnonzero(local)
-        self.rows = row[self.here]
-        away = np.flatnonzero(~local)
-        rank = rank_of_rows(host[away], row[away], hosts)
-        order = np.argsort(rank, kind="stable")
-        self.away = away[order]
-        self.asked = row[self.away]
-        self.counts = np.bincount(rank, minlength=len(hosts.host_of_rank)).astype(np.int64)
-        self.served, self.wanted = self.asked[:0], np.zeros_like(self.counts)
+    def __init__(self, ids: np.ndarray, out: np.ndarray, sizes: Sequence[int] | None, ahead: bool, rows: "GroupRows"):
+        self.ids, self.out, self.sizes, self.ahead, self.since, self._rows = ids, out, sizes, ahead, -1, rows
+        self._first: np.ndarray | None = None
+        self.nobody = False
         self.work: Future | None = None
+
+    def sort(self) -> None:
+        """Find out whom to ask for which rows."""
+        hosts = self._rows.hosts
+        host, row = self._rows.locate(self.ids)
+        self._here = np.flatnonzero(host == hosts.host)
+        self._here_rows = row[self._here]
+        places, self._first = _distinct(self.ids, self.sizes or ())
+        host, row = host[places], row[places]
+        rank = rank_of_rows(host, row, hosts)
+        order = np.argsort(rank, kind="stable")
+        away = host[order] != hosts.host
+        self.places = places[order[away]]
+        if self.sizes is None:
+            order = order[away]
+        self.asked = row[order]
+        self.counts = np.bincount(rank[order], minlength=len(hosts.host_of_rank)).astype(np.int64)
+        self.served = self.asked[:0]
+        self.late = np.zeros(len(self.places), bool)
+        self.later = self.asked[:0], np.zeros_like(self.counts)
+
+    @property
+    def is_empty(self) -> bool:
+        if self.work is not None:
+            self.work.result()
+        return self.nobody
 
     def result(self) -> np.ndarray:
         if self.work is not None:
             self.work.result()
-        if len(self.here) == len(self.out):
-            return self._owner.read(self.rows, self.out)
-        self.out[self.here] = self._owner.read(self.rows)
+        read = self._rows.owner.read
+        if self._rows.hosts.num_hosts == 1:
+            return read(self._rows.locate(self.ids)[1], self.out)
+        if self._first is not None:
+            self.out[:] = self.out[self._first]
+        self.out[self._here] = read(self._here_rows)
         return self.out
+
+
+def _distinct(ids: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the places of the first of equal ids of each batch, in their order, and of each id the first equal's.
+
+    The second is None where no id comes twice in a batch. sizes: of the batches; () takes ids as they are.
+    """
+    first = np.arange(len(ids))
+    if not sizes:
+        return first, None
+    start = 0
+    for size in sizes:
+        numbers, num = number_distinct(ids[start : start + size])
+        if num < size:
+            places = np.empty(num, np.int64)
+            places[numbers[::-1]] = np.arange(size)[::-1]
+            first[start : start + size] = start + places[numbers]
+        start += size
+    places = np.flatnonzero(first == np.arange(len(ids)))
+    return places, None if len(places) == len(ids) else first
 
 
 class GroupRows:
@@ -336,6 +395,11 @@ class GroupRows:
 
     Each row is served and stepped by one rank of its host. A thread enters the collectives, so that rows are pulled
     and pushed while the process computes; all ranks enter them in one order, after as many steps.
+
+    A step that pulls ahead is two messages that the next step waits for: gradients, of whose number owners know, and
+    the rows that they change of those that were pulled ahead, which owners send as soon as they have stepped them.
+    Those are not sent with the others before: each row travels once. What comes before, ids and the other rows, is
+    sent while the step computes.
 
     Args:
         table: This host's rows.
@@ -355,45 +419,58 @@ class GroupRows:
         staleness: int = 0,
     ):
         self.table, self.hosts, self._ownership, self._staleness = table, hosts, ownership, staleness
-        self._alone = len(hosts.host_of_rank) == 1
-        self._asks = not self._alone and (hosts.num_hosts > 1 or not staleness)
+        self._alone, several = len(hosts.host_of_rank) == 1, hosts.num_hosts > 1
+        self._asks = not self._alone and (several or not staleness)
         self._pushes: deque[Future] = deque()
         self.received_bytes = 0
-        self.owner = RowOwner(table.arrays, optimizer, int(table.counter[0]), watched=hosts.num_hosts > 1)
+        self.owner = RowOwner(table.arrays, optimizer, int(table.counter[0]), watched=several)
+        self._away = np.array(hosts.host_of_rank) != hosts.host  # ranks of other hosts
+        self._begun: tuple[GroupPull, GroupPull | None] | None = (
+            None  # ahead, and in its place, of the step that begins
+        )
+        # Of the thread: what was asked for the step that is under way, and by rank the steps that its rows have seen.
+        self._under_way: list[GroupPull] = []
+        self._since = np.full(len(hosts.host_of_rank), -1, np.int64)
         self._jobs = None if self._alone else _Jobs()
         self._last: Future | None = None
 
     def owner_of(self, ids: np.ndarray) -> np.ndarray:
-        return self._ownership.locate(ids)[0]
+        return self.locate(ids)[0]
 
-    def pull(self, ids: np.ndarray, out: np.ndarray) -> GroupPull:
-        pulled = self._of(ids, out)
+    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (num,) int64 hosts of rows, and their rows there; see `Ownership.locate`."""
+        return self._ownership.locate(ids)
+
+    def pull(
+        self, ids: np.ndarray, out: np.ndarray, sizes: Sequence[int] | None = None, ahead: bool = False
+    ) -> GroupPull:
+        pulled = GroupPull(ids, out, sizes if self.hosts.num_hosts > 1 else None, ahead, self)
+        begun, self._begun = self._begun, None
         if self._asks:
-            pulled.work = self._do("pulling rows", lambda: self._pull(pulled))
+            pulled.work = self._do("pulling rows", lambda: self._pull(pulled, begun))
+            if begun is not None and begun[1] is not None:
+                begun[1].work = pulled.work
         return pulled
 
     def meet(self) -> None:
         while len(self._pushes) > self._staleness:
             self._pushes.popleft().result()
 
-    def renew(self, pulled: GroupPull, other: tuple[np.ndarray, np.ndarray] | None = None) -> GroupPull:
-        ids, out = other or (pulled.ids[:0], pulled.out[:0])
-        if self._staleness or not self._asks:  # they were asked for so many steps ago, or lie in memory
-            instead = self.pull(ids, out)
-        else:
-            instead = self._of(ids, out)
-            pulled.work = instead.work = self._do(
-                "pulling rows", lambda: self._renew(pulled, instead, other is not None)
-            )
-        return pulled if other is None else instead
+    def renew(self, pulled: GroupPull, other: tuple[np.ndarray, np.ndarray, Sequence[int]] | None = None) -> GroupPull:
+        instead = None if other is None else GroupPull(*other, False, self)
+        self._begun = pulled, instead
+        return pulled if instead is None else instead
 
-    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None = None) -> None:
-        host, rows = self._ownership.locate(ids)
+    def push(
+        self, ids: np.ndarray, gradients: np.ndarray, is_step: bool = True, coming: GroupPull | None = None
+    ) -> None:
         if self._alone:
-            self._step([Pushed(rows, gradients)])
-        else:
-            rank = rank_of_rows(host, rows, self.hosts)
-            self._pushes.append(self._do("pushing gradients", lambda: self._push(rank, rows, gradients, pulled)))
+            self._step([Pushed(self.locate(ids)[1], gradients)])
+            return
+        pushed = self._do("pushing gradients", lambda: self._push(ids, gradients, is_step, coming))
+        self._pushes.append(pushed)
+        if coming is not None and not self._staleness:
+            coming.work = pushed
 
     def any_asks(self, asks: bool) -> bool:
         asking = torch.tensor([int(asks)])
@@ -411,15 +488,13 @@ class GroupRows:
 
     def restart(self, pushes: int) -> None:
         self.settle()
+        self._begun, self._under_way = None, []
         self.owner = RowOwner(self.table.arrays, self.owner.optimizer, pushes, watched=self.hosts.num_hosts > 1)
         self.table.counter[0] = pushes
 
     def end(self) -> None:
         if self._jobs is not None:
             self._jobs.end()
-
-    def _of(self, ids: np.ndarray, out: np.ndarray) -> GroupPull:
-        return GroupPull(ids, out, self._ownership, self.hosts, self.owner)
 
     def _do(self, what: str, job: Callable[[], None]) -> Future:
         def clear() -> None:
@@ -429,51 +504,102 @@ class GroupRows:
         self._last = self._jobs.do(clear)
         return self._last
 
-    def _pull(self, pulled: GroupPull) -> None:
-        group, out, pulled.since = self.hosts.group, pulled.out, self.owner.clock
-        pulled.wanted = _exchange_counts(pulled.counts, group)
-        pulled.served = _all_to_all(pulled.asked, pulled.counts, pulled.wanted, group)
-        _, received = _send_rows(None, self.owner.read(pulled.served), pulled.wanted, pulled.counts, group)
-        out[pulled.away] = received
-        self.received_bytes += received.nbytes
-
-    def _renew(self, pulled: GroupPull, instead: GroupPull, is_other: bool) -> None:
-        """Send the others what has changed of the rows that were pulled; or pull, where a rank asks for other rows.
-
-        Training waits for it: what the others have asked for is known, so two messages do.
-        """
-        group, wanted = self.hosts.group, pulled.wanted
-        changed = self.owner.changed(pulled.served, pulled.since)
-        starts = np.cumsum(wanted) - wanted
-        of_rank = np.searchsorted(np.cumsum(wanted), changed, side="right")
-        leaving = np.bincount(of_rank, minlength=len(wanted)).astype(np.int64)
-        told = np.stack([leaving, np.full_like(leaving, is_other)], axis=1)
-        coming, others = _exchange_counts(told, group).T
-        rows = self.owner.read(pulled.served[changed])
-        places, received = _send_rows(changed - starts[of_rank], rows, leaving, coming, group)
-        places += np.repeat(np.cumsum(pulled.counts) - pulled.counts, coming)
-        pulled.out[pulled.away[places]] = received
-        pulled.since = self.owner.clock
-        self.received_bytes += received.nbytes
+    def _pull(self, pulled: GroupPull, begun: tuple[GroupPull, GroupPull | None] | None = None) -> None:
+        """Bring rows; where a step has begun, also those that take the place of what a rank had asked for ahead."""
+        group, away = self.hosts.group, self._away
+        pulled.sort()
+        ahead, instead = begun or (None, None)
+        told = np.empty((len(away), 3), np.int64)
+        told[:, 0], told[:, 1], told[:, 2] = pulled.counts, instead is not None, pulled.counts.sum()
+        pulled.wanted, others, asked = _exchange_counts(told, group).T
+        pulled.nobody = not asked.any()
         if others.any():
+            instead = instead or GroupPull(pulled.ids[:0], pulled.out[:0], (), False, self)
             self._pull(instead)
+        if ahead is not None:
+            self._under_way.append(ahead)
+            self._since = np.where(others, self._since, ahead.since)
+        pulled.since = self.owner.clock
+        if not pulled.nobody:
+            self._serve(pulled)
+        if pulled.sizes is not None and not pulled.ahead:
+            self._under_way.append(pulled)
+            self._since = np.full_like(self._since, pulled.since)
 
-    def _push(self, rank: np.ndarray, rows: np.ndarray, gradients: np.ndarray, pulled: GroupPull | None) -> None:
-        group, order = self.hosts.group, np.argsort(rank, kind="stable")
-        counts = np.bincount(rank, minlength=len(self.hosts.host_of_rank)).astype(np.int64)
-        since = np.full(len(counts), -1 if pulled is None else pulled.since, np.int64)
-        coming, read = _exchange_counts(np.stack([counts, since], axis=1), group).T
-        received, values = _send_rows(rows[order], gradients[order], counts, coming, group)
-        self.received_bytes += values.nbytes - int(coming[self.hosts.rank]) * gradients.itemsize * gradients.shape[1]
-        ends, host_of_rank = np.cumsum(coming), self.hosts.host_of_rank
+    def _serve(self, pulled: GroupPull) -> None:
+        group, away = self.hosts.group, self._away
+        pulled.served = _all_to_all(pulled.asked, pulled.counts, pulled.wanted, group)
+        rows, leaving = pulled.served[np.repeat(away, pulled.wanted)], pulled.wanted * away
+        places, coming = pulled.places, pulled.counts * away
+        if pulled.ahead and not self._staleness:
+            later = self.owner.among(rows, [one.served for one in self._under_way])
+            pulled.late = _all_to_all(later.view(np.uint8), leaving, coming, group).view(bool)
+            pulled.later = rows[later], _count(later, leaving)
+            rows, leaving = rows[~later], leaving - pulled.later[1]
+            places, coming = places[~pulled.late], coming - _count(pulled.late, coming)
+        self._bring(pulled, places, rows, leaving, coming)
+
+    def _push(self, ids: np.ndarray, gradients: np.ndarray, is_step: bool, coming: GroupPull | None) -> None:
+        group, host_of_rank = self.hosts.group, self.hosts.host_of_rank
+        host, rows = self.locate(ids)
+        rank = rank_of_rows(host, rows, self.hosts)
+        order = np.argsort(rank, kind="stable")
+        rows, gradients = rows[order], gather_rows(np.ascontiguousarray(gradients), order)
+        counts = np.bincount(rank, minlength=len(host_of_rank)).astype(np.int64)
+        since = np.where(self._away & is_step, self._since, -1)
+        begun, self._under_way = self._under_way if is_step else [], [] if is_step else self._under_way
+        if begun:  # owners know of so many rows; where a batch had no gradients, of more
+            known, arriving = (sum(getattr(one, name) for one in begun) for name in ("counts", "wanted"))
+            rows, gradients, counts = *_padded(rows, gradients, counts, known), known
+        else:
+            arriving = _exchange_counts(counts, group)
+        received, values = _send_rows(rows, gradients, counts, arriving, group)
+        self.received_bytes += values.nbytes - int(arriving[self.hosts.rank]) * values.itemsize * values.shape[1]
+        ends = np.cumsum(arriving)
         self._step([
-            Pushed(received[end - num : end], values[end - num : end], int(clock) if host != self.hosts.host else -1)
-            for end, num, clock, host in zip(ends, coming, read, host_of_rank, strict=True)
+            Pushed(*_present(received[end - num : end], values[end - num : end]), int(clock))
+            for end, num, clock in zip(ends, arriving, since, strict=True)
         ])  # fmt: skip
+        if coming is not None and not coming.nobody and not self._staleness:
+            # A message without rows is waited for, too: the ranks of this host have stepped theirs then.
+            coming.since = self.owner.clock
+            arriving = _count(coming.late, coming.counts * self._away)
+            self._bring(coming, coming.places[coming.late], *coming.later, arriving)
+
+    def _bring(
+        self, pulled: GroupPull, places: np.ndarray, rows: np.ndarray, leaving: np.ndarray, coming: np.ndarray
+    ) -> None:
+        """Send rows of this rank, and put those that come to some places."""
+        _, received = _send_rows(None, self.owner.read(rows), leaving, coming, self.hosts.group)
+        pulled.out[places] = received
+        self.received_bytes += received.nbytes
 
     def _step(self, pushed: list[Pushed]) -> None:
         self.owner.step(pushed)
         self.table.counter[0] = self.owner.clock
+
+
+def _count(chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return how many are chosen of each rank; chosen: (sum of counts,) bool, the first rank's first."""
+    return np.bincount(np.repeat(np.arange(len(counts)), counts)[chosen], minlength=len(counts)).astype(np.int64)
+
+
+def _padded(
+    rows: np.ndarray, gradients: np.ndarray, counts: np.ndarray, known: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of each rank with their gradients, followed by rows of -1 up to as many as it knows of."""
+    if np.array_equal(counts, known):
+        return rows, gradients
+    ends, starts = np.cumsum(known), np.cumsum(counts) - counts
+    places = np.repeat(ends - known - starts, counts) + np.arange(len(rows))
+    all_rows, all_gradients = np.full(ends[-1], -1), np.zeros((ends[-1], gradients.shape[1]), gradients.dtype)
+    all_rows[places], all_gradients[places] = rows, gradients
+    return all_rows, all_gradients
+
+
+def _present(rows: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    there = rows >= 0
+    return (rows, gradients) if there.all() else (rows[there], gradients[there])
 
 
 def _exchange_counts(counts: np.ndarray, group) -> np.ndarray:

@@ -33,7 +33,7 @@ class RowOwner:
         arrays: "rows", and with Adam "moments" and "counts"; changed in place.
         optimizer: Steps the rows.
         clock: Steps so far.
-        watched: Whether `changed` is asked, and age is counted: takes 4 bytes a row.
+        watched: Whether `changed` and `among` are asked, and age is counted: takes 5 bytes a row.
 
     Attributes:
         clock: Steps so far; a row that was read at a clock has seen the steps up to it.
@@ -46,6 +46,7 @@ class RowOwner:
     ):
         self._arrays, self.optimizer, self.clock = arrays, optimizer, clock
         self._stepped = np.zeros(len(arrays["rows"]) if watched else 0, np.int32)  # clock after a row's last step
+        self._marked = np.zeros(len(self._stepped), bool)  # while `among` compares
         self.stale_rows = self.greatest_age = 0
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -55,6 +56,15 @@ class RowOwner:
     def changed(self, rows: np.ndarray, since: int) -> np.ndarray:
         """Return the positions of those rows that a step has changed since a clock; rows: (num,) int64."""
         return np.flatnonzero(self._stepped[rows] > since)
+
+    def among(self, rows: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+        """Return (num,) bool, which of some rows are among others; rows: (num,) int64, others: arrays of such."""
+        for one in others:
+            self._marked[one] = True
+        found = self._marked[rows]
+        for one in others:
+            self._marked[one] = False
+        return found
 
     def step(self, pushed: Sequence[Pushed]) -> None:
         """Step the rows by what each process pushed, in the order of the processes."""

@@ -43,13 +43,14 @@ class ShardPull:
 
     Attributes:
         ids, out: As asked for.
+        is_empty: They are none.
         of_shard: (shard, places in ids, rows of the shard) of every shard that has some.
         since: By shard, the steps that its rows have seen.
         left: (shard, places in ids, answer) that have not been copied.
     """
 
     def __init__(self, table: "ShardTable", ids: np.ndarray, out: np.ndarray):
-        self.ids, self.out, self._table = ids, out, table
+        self.ids, self.out, self.is_empty, self._table = ids, out, not len(ids), table
         self.of_shard = [one for one in table.by_owner(ids) if len(one[1])]
         self.since: dict[int, int] = {}
         self.left: list[tuple[int, np.ndarray, Any]] = []
@@ -90,6 +91,7 @@ class ShardTable:
         self.handle, self.token, self._keeper = handle, spec.token, keeper
         self._ownership, self._limit, self._staleness = spec.ownership, pushes_under_way, staleness
         self._hosts, self._due, self.received_bytes = Hosts.alone(), 0, 0
+        self._step: ShardPull | None = None  # the rows of the step that is under way
         self.arrays = {name: RemoteColumn(self, name, column) for name, column in spec.columns.items()}
         self.counter = RemoteCounter(self)
         self._actors: list[Any] = []
@@ -131,8 +133,9 @@ class ShardTable:
     def owner_of(self, ids: np.ndarray) -> np.ndarray:
         return self._ownership.locate(ids)[0]
 
-    def pull(self, ids: np.ndarray, out: np.ndarray) -> ShardPull:
+    def pull(self, ids: np.ndarray, out: np.ndarray, sizes: Any = None, ahead: bool = False) -> ShardPull:
         actors, pulled = self.connect(), ShardPull(self, ids, out)
+        self._step = self._step if ahead or sizes is None else pulled
         pulled.left = [(shard, places, actors[shard].read.remote(rows)) for shard, places, rows in pulled.of_shard]
         return pulled
 
@@ -154,7 +157,7 @@ class ShardTable:
 
     def renew(self, pulled: ShardPull, other: None = None) -> ShardPull:
         pulled.result()
-        actors = self.connect()
+        self._step, actors = pulled, self.connect()
         for shard, places, rows in pulled.of_shard:
             if not self._staleness or pulled.since[shard] < self._due - self._staleness:
                 pulled.left.append((shard, places, actors[shard].changed.remote(rows, pulled.since[shard])))
@@ -182,10 +185,10 @@ class ShardTable:
             self._copy(asked, out)
         return out
 
-    def push(self, ids: np.ndarray, gradients: np.ndarray, pulled: ShardPull | None = None) -> None:
+    def push(self, ids: np.ndarray, gradients: np.ndarray, is_step: bool = True, coming: Any = None) -> None:
         """Send gradients to the owners of their rows, without waiting; every owner is told of every step."""
         actors, rank, num_ranks = self.connect(), self._hosts.rank, len(self._hosts.host_of_rank)
-        since = {} if pulled is None else pulled.since
+        since = self._step.since if is_step and self._step is not None else {}
         self._due += 1
         self._under_way.append([
             (shard, actors[shard].push.remote(rows, gradients[places], rank, num_ranks, since.get(shard, -1)))

@@ -12,7 +12,7 @@ from embedding_runs import NUM, embedding, fit, write_store
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.across_ranks import own_ranks
-from lightning_gnnscale.embedding.row_exchange import Hosts
+from lightning_gnnscale.embedding.row_exchange import Hosts, Ownership
 from lightning_gnnscale.embedding.row_owner import Pushed, RowOwner
 from lightning_gnnscale.remote import shard_table
 from lightning_gnnscale.remote.shard_keeper import Initial, RowShard, ShardSpec
@@ -35,20 +35,25 @@ def batches_of(step):
 
 
 def learn(inputs, first, stop, own, told=True):
-    """Take steps as a module in training does; `told`: the loader tells of coming steps."""
+    """Take steps as a module in training does; a batch now and then has no gradients.
+
+    told: the loader tells of coming steps; "wrongly": a process tells of other nodes than it has then, now and then.
+    """
     announced = first
     for step in range(first, stop):
         while told and announced < min(stop, step + 1 + inputs.batches_ahead):
-            inputs.announce([batches_of(announced)[rank] for rank in own])
+            wrong = told == "wrongly" and (announced + min(own, default=0)) % 3 == 1
+            inputs.announce([batches_of(announced + wrong)[rank] for rank in own])
             announced += 1
         mine = [batches_of(step)[rank] for rank in own]
         if not mine:
             inputs.skip()
             continue
         inputs.begin([torch.from_numpy(nodes) for nodes in mine])
-        for nodes in mine:
+        for rank, nodes in zip(own, mine, strict=True):
             rows = inputs(torch.from_numpy(nodes))
-            ((rows - torch.from_numpy(TARGETS[nodes])) ** 3).sum().backward()
+            if (step + rank) % 4 != 1:
+                ((rows - torch.from_numpy(TARGETS[nodes])) ** 3).sum().backward()
             inputs.step()
 
 
@@ -76,17 +81,31 @@ def learn_on_ranks(folder, hosts, staleness=0, ranks=RANKS, told=True, save=None
     return inputs.pull(np.arange(NUM)).clone(), inputs.num_pushes, inputs.told(), kept
 
 
+def rows_of_the_other_host():
+    """How many distinct rows the batches of both processes have on the other's host."""
+    owned, count = Ownership.by_rank(OFFSETS, [0, 1]), 0
+    for step in range(STEPS // 2):
+        for process in range(2):
+            for rank in own_ranks(process, 2, RANKS):
+                count += np.count_nonzero(owned.locate(np.unique(batches_of(step)[rank]))[0] != process)
+    return count
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("told", [True, False, "wrongly"])
 @pytest.mark.parametrize("hosts", [[0, 1], [0, 0], [0, 1, 1]])
 def test_rows_are_those_of_one_process(tmp_path, hosts, told):
-    """Rows of the other host are pulled a step ahead, and again where a step has changed them."""
+    """Rows of the other host are pulled a step ahead, and those that a step changes follow it."""
     rows, pushes, _, _ = learn_on_ranks(tmp_path, None)
     assert pushes == STEPS // 2
+    received = 0
     for found in launch(len(hosts), learn_on_ranks, tmp_path / "run", hosts, 0, RANKS, told, limit_s=200):
         assert torch.equal(found[0], rows) and found[1] == pushes
         assert (found[2]["rows_stale"], found[2]["greatest_age"]) == (0, 0)
         assert found[2]["bytes_away"] > 0 or len(set(hosts)) == 1
+        received += found[2]["bytes_away"]
+    if hosts == [0, 1] and told != "wrongly":  # each row of a batch travels once, and its gradient; at the end all rows
+        assert received == 4 * DIM * (2 * rows_of_the_other_host() + NUM)
 
 
 @pytest.mark.sweep

@@ -1,6 +1,7 @@
 """Further columns of the nodes: stored under their names, in every batch, given to a backbone that names them."""
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from lightning_gnnscale.loader import RowReads
 from lightning_gnnscale.partition_store import array_file, publish
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
+from lightning_gnnscale.partition_store.part_graph import load_whole_graph
 from lightning_gnnscale.partition_store.planned_reads import bytes_read
 from lightning_gnnscale.partition_store.preparation import prepare_store
 from lightning_gnnscale.sampler.minibatch import MiniBatch
@@ -276,3 +278,27 @@ def test_what_a_backbone_needs_and_the_store_lacks_is_said_before_the_first_batc
     store = gs.write_partition_store(tmp_path, stream, parts, features=features, labels=np.arange(NODES) % 3)
     with pytest.raises(StrategyError, match=said(told)):
         check_model(gs.NodeClassifier(backbone, num_classes=3), store)
+
+
+def test_a_sampled_evaluation_with_owners_reads_columns_for_a_run_of_batches(tmp_path, monkeypatch):
+    """Owners give neighbours and features; further columns are the store's."""
+    write(tmp_path / "store", dataset())
+    monkeypatch.setattr(train_loader, "load_whole_graph", lambda store, part, edges: load_whole_graph(store, part))
+
+    def batches(free):
+        monkeypatch.setattr(train_loader, "free_memory_bytes", lambda: free)
+        dm = gs.PartitionDataModule(
+            store=tmp_path / "store", sampler=gs.NeighborSampler([3, 2]), evaluation="sampled", batch_size=8
+        )
+        dm.setup("predict")
+        owners = SimpleNamespace(features=dm.store.features, sampler=lambda sampler: sampler)
+        monkeypatch.setattr(dm, "_held_graph", lambda: owners)
+        loader = dm.predict_dataloader()
+        try:
+            return [batch.columns for batch in loader], loader.columns_bytes
+        finally:
+            loader.close()
+
+    (mapped, none), (ahead, window) = batches(1 << 40), batches(320)
+    assert (none, window) == (0, 320 // 16) and len(mapped) == len(ahead) > 2
+    assert all(all(map(torch.equal, flat(one), flat(other))) for one, other in zip(mapped, ahead, strict=True))
