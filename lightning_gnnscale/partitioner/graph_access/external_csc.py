@@ -137,7 +137,7 @@ def open_external_csc(
         stream, scratch, deduplicate, progress, state, after_chunk: see `open_simple_graph`; here scratch disk is
             needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
-        threads: `RowThreads` that spread and sort; None: one thread.
+        threads: `RowThreads` that count, spread and sort; None: one thread.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
@@ -150,7 +150,7 @@ def open_external_csc(
     if stream.num_nodes is None:
         stream.count()
     with phases.phase("degrees"):
-        report, degree = scan(stream, state, progress, after_chunk)
+        report, degree = scan(stream, state, progress, after_chunk, threads)
     with phases.phase("adjacency"):
         if report.layout == "both_ways":
             np.floor_divide(degree, 2, out=degree)
