@@ -67,17 +67,18 @@ class EntryBuckets:
     def spread(self, file, pieces, number: int = 0, threads=None) -> None:
         """Write both entries of every edge to the buckets, leaving out entries whose row is not in the round.
 
-        Several threads each stage the entries of a stretch of edges; then each appends all that was staged, stretch
-        after stretch, to the buckets that are its own: the file is the same for any number of threads.
+        Threads each stage the entries of a stretch of edges, in chunks that the processor's cache holds; then each
+        appends all that was staged, stretch after stretch, to the buckets that are its own. The file is the same for
+        any number of threads.
 
         Args:
             file: unbuffered, and empty in round 0.
             pieces: lists of iterators over pairs (src, dst) of ids, one for each of `num_spreaders` at most, with at
-                most SHARE_EDGES edges each if there are several; see `SimpleGraph.shared_pass`.
+                most SHARE_EDGES edges each; see `SimpleGraph.shared_pass`.
             threads: `RowThreads`; None: one.
 
-        Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on; with several threads 2 MB for
-            each, and 1.5 KB for each of its buckets.
+        Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on; for each thread 2 MB, and 1.5 KB
+            a bucket.
         """
         written, dtype = np.zeros(self.num_buckets, np.int64), self.degree.dtype
         first, last = self._first_bucket[number : number + 2].tolist()
@@ -85,29 +86,25 @@ class EntryBuckets:
         before = np.concatenate([[0], np.cumsum(self._entries[first:last])])
         bounds = first + np.searchsorted(before[:-1], before[-1] * np.arange(shares) / shares)
         opened = [OpenChunks.of(self.first_row, range(*ends), self.chunk, dtype) for ends in pairwise([*bounds, last])]
-        if shares == 1:
-            for src, dst in (block for (blocks,) in pieces for block in blocks):
-                for full in opened[0].filled(spread_edges, src, dst):
+        chunk = min(STAGED_CHUNK, self.chunk)
+        spare = 2 * SHARE_EDGES // chunk + 2
+        staged = [OpenChunks.of(self.first_row, range(first, last), chunk, dtype, spare) for _ in opened]
+        share = _one_by_one if threads is None else threads.map
+
+        def stage(taken) -> None:
+            into, blocks = taken
+            into.empty()
+            for src, dst in blocks:
+                spread_edges(src, dst, into)
+
+        def append(own) -> None:
+            for one in staged:
+                for full in own.filled_by(one):
                     self._write(file, *full, written)
-        else:
-            chunk = min(STAGED_CHUNK, self.chunk)
-            spare = 2 * SHARE_EDGES // chunk + 2
-            staged = [OpenChunks.of(self.first_row, range(first, last), chunk, dtype, spare) for _ in opened]
 
-            def stage(taken) -> None:
-                into, blocks = taken
-                into.empty()
-                for src, dst in blocks:
-                    spread_edges(src, dst, 0, into)
-
-            def append(own) -> None:
-                for one in staged:
-                    for full in own.filled(append_staged, one):
-                        self._write(file, *full, written)
-
-            for piece in pieces:
-                threads.map(stage, zip(staged, [*piece, *[()] * (shares - len(piece))], strict=True))
-                threads.map(append, opened)
+        for piece in pieces:
+            share(stage, zip(staged, [*piece, *[()] * (shares - len(piece))], strict=True))
+            share(append, opened)
         for own in opened:
             for bucket, chunk in own.take_begun():
                 self._write(file, bucket, chunk, written)
@@ -162,9 +159,11 @@ class EntryBuckets:
         def place(bucket: int) -> tuple[int, np.ndarray]:
             turn, sorter = divmod(bucket - first, sorters)
             out, cursor = buffers[turn & 1, sorter, : self._entries[bucket]], cursors[sorter]
-            _start_rows(self._degrees(bucket), cursor)
+            degree = self._degrees(bucket)
+            ends = np.cumsum(degree, dtype=degree.dtype)
+            np.subtract(ends, degree, out=cursor[: len(ends)])
             self._place_bucket(file, bucket, chunks[sorter], cursor, out)
-            if not _rows_are_full(self._degrees(bucket), cursor):
+            if not np.array_equal(cursor[: len(ends)], ends):
                 raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
             return bucket, out
 
@@ -263,14 +262,6 @@ def sum_ranges(degree, starts, out):
 
 
 @kernel
-def _start_rows(degree, cursor):
-    position = cursor[0] * 0
-    for row in range(len(degree)):
-        cursor[row] = position
-        position += degree[row]
-
-
-@kernel
 def _place(neighbors, rows, chunk, count, cursor, out):
     """Put the next `count` entries behind those that their rows have already."""
     rows_at = (neighbors.itemsize >> 1) * chunk
@@ -283,16 +274,6 @@ def _place(neighbors, rows, chunk, count, cursor, out):
             if position < len(out):
                 out[position] = of_neighbors[i]
             cursor[row] = position + 1
-
-
-@kernel
-def _rows_are_full(degree, cursor):
-    end = np.int64(0)
-    for row in range(len(degree)):
-        end += degree[row]
-        if cursor[row] != end:
-            return False
-    return True
 
 
 @kernel
@@ -374,11 +355,11 @@ class OpenChunks(NamedTuple):
             counts=np.array([spare, 0]),
         )
 
-    def filled(self, kernel, *given) -> Iterator[tuple[int, np.ndarray]]:
-        """Call kernel(*given, done, self) until all is done; yield the bucket and the bytes of every full chunk."""
+    def filled_by(self, staged: "OpenChunks") -> Iterator[tuple[int, np.ndarray]]:
+        """Append the entries of other, smaller chunks; yield the bucket and the bytes of every full chunk."""
         done = 0
         while done >= 0:
-            done = kernel(*given, done, self)
+            done = append_staged(staged, done, self)
             for bucket, chunk in self.full[: self.counts[_FULL]].tolist():
                 yield bucket, self.chunks[chunk]
             self._free_full()
@@ -403,12 +384,8 @@ class OpenChunks(NamedTuple):
 
 
 @kernel
-def spread_edges(src, dst, start, opened):
-    """Append both entries of the edges from `start` on, of rows of the round.
-
-    Returns:
-        -1; or the next edge, where fewer than two chunks are free: they have to be emptied before.
-    """
+def spread_edges(src, dst, opened):
+    """Append both entries of edges, of rows of the round; there are chunks enough."""
     coarse, shift, first_row, cursor = opened.coarse, opened.shift, opened.first_row, opened.cursor
     neighbors, rows, log_chunk = opened.neighbors, opened.rows, opened.log_chunk
     first_of_round, end_of_round = first_row[opened.first_bucket], first_row[opened.last_bucket]
@@ -416,8 +393,7 @@ def spread_edges(src, dst, start, opened):
     neighbor_gap = 2 * (last + 1) // neighbors.itemsize
     row_gap = neighbors.itemsize * (last + 1) // 2
     num_free, num_full = opened.counts[_FREE], opened.counts[_FULL]
-    done = -1
-    for i in range(start, len(src)):
+    for i in range(len(src)):
         for end in range(2):
             row, neighbor = (src[i], dst[i]) if end == 0 else (dst[i], src[i])
             if row < first_of_round or row >= end_of_round:
@@ -436,11 +412,7 @@ def spread_edges(src, dst, start, opened):
                 num_free -= 1
                 position = opened.free[num_free] << log_chunk
             cursor[bucket] = position
-        if num_free < 2:
-            done = i + 1
-            break
     opened.counts[_FREE], opened.counts[_FULL] = num_free, num_full
-    return done
 
 
 @kernel
@@ -475,8 +447,13 @@ def append_staged(staged, start, opened):
             take = min(count - done, capacity - filled)
             to_neighbor = into * (capacity + 2 * capacity // item) + filled
             to_row = into * (capacity + item * capacity // 2) + item * capacity // 2 + filled
-            opened.neighbors[to_neighbor : to_neighbor + take] = staged.neighbors[neighbor_at : neighbor_at + take]
-            opened.rows[to_row : to_row + take] = staged.rows[row_at : row_at + take]
+            # Loops over slices from zero make vector code; to assign a slice takes seconds to compile.
+            neighbors, from_neighbors = opened.neighbors[to_neighbor:], staged.neighbors[neighbor_at:]
+            rows, from_rows = opened.rows[to_row:], staged.rows[row_at:]
+            for k in range(take):
+                neighbors[k] = from_neighbors[k]
+            for k in range(take):
+                rows[k] = from_rows[k]
             done, neighbor_at, row_at, position = done + take, neighbor_at + take, row_at + take, position + take
             if position & (capacity - 1) == 0:
                 full = opened.counts[_FULL]

@@ -87,10 +87,9 @@ class SimpleGraph:
         seen = np.zeros((num_shares, 2), np.uint64)
         readers = [self, *(replace(self, _buffers={}) for _ in range(1, num_shares))]  # each with its own buffers
         for chunk in self.stream.chunks():
-            step = SHARE_EDGES if num_shares > 1 else max(1, len(chunk.src))
-            starts = range(0, len(chunk.src), step)
+            starts = range(0, len(chunk.src), SHARE_EDGES)
             for first in range(0, len(starts), num_shares):
-                pieces = [_piece(chunk, start, start + step) for start in starts[first : first + num_shares]]
+                pieces = [_piece(chunk, start, start + SHARE_EDGES) for start in starts[first : first + num_shares]]
                 yield [reader.blocks(*given) for reader, *given in zip(readers, pieces, seen, strict=False)]
             if progress is not None:
                 progress(what, int(seen[:, 0].sum()), self.report.num_listed)

@@ -9,7 +9,7 @@ import numpy as np
 from ...graph import id_dtype
 from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
-from .weighted_graph import BlockGraph, RowThreads
+from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 MAX_FORESTS = 4  # of trees of nodes that are connected; each is a thread's
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
@@ -25,7 +25,7 @@ class PartCounts(NamedTuple):
 
 
 def count_parts(
-    graph: BlockGraph, part: np.ndarray, num_parts: int, threads: RowThreads, backwards: bool
+    graph: BlockGraph | WeightedGraph, part: np.ndarray, num_parts: int, threads: RowThreads, backwards: bool
 ) -> PartCounts:
     """Read the graph once, and count its edges, halo nodes and components by part.
 

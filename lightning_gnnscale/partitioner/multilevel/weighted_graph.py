@@ -3,6 +3,7 @@
 import collections
 import queue
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import itemgetter
@@ -185,20 +186,20 @@ class RowThreads:
         self._helpers: list[threading.Thread] = []
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
 
-    def run(self, kernel, indptr: np.ndarray, *args) -> list:
+    def run(self, kernel, indptr: np.ndarray | range, *args) -> list:
         """Call kernel(start_row, stop_row, *args) so that all rows are covered; return the results in row order.
 
         Args:
             kernel: a compiled function.
-            indptr: (num_rows + 1,), by which the ranges get about equal numbers of entries.
+            indptr: (num_rows + 1,), by which the ranges get about equal numbers of entries; range(num_rows + 1): of
+                rows.
         """
         num_rows = len(indptr) - 1
         num_entries = int(indptr[-1] - indptr[0])
         ranges = min(self.num_threads, num_entries // MIN_ENTRIES)
         if ranges <= 1:
             return [kernel(0, num_rows, *args)]
-        targets = indptr[0] + num_entries * np.arange(1, ranges) // ranges
-        bounds = [0, *np.searchsorted(indptr, targets).tolist(), num_rows]
+        bounds = [bisect_left(indptr, indptr[0] + num_entries * i // ranges) for i in range(ranges)] + [num_rows]
         return self.map(lambda i: kernel(bounds[i], bounds[i + 1], *args), range(ranges))
 
     def share(self, kernel, num_entries: int, *args) -> list:
