@@ -41,7 +41,7 @@ def test_each_kernel_of_the_list_is_there_and_its_types_can_be_read():
 
 
 # Compilations that a first command waits for. A number here is lowered when kernels go, and raised for nothing.
-CEILINGS = {"demo": 108, "partition:spring": 17, "partition:streaming_multilevel": 41}
+CEILINGS = {"demo": 107, "partition:spring": 17, "partition:streaming_multilevel": 40}
 
 
 def test_no_command_comes_to_need_more_kernels():

@@ -110,7 +110,8 @@ class GraphInput:
     def open_rows(self, block_edges: int, threads=None) -> ExternalCSC:
         """Open the graph as rows on scratch disk, see `open_external_csc`; a run that goes on sorts them again."""
         self._load()
-        scan, self._scan, after_chunk = self._scan, None, None if self.phase else self._save_scan
+        scan, self._scan = self._scan, None
+        after_chunk = None if self.phase or self._saved.path is None else self._save_scan
         given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk, threads)
         return open_external_csc(self.stream, *given)
 

@@ -217,22 +217,22 @@ def streaming_multilevel(
             in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
         if at_once:
             with phases.phase("multilevel"):
-                in_memory = source.in_memory(node_weight)
-                part = partition_in_memory(in_memory, cap, graph.seed, effort=in_all, threads=threads)
-                part = numbered(in_memory, part, num_parts)
+                read = source.in_memory(node_weight)
+                part = partition_in_memory(read, cap, graph.seed, effort=in_all, threads=threads)
+                part = numbered(read, part, num_parts)
         else:
             source.keep_degree(source.degree if whole else _volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
-            streamed = source.in_memory(node_weight) if whole else source.streamed(node_weight)
-            clusters = partial(_clusters, graph, streamed, cap, int(passes), (max_edges, tries.enough_edges), threads)
-            parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
+            read = source.in_memory(node_weight) if whole else source.streamed(node_weight)
+            clusters = partial(_clusters, graph, read, cap, int(passes), (max_edges, tries.enough_edges), threads)
+            parts = StreamedParts(graph, read, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
             polish = tries.polish[not few_neighbours]
             if whole and polish[1]:
                 with phases.phase(REFINEMENT):
-                    part = polished(streamed, part, cap, graph.seed, polish, threads, parts.price)
-            if phases.counts_quality() and isinstance(streamed, BlockGraph):
-                _count_quality(streamed, part, num_parts, threads)
+                    part = polished(read, part, cap, graph.seed, polish, threads, parts.price)
+            if phases.counts_quality() and isinstance(source, StreamedRows):
+                _count_quality(read, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
@@ -241,7 +241,7 @@ def streaming_multilevel(
     return part.astype(np.int32)
 
 
-def _count_quality(graph: BlockGraph, part: np.ndarray, num_parts: int, threads: RowThreads) -> None:
+def _count_quality(graph: BlockGraph | WeightedGraph, part: np.ndarray, num_parts: int, threads: RowThreads) -> None:
     """Count what the quality is made of while the rows are there: later it takes the stream, and a bit a part."""
     with phases.phase("quality"):
         counts = count_parts(graph, part, num_parts, threads, backwards=True)
@@ -393,7 +393,7 @@ def _clusters(
         too_many = not isinstance(graph, EdgeGraph) and graph.total_edge_weight // 2 > edges[0]
         if too_many and until == clusters.steps_of(passes):
             with phases.phase("quotient"):
-                part = hub_parts(graph, clusters.label, cap, given.seed)
+                part = hub_parts(graph, clusters.label, cap, given.seed, threads)
             if part is not None:
                 return None, part
         with phases.phase("quotient"):

@@ -9,6 +9,7 @@ largest of two rounds, three quarters of the entries, sets the peak: 4.5 bytes a
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...edge_stream.read_ahead import read_ahead
 from ...errors import EdgeStreamError
 from ...jit import kernel
 from ...scratch import read_at, write_at
+from .simple_graph import SHARE_EDGES
 
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes
 MIN_ENTRIES, MAX_ENTRIES = 1 << 19, 1 << 21  # of a bucket, unless it is one row: what is sorted in memory at a time
@@ -26,6 +28,8 @@ READ_BYTES = 1 << 20
 PAGE_BYTES = 1 << 12
 MAX_ROUNDS = 3
 MAX_SORTERS = 2  # threads that sort buckets, each with buffers of its own
+MAX_SPREADERS = 8  # threads that spread edges
+STAGED_CHUNK = 1 << 8  # entries
 
 _SPARE_CHUNKS = 32
 _COARSE_CELLS = 1 << 13
@@ -60,24 +64,50 @@ class EntryBuckets:
         self.file_bytes = max(self._lay_out(number) for number in range(num_rounds))
         self._position = 0
 
-    def spread(self, file, blocks, number: int = 0) -> None:
+    def spread(self, file, pieces, number: int = 0, threads=None) -> None:
         """Write both entries of every edge to the buckets, leaving out entries whose row is not in the round.
 
-        The file is unbuffered, and empty in round 0; blocks are pairs (src, dst) of ids.
+        Threads each stage the entries of a stretch of edges, in chunks that the processor's cache holds; then each
+        appends all that was staged, stretch after stretch, to the buckets that are its own. The file is the same for
+        any number of threads.
 
-        Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on.
+        Args:
+            file: unbuffered, and empty in round 0.
+            pieces: lists of iterators over pairs (src, dst) of ids, one for each of `num_spreaders` at most, with at
+                most SHARE_EDGES edges each; see `SimpleGraph.shared_pass`.
+            threads: `RowThreads`; None: one.
+
+        Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on; for each thread 2 MB, and 1.5 KB
+            a bucket.
         """
-        buckets = range(self._first_bucket[number], self._first_bucket[number + 1])
-        opened = OpenChunks.of(self.first_row, buckets, self.chunk, self.degree.dtype)
-        written = np.zeros(self.num_buckets, np.int64)
-        for src, dst in blocks:
-            done = 0
-            while done < len(src):
-                done = spread_edges(src, dst, done, opened)
-                for bucket, chunk in opened.take_full():
-                    self._write(file, bucket, chunk, written)
-        for bucket, chunk in opened.take_begun():
-            self._write(file, bucket, chunk, written)
+        written, dtype = np.zeros(self.num_buckets, np.int64), self.degree.dtype
+        first, last = self._first_bucket[number : number + 2].tolist()
+        shares = num_spreaders(threads)
+        before = np.concatenate([[0], np.cumsum(self._entries[first:last])])
+        bounds = first + np.searchsorted(before[:-1], before[-1] * np.arange(shares) / shares)
+        opened = [OpenChunks.of(self.first_row, range(*ends), self.chunk, dtype) for ends in pairwise([*bounds, last])]
+        chunk = min(STAGED_CHUNK, self.chunk)
+        spare = 2 * SHARE_EDGES // chunk + 2
+        staged = [OpenChunks.of(self.first_row, range(first, last), chunk, dtype, spare) for _ in opened]
+        share = _one_by_one if threads is None else threads.map
+
+        def stage(taken) -> None:
+            into, blocks = taken
+            into.empty()
+            for src, dst in blocks:
+                spread_edges(src, dst, into)
+
+        def append(own) -> None:
+            for one in staged:
+                for full in own.filled_by(one):
+                    self._write(file, *full, written)
+
+        for piece in pieces:
+            share(stage, zip(staged, [*piece, *[()] * (shares - len(piece))], strict=True))
+            share(append, opened)
+        for own in opened:
+            for bucket, chunk in own.take_begun():
+                self._write(file, bucket, chunk, written)
 
     def sort(self, file, drop_repeats: bool, progress=None, number: int = 0, threads=None) -> None:
         """Write a round's rows behind those of the rounds before, and cut off the rest of the file.
@@ -129,9 +159,11 @@ class EntryBuckets:
         def place(bucket: int) -> tuple[int, np.ndarray]:
             turn, sorter = divmod(bucket - first, sorters)
             out, cursor = buffers[turn & 1, sorter, : self._entries[bucket]], cursors[sorter]
-            _start_rows(self._degrees(bucket), cursor)
+            degree = self._degrees(bucket)
+            ends = np.cumsum(degree, dtype=degree.dtype)
+            np.subtract(ends, degree, out=cursor[: len(ends)])
             self._place_bucket(file, bucket, chunks[sorter], cursor, out)
-            if not _rows_are_full(self._degrees(bucket), cursor):
+            if not np.array_equal(cursor[: len(ends)], ends):
                 raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
             return bucket, out
 
@@ -180,6 +212,11 @@ class EntryBuckets:
             written[bucket] += 1
 
 
+def num_spreaders(threads) -> int:
+    """Return how many of the `RowThreads` spread edges, each with memory of its own; None: one."""
+    return 1 if threads is None else min(MAX_SPREADERS, threads.num_threads)
+
+
 def _one_by_one(function, items) -> list:
     return [function(item) for item in items]
 
@@ -225,14 +262,6 @@ def sum_ranges(degree, starts, out):
 
 
 @kernel
-def _start_rows(degree, cursor):
-    position = cursor[0] * 0
-    for row in range(len(degree)):
-        cursor[row] = position
-        position += degree[row]
-
-
-@kernel
 def _place(neighbors, rows, chunk, count, cursor, out):
     """Put the next `count` entries behind those that their rows have already."""
     rows_at = (neighbors.itemsize >> 1) * chunk
@@ -245,16 +274,6 @@ def _place(neighbors, rows, chunk, count, cursor, out):
             if position < len(out):
                 out[position] = of_neighbors[i]
             cursor[row] = position + 1
-
-
-@kernel
-def _rows_are_full(degree, cursor):
-    end = np.int64(0)
-    for row in range(len(degree)):
-        end += degree[row]
-        if cursor[row] != end:
-            return False
-    return True
 
 
 @kernel
@@ -292,7 +311,7 @@ class OpenChunks(NamedTuple):
         neighbors, rows: The memory of `chunks` as flat arrays of ids and of uint16.
         log_chunk: Base-2 logarithm of the number of entries in a chunk.
         cursor: (num_buckets,) int64 chunk * 2**log_chunk + entries in it; -1 for buckets of other rounds.
-        free, full: (_SPARE_CHUNKS,) int64 free chunks, and (_SPARE_CHUNKS, 2) int64 (bucket, chunk) of full ones.
+        free, full: (spare,) int64 free chunks, and (spare, 2) int64 (bucket, chunk) of full ones.
         counts: (2,) int64 number of free chunks, and of full ones.
     """
 
@@ -311,13 +330,15 @@ class OpenChunks(NamedTuple):
     counts: np.ndarray
 
     @classmethod
-    def of(cls, first_row: np.ndarray, buckets: range, chunk: int, dtype: np.dtype) -> "OpenChunks":
-        """Open a chunk of `chunk` entries, a power of two, for each bucket of the round."""
+    def of(
+        cls, first_row: np.ndarray, buckets: range, chunk: int, dtype: np.dtype, spare: int = _SPARE_CHUNKS
+    ) -> "OpenChunks":
+        """Open a chunk of `chunk` entries, a power of two, for each bucket, and have so many spare ones."""
         num_rows = max(1, int(first_row[-1]))
         shift = max(0, (num_rows - 1).bit_length() - _COARSE_CELLS.bit_length() + 1)
         cursor = np.full(len(first_row) - 1, -1, np.int64)
         cursor[buckets.start : buckets.stop] = np.arange(len(buckets)) * chunk
-        chunks = np.empty((len(buckets) + _SPARE_CHUNKS, chunk * (dtype.itemsize + 2)), np.uint8)
+        chunks = np.empty((len(buckets) + spare, chunk * (dtype.itemsize + 2)), np.uint8)
         return cls(
             coarse=(np.searchsorted(first_row, np.arange(0, num_rows, 1 << shift), "right") - 1).astype(np.int32),
             shift=shift,
@@ -330,15 +351,26 @@ class OpenChunks(NamedTuple):
             log_chunk=chunk.bit_length() - 1,
             cursor=cursor,
             free=np.arange(len(chunks) - 1, len(buckets) - 1, -1),
-            full=np.empty((_SPARE_CHUNKS, 2), np.int64),
-            counts=np.array([_SPARE_CHUNKS, 0]),
+            full=np.empty((spare, 2), np.int64),
+            counts=np.array([spare, 0]),
         )
 
-    def take_full(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the bucket and the bytes of every full chunk, then free them all."""
+    def filled_by(self, staged: "OpenChunks") -> Iterator[tuple[int, np.ndarray]]:
+        """Append the entries of other, smaller chunks; yield the bucket and the bytes of every full chunk."""
+        done = 0
+        while done >= 0:
+            done = append_staged(staged, done, self)
+            for bucket, chunk in self.full[: self.counts[_FULL]].tolist():
+                yield bucket, self.chunks[chunk]
+            self._free_full()
+
+    def empty(self) -> None:
+        """Forget all entries."""
+        self._free_full()
+        self.cursor[self.first_bucket : self.last_bucket] &= -1 << self.log_chunk
+
+    def _free_full(self) -> None:
         num_free, num_full = self.counts.tolist()
-        for bucket, chunk in self.full[:num_full].tolist():
-            yield bucket, self.chunks[chunk]
         self.free[num_free : num_free + num_full] = self.full[:num_full, 1]
         self.counts[_FREE] += num_full
         self.counts[_FULL] = 0
@@ -352,11 +384,8 @@ class OpenChunks(NamedTuple):
 
 
 @kernel
-def spread_edges(src, dst, start, opened):
-    """Append both entries of the edges from `start` on, of rows of the round; return how many edges are done.
-
-    It stops where fewer than two chunks are free: `take_full` has to come before the next edges.
-    """
+def spread_edges(src, dst, opened):
+    """Append both entries of edges, of rows of the round; there are chunks enough."""
     coarse, shift, first_row, cursor = opened.coarse, opened.shift, opened.first_row, opened.cursor
     neighbors, rows, log_chunk = opened.neighbors, opened.rows, opened.log_chunk
     first_of_round, end_of_round = first_row[opened.first_bucket], first_row[opened.last_bucket]
@@ -364,8 +393,7 @@ def spread_edges(src, dst, start, opened):
     neighbor_gap = 2 * (last + 1) // neighbors.itemsize
     row_gap = neighbors.itemsize * (last + 1) // 2
     num_free, num_full = opened.counts[_FREE], opened.counts[_FULL]
-    done = len(src)
-    for i in range(start, len(src)):
+    for i in range(len(src)):
         for end in range(2):
             row, neighbor = (src[i], dst[i]) if end == 0 else (dst[i], src[i])
             if row < first_of_round or row >= end_of_round:
@@ -384,8 +412,54 @@ def spread_edges(src, dst, start, opened):
                 num_free -= 1
                 position = opened.free[num_free] << log_chunk
             cursor[bucket] = position
-        if num_free < 2:
-            done = i + 1
-            break
     opened.counts[_FREE], opened.counts[_FULL] = num_free, num_full
-    return done
+
+
+@kernel
+def append_staged(staged, start, opened):
+    """Append the entries of other, smaller chunks, from the start-th on, of the buckets that are opened.
+
+    Full chunks come first, then those begun; so that a bucket's entries keep their order.
+
+    Returns:
+        -1; or the next chunk, where none is free.
+    """
+    first, last = opened.first_bucket, opened.last_bucket
+    capacity, small = np.int64(1) << opened.log_chunk, np.int64(1) << staged.log_chunk
+    item = staged.neighbors.itemsize
+    num_full, num_begun = staged.counts[_FULL], last - first
+    for i in range(start, num_full + num_begun):
+        if i < num_full:
+            bucket, chunk, count = staged.full[i, 0], staged.full[i, 1], small
+            if bucket < first or bucket >= last:
+                continue
+        else:
+            bucket = first + i - num_full
+            chunk, count = staged.cursor[bucket] >> staged.log_chunk, staged.cursor[bucket] & (small - 1)
+        if opened.counts[_FREE] < 1:
+            return i
+        neighbor_at = chunk * (small + 2 * small // item)
+        row_at = chunk * (small + item * small // 2) + item * small // 2
+        done = np.int64(0)
+        while done < count:
+            position = opened.cursor[bucket]
+            into, filled = position >> opened.log_chunk, position & (capacity - 1)
+            take = min(count - done, capacity - filled)
+            to_neighbor = into * (capacity + 2 * capacity // item) + filled
+            to_row = into * (capacity + item * capacity // 2) + item * capacity // 2 + filled
+            # Loops over slices from zero make vector code; to assign a slice takes seconds to compile.
+            neighbors, from_neighbors = opened.neighbors[to_neighbor:], staged.neighbors[neighbor_at:]
+            rows, from_rows = opened.rows[to_row:], staged.rows[row_at:]
+            for k in range(take):
+                neighbors[k] = from_neighbors[k]
+            for k in range(take):
+                rows[k] = from_rows[k]
+            done, neighbor_at, row_at, position = done + take, neighbor_at + take, row_at + take, position + take
+            if position & (capacity - 1) == 0:
+                full = opened.counts[_FULL]
+                opened.full[full, 0], opened.full[full, 1] = bucket, into
+                opened.counts[_FULL] += 1
+                opened.counts[_FREE] -= 1
+                position = opened.free[opened.counts[_FREE]] << opened.log_chunk
+            opened.cursor[bucket] = position
+    return np.int64(-1)

@@ -13,7 +13,7 @@ from ...errors import check_number
 from ...jit import kernel
 from ...scratch import nameless_file, read_at
 from .. import phases
-from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, sum_ranges
+from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, num_spreaders, sum_ranges
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, reserve, scratch_folder
 from .simple_graph import SimpleGraph, tell_graph
@@ -137,7 +137,7 @@ def open_external_csc(
         stream, scratch, deduplicate, progress, state, after_chunk: see `open_simple_graph`; here scratch disk is
             needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
-        threads: `RowThreads` that sort; None: one thread.
+        threads: `RowThreads` that count, spread and sort; None: one thread.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
@@ -150,7 +150,7 @@ def open_external_csc(
     if stream.num_nodes is None:
         stream.count()
     with phases.phase("degrees"):
-        report, degree = scan(stream, state, progress, after_chunk)
+        report, degree = scan(stream, state, progress, after_chunk, threads)
     with phases.phase("adjacency"):
         if report.layout == "both_ways":
             np.floor_divide(degree, 2, out=degree)
@@ -162,7 +162,8 @@ def open_external_csc(
         file = nameless_file(folder)
         try:
             for number in range(buckets.num_rounds):
-                buckets.spread(file, graph.one_pass("adjacency", progress), number)
+                pieces = graph.shared_pass("adjacency", num_spreaders(threads), progress)
+                buckets.spread(file, pieces, number, threads)
                 buckets.sort(file, deduplicate, progress, number, threads)
             csc = ExternalCSC(file, degree, report, int(block_edges))
         except BaseException:

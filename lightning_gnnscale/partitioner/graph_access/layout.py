@@ -16,6 +16,7 @@ from ...jit import kernel
 from ...rng import mix64
 
 SAMPLE_COPIES = 1 << 13  # copies of pairs that the sample holds at most
+MAX_SCANNERS = 4  # threads that count degrees
 MIN_REPEATED_SHARE = 0.01  # from here on a source counts as having repeats
 
 # Positions in ScanState.counts.
@@ -23,7 +24,7 @@ _LISTED, _SELF_LOOPS, _FORWARD, _BACKWARD, _THRESHOLD, _SAMPLED, NEXT_CHUNK = ra
 _SRC_FACTOR, _DST_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _ONE = np.uint64(1)
 _MAX_COPIES = 3  # of one pair in the sample: more than the two that `both_ways` allows is all that matters
-_BLOCK = 256
+_BLOCK = 32  # edges
 
 
 class ScanState(NamedTuple):
@@ -75,7 +76,9 @@ class LayoutReport(NamedTuple):
         return self.layout == "directed" or (self.detected and self.has_repeats)
 
 
-def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None) -> tuple[LayoutReport, np.ndarray]:
+def scan(
+    stream, state: ScanState | None = None, progress=None, after_chunk=None, threads=None
+) -> tuple[LayoutReport, np.ndarray]:
     """Read the stream once: degrees, layout, counts and checksum.
 
     Args:
@@ -83,6 +86,8 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
         state: where an earlier pass stopped; None starts one. Changed in place.
         progress: called as progress("degrees", edges done, edges in all or None) once a chunk.
         after_chunk: called with the state once a chunk, so that it can be saved.
+        threads: `RowThreads`, of which up to MAX_SCANNERS count degrees, each in an array of its own, unless there is
+            an `after_chunk`. They do not change the result.
 
     Returns:
         The report, and (num_nodes,) degrees as listed: a source that lists both ways counts every edge twice.
@@ -91,17 +96,45 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
         ValueError: the stream's layout is contradicted by its edges.
     """
     state = ScanState.empty(stream.num_nodes) if state is None else state
-    counts = state.counts
+    counts, share = state.counts, _one_by_one if threads is None else threads.map
+    scanners = 1 if threads is None or after_chunk is not None else min(MAX_SCANNERS, threads.num_threads)
+    degrees = [state.degree, *(np.zeros_like(state.degree) for _ in range(1, scanners))]
     for chunk in stream.chunks(int(counts[NEXT_CHUNK])):
-        _scan_edges(chunk.src, chunk.dst, state.degree, counts, state.sample)
+        done = 0
+        while done < len(chunk.src):
+            # As many edges again as have been seen: of more, too many would lie below a threshold that is still high.
+            step = max(SAMPLE_COPIES, int(counts[_LISTED]))
+            _scan_some(chunk.src[done : done + step], chunk.dst[done : done + step], degrees, state, share)
+            done += step
         counts[NEXT_CHUNK] += _ONE
         if after_chunk is not None:
             after_chunk(state)
         if progress is not None:
             progress("degrees", int(counts[_LISTED]), stream.num_edges)
+    for degree in degrees[1:]:
+        np.add(state.degree, degree, out=state.degree)
     if len(state.degree) and state.degree.min() < 0:
         raise EdgeStreamError(f"{stream.name}: a node is listed in more than {np.iinfo(state.degree.dtype).max} edges")
     return _report(state, stream.layout), state.degree
+
+
+def _scan_some(src, dst, degrees: list[np.ndarray], state: ScanState, share) -> None:
+    """Count edges, a range for each array of degrees, then sample their pairs, in order."""
+    counts, num_blocks = state.counts, -(-len(src) // _BLOCK)
+    is_sampled = np.empty(num_blocks, np.bool_)
+    bounds = [num_blocks * i // len(degrees) for i in range(len(degrees) + 1)]
+
+    def scan_range(i: int) -> tuple:
+        return _scan_edges(bounds[i], bounds[i + 1], src, dst, degrees[i], counts[_THRESHOLD], is_sampled)
+
+    for forward, backward, self_loops in share(scan_range, range(len(degrees))):
+        counts[_SELF_LOOPS:_THRESHOLD] += np.array([self_loops, forward, backward], np.uint64)
+    counts[_LISTED] += np.uint64(len(src))
+    _sample_pairs(src, dst, is_sampled, counts, state.sample)
+
+
+def _one_by_one(function, items) -> list:
+    return [function(item) for item in items]
 
 
 def lists_both_ways(stream) -> bool:
@@ -157,20 +190,25 @@ def _add_hashes(src, dst, sums):
 
 
 @kernel
-def _scan_edges(src, dst, degree, counts, sample):
-    """Count one chunk, add to the hash sums, and sample its pairs."""
-    forward, backward = counts[_FORWARD], counts[_BACKWARD]
-    for start in range(0, len(src), _BLOCK):
+def _scan_edges(start, stop, src, dst, degree, threshold, is_sampled):
+    """Count the edges of the blocks [start, stop), and mark blocks with a pair that may be sampled.
+
+    Returns:
+        The two hash sums, and the number of self-loops.
+    """
+    forward = backward = np.uint64(0)
+    self_loops = 0
+    for block in range(start, stop):
         # Slices and loops from zero: the compiler then knows that no index is negative, and makes vector code.
-        block_src, block_dst = src[start : start + _BLOCK], dst[start : start + _BLOCK]
-        threshold = counts[_THRESHOLD]
+        first = block * _BLOCK
+        block_src, block_dst = src[first : first + _BLOCK], dst[first : first + _BLOCK]
         sampled = 0
         for i in range(len(block_src)):
             there, back = edge_hash(block_src[i], block_dst[i]), edge_hash(block_dst[i], block_src[i])
             forward += there
             backward += back
             sampled += (there ^ back) <= threshold
-        self_loops = 0
+        is_sampled[block] = sampled > 0
         for i in range(len(block_src)):
             u, v = block_src[i], block_dst[i]
             if u == v:
@@ -178,28 +216,28 @@ def _scan_edges(src, dst, degree, counts, sample):
             else:
                 degree[u] += 1
                 degree[v] += 1
-        counts[_SELF_LOOPS] += np.uint64(self_loops)
-        if sampled:
-            _sample_pairs(block_src, block_dst, counts, sample)
-    counts[_FORWARD], counts[_BACKWARD] = forward, backward
-    counts[_LISTED] += np.uint64(len(src))
+    return forward, backward, self_loops
 
 
 @kernel
-def _sample_pairs(src, dst, counts, sample):
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        if u == v:
+def _sample_pairs(src, dst, is_sampled, counts, sample):
+    """Sample the pairs of the blocks that are marked."""
+    for block in range(len(is_sampled)):
+        if not is_sampled[block]:
             continue
-        # The lowest bit gives way to the direction: two pairs become one only if 63 bits agree.
-        pair = (edge_hash(u, v) ^ edge_hash(v, u)) & ~_ONE
-        if pair < counts[_THRESHOLD]:
-            if counts[_SAMPLED] == np.uint64(len(sample)):
-                _shrink_sample(counts, sample)
-                if pair >= counts[_THRESHOLD]:
-                    continue
-            sample[counts[_SAMPLED]] = pair | np.uint64(u < v)
-            counts[_SAMPLED] += _ONE
+        for i in range(block * _BLOCK, min(len(src), (block + 1) * _BLOCK)):
+            u, v = src[i], dst[i]
+            if u == v:
+                continue
+            # The lowest bit gives way to the direction: two pairs become one only if 63 bits agree.
+            pair = (edge_hash(u, v) ^ edge_hash(v, u)) & ~_ONE
+            if pair < counts[_THRESHOLD]:
+                if counts[_SAMPLED] == np.uint64(len(sample)):
+                    _shrink_sample(counts, sample)
+                    if pair >= counts[_THRESHOLD]:
+                        continue
+                sample[counts[_SAMPLED]] = pair | np.uint64(u < v)
+                counts[_SAMPLED] += _ONE
 
 
 @kernel

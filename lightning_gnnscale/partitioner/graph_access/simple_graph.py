@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from .layout import LayoutReport, ScanState, edge_hash, scan
 from .scratch import AUTO, nameless_map, reserve, scratch_folder
 
 BLOCK_EDGES = 1 << 16  # edges returned at a time: their buffers stay in the processor's cache
+SHARE_EDGES = 1 << 17  # edges that a thread reads before it waits for the others
 BUCKET_BYTES = 1 << 25  # records of one bucket of pairs: what is held in memory at a time while repeats are found
 MAX_BUCKETS = 256  # open files
 
@@ -74,12 +75,25 @@ class SimpleGraph:
 
     def one_pass(self, what: str, progress=None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield all simple edges once, in blocks, and check at the end that the stream has not changed."""
-        seen = np.zeros(2, np.uint64)
+        for shares in self.shared_pass(what, 1, progress):
+            yield from shares[0]
+
+    def shared_pass(self, what: str, num_shares: int, progress=None) -> Iterator[list[Iterator]]:
+        """Do what `one_pass` does, with iterators over blocks that are read side by side, each by one thread.
+
+        Yields lists of up to num_shares iterators. Their edges follow each other, at most SHARE_EDGES each; the edges
+        of the next list follow those of the last one.
+        """
+        seen = np.zeros((num_shares, 2), np.uint64)
+        readers = [self, *(replace(self, _buffers={}) for _ in range(1, num_shares))]  # each with its own buffers
         for chunk in self.stream.chunks():
-            yield from self.blocks(chunk, seen)
+            starts = range(0, len(chunk.src), SHARE_EDGES)
+            for first in range(0, len(starts), num_shares):
+                pieces = [_piece(chunk, start, start + SHARE_EDGES) for start in starts[first : first + num_shares]]
+                yield [reader.blocks(*given) for reader, *given in zip(readers, pieces, seen, strict=False)]
             if progress is not None:
-                progress(what, int(seen[0]), self.report.num_listed)
-        self.check(seen)
+                progress(what, int(seen[:, 0].sum()), self.report.num_listed)
+        self.check(seen.sum(axis=0))
 
     def _block_buffers(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._buffers:
@@ -88,6 +102,11 @@ class SimpleGraph:
                 src=np.empty(BLOCK_EDGES, dtype), dst=np.empty(BLOCK_EDGES, dtype), no_bits=np.zeros(1, np.uint8)
             )
         return self._buffers["src"], self._buffers["dst"]
+
+
+def _piece(chunk, start: int, stop: int):
+    """Return a range of a chunk's edges as a chunk."""
+    return chunk._replace(src=chunk.src[start:stop], dst=chunk.dst[start:stop], first_edge=chunk.first_edge + start)
 
 
 def open_simple_graph(

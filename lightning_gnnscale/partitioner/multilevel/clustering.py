@@ -69,14 +69,14 @@ def _order_visits(start, stop, indptr, key, sample, order, reach):
 
 
 def visiting_order(indptr, key, sample, threads: RowThreads) -> tuple[np.ndarray, np.ndarray]:
-    """Return (num_rows,) int32 the rows in the order of their visits, and (num_rows,) int64 the work up to each."""
+    """Return (num_rows,) int32 the rows in the order of their visits, and (num_rows + 1,) the work before each."""
     num_rows = len(indptr) - 1
-    order, reach = np.empty(num_rows, np.int32), np.empty(num_rows, np.int64)
+    order, reach = np.empty(num_rows, np.int32), np.zeros(num_rows + 1, np.int64)
     starts = indptr[:-1:WINDOW]
-    ranges = threads.run(_order_visits, np.append(starts, indptr[-1:]), indptr, key, sample, order, reach)
+    ranges = threads.run(_order_visits, np.append(starts, indptr[-1:]), indptr, key, sample, order, reach[1:])
     total = 0
     for begin, end, work in ranges:
-        reach[begin:end] += total
+        reach[begin + 1 : end + 1] += total
         total += work
     return order, reach
 
@@ -153,7 +153,7 @@ def _propagate(
     order, reach = visiting_order(block.indptr, key, sample, threads)
     work = int(reach[-1])
     batch_work = int(np.clip(work // batches, MIN_BATCH_WORK, MAX_BATCH_WORK))
-    bounds = np.searchsorted(reach, np.arange(0, work + batch_work, batch_work))
+    bounds = np.searchsorted(reach[1:], np.arange(0, work + batch_work, batch_work))
     bounds = np.unique(np.append(bounds, len(order)))
     choice = np.empty((2, int(np.diff(bounds).max(initial=0))), label.dtype)
     state = (*block, node_weight, limit, group, label, weight, key, sample)
@@ -162,8 +162,7 @@ def _propagate(
     for start, stop in pairwise(bounds.tolist()):
         batch = order[start:stop]
         if shared:
-            reached = np.append(reach[start - 1] if start else 0, reach[start:stop])
-            threads.run(choose_clusters, reached, batch, choice, *state)
+            threads.run(choose_clusters, reach[start : stop + 1], batch, choice, *state)
         else:
             choose_clusters(0, len(batch), batch, choice, *state)
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)

@@ -8,7 +8,7 @@ ends squared: greatest where one part has as many ends as it can.
 import numpy as np
 
 from ...rng import combine_array, fold
-from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, WeightedRows, part_loads
+from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, WeightedRows, part_loads
 
 TREELIKE = 1.1  # edges inside clusters for a node, of clusters that tell nothing
 MIN_SHARE = 0.5  # of all edges, times the number of parts: fewer between hubs are no reason to put them together
@@ -20,7 +20,9 @@ _CHUNK_NODES = 1 << 16  # what is worked on stays in the processor's cache
 _SALT = 0x48554253  # separates this use of the seed from all others
 
 
-def hub_parts(graph: WeightedGraph | BlockGraph, label: np.ndarray, cap: np.ndarray, seed: int) -> np.ndarray | None:
+def hub_parts(
+    graph: WeightedGraph | BlockGraph, label: np.ndarray, cap: np.ndarray, seed: int, threads: RowThreads
+) -> np.ndarray | None:
     """Return parts to begin with, the hubs in part 0, the clusters of the rest in the others at random.
 
     Args:
@@ -28,6 +30,7 @@ def hub_parts(graph: WeightedGraph | BlockGraph, label: np.ndarray, cap: np.ndar
         label: (num_nodes,) clusters, each the id of a node.
         cap: (num_parts, D) int64, what each part may weigh.
         seed: decides where clusters go.
+        threads: their number does not change the result.
 
     Returns:
         (num_nodes,) int16; None where clusters tell more, there are no hubs, or they do not fit a part.
@@ -44,9 +47,12 @@ def hub_parts(graph: WeightedGraph | BlockGraph, label: np.ndarray, cap: np.ndar
     share = degree[hubs].sum(dtype=np.int64) / max(1, degree.sum(dtype=np.int64))
     if share**2 * num_parts < MIN_SHARE:
         return None
-    u, v = _sampled_entries(next(graph.blocks()))
-    if np.count_nonzero(label[u] == label[v]) > 2 * TREELIKE * (np.count_nonzero(np.diff(v)) + 1):
+    block = next(graph.blocks())
+    rows = np.array_split(np.arange(0, len(block.indptr) - 1, SAMPLED_ROWS), threads.num_threads)
+    sampled = threads.map(lambda some: _sampled_entries(block, some, label), rows)
+    if sum(inside for *_, inside, _ in sampled) > 2 * TREELIKE * sum(with_entries for *_, with_entries in sampled):
         return None
+    u, v = (np.concatenate(ends) for ends in zip(*(one[:2] for one in sampled), strict=True))
     part, key = np.empty(len(degree), PART_DTYPE), fold(seed, _SALT)
     for begin in range(0, len(part), _CHUNK_NODES):
         some = slice(begin, begin + _CHUNK_NODES)
@@ -64,9 +70,12 @@ def _random_parts(label: np.ndarray, key: int, num_parts: int) -> np.ndarray:
     return (((combine_array(key, label) >> half) * np.uint64(num_parts)) >> half).astype(PART_DTYPE)
 
 
-def _sampled_entries(block: WeightedRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the entries of some rows of a block, as ids: the neighbours, and whose they are."""
-    rows = np.arange(0, len(block.indptr) - 1, SAMPLED_ROWS)
+def _sampled_entries(block: WeightedRows, rows: np.ndarray, label: np.ndarray) -> tuple:
+    """Return the entries of some rows of a block, as ids: the neighbours, and whose they are.
+
+    Also how many are within a cluster, and how many of the rows have any.
+    """
     begin, length = block.indptr[rows], block.indptr[rows + 1] - block.indptr[rows]
     v = np.repeat(block.first_node + rows, length)
-    return block.indices[np.arange(len(v)) + np.repeat(begin - (np.cumsum(length) - length), length)], v
+    u = block.indices[np.arange(len(v)) + np.repeat(begin - (np.cumsum(length) - length), length)]
+    return u, v, np.count_nonzero(label[u] == label[v]), np.count_nonzero(length)

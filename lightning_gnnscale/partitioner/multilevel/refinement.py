@@ -147,7 +147,9 @@ def refine(
             break
         # Jet's afterburner: a candidate moves only if it still pays once all better candidates have moved.
         steps.reconsider(part, price, *space[:3])
-        _apply(graph.node_weight, part, load, space.target, space.moved)
+        load += sum(
+            threads.run(_apply, range(len(part) + 1), graph.node_weight, part, len(cap), space.target, space.moved)
+        )
         # Ours: a part above its cap becomes dearer in that dimension, so that fewer nodes choose it next.
         price = np.maximum(0.0, price + price_step * (load / inner - 1.0))
         search.round += 1
@@ -160,14 +162,17 @@ def refine(
 
 
 @kernel
-def _apply(node_weight, part, load, target, moved):
+def _apply(start, stop, node_weight, part, num_parts, target, moved):
+    """Let nodes of [start, stop) move; return (num_parts, D), what parts gain in weight."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for v in range(len(part)):
+    gained = np.zeros((num_parts, node_weight.shape[1]), np.int64)
+    for v in range(start, stop):
         if moved[v]:
             for d in range(node_weight.shape[1]):
-                load[part[v], d] -= node_weight[v & every, d]
-                load[target[v], d] += node_weight[v & every, d]
+                gained[part[v], d] -= node_weight[v & every, d]
+                gained[target[v], d] += node_weight[v & every, d]
             part[v] = target[v]
+    return gained
 
 
 def rebalance(

@@ -172,7 +172,8 @@ class RowSteps:
     def _follow(self, part) -> None:
         """Extend the border by the nodes that have moved since the last look, and their neighbours."""
         if self._seen is not None:
-            _extend_border(self.graph.indptr, self.graph.indices, part, self._seen, self._border)
+            indptr, indices = self.graph[:2]
+            self.threads.run(_extend_border, indptr, indptr, indices, part, self._seen, self._border)
 
     def cut(self, part) -> int:
         """Return what `select` returns, and choose nothing."""
@@ -252,9 +253,9 @@ def _find_candidates(
 
 
 @kernel
-def _extend_border(indptr, indices, part, seen, border):
-    """Put nodes that have moved, and their neighbours, on the border; `seen` is brought up to date."""
-    for v in range(len(part)):
+def _extend_border(start, stop, indptr, indices, part, seen, border):
+    """Put nodes [start, stop) that have moved, and their neighbours, on the border; `seen` is brought up to date."""
+    for v in range(start, stop):
         if part[v] != seen[v]:
             seen[v] = part[v]
             border[v] = True

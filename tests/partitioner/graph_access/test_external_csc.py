@@ -1,5 +1,6 @@
 import os
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 from lightning_gnnscale.partitioner import phases
 from lightning_gnnscale.partitioner.graph_access import entry_buckets, layout, scratch, simple_graph
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.says import said
@@ -69,7 +71,10 @@ def random_edges(num_nodes=2_000, num_edges=12_000, seed=1):
 
 
 def small_buckets(monkeypatch, max_entries=256, max_rows=64):
-    """Many buckets, and chunks that fill often, on a graph that is small."""
+    """Many buckets, and chunks that fill often, on a graph that is small; threads take turns often."""
+    for module in (simple_graph, entry_buckets):
+        monkeypatch.setattr(module, "SHARE_EDGES", 100)
+    monkeypatch.setattr(entry_buckets, "STAGED_CHUNK", 8)
     monkeypatch.setattr(entry_buckets, "MIN_ENTRIES", max_entries)
     monkeypatch.setattr(entry_buckets, "MAX_ENTRIES", max_entries)
     monkeypatch.setattr(entry_buckets, "MAX_ROWS", max_rows)
@@ -78,9 +83,10 @@ def small_buckets(monkeypatch, max_entries=256, max_rows=64):
     monkeypatch.setattr(entry_buckets, "READ_BYTES", 200)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("deduplicate", [False, True])
 @pytest.mark.parametrize("wide_ids", [False, True])
-def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, deduplicate):
+def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, deduplicate, num_threads):
     small_buckets(monkeypatch)
     if wide_ids:
         for module in (layout, simple_graph):
@@ -89,7 +95,8 @@ def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, 
     expected = rows_of([tuple(edge) for edge in edges.tolist()], 2_000, "directed", deduplicate)
     assert max(len(row) for row in expected) > 256
     stream = stream_of(edges, 2_000, chunk_edges=777)
-    with open_external_csc(stream, tmp_path, 300, deduplicate) as csc:
+    threads = RowThreads(num_threads)
+    with open_external_csc(stream, tmp_path, 300, deduplicate, threads=threads) as csc, closing(threads):
         check(csc, expected, 300)
         assert csc.degree.dtype == (np.int64 if wide_ids else np.int32)
         assert all(block.indices.dtype == csc.degree.dtype for block in csc.blocks())
@@ -154,7 +161,7 @@ def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path
     bytes_an_edge = ((12, 9, 8.31), (20, 16.67, 16.13))[wide_ids][num_rounds - 1]
     disk = type("Disk", (), {"free": int(1.03 * bytes_an_edge * len(edges))})
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: disk)
-    sizes, told = [], []
+    sizes, told, threads = [], [], RowThreads(num_rounds)
     sort = entry_buckets.EntryBuckets.sort
 
     def note_size(self, file, *rest):
@@ -163,10 +170,8 @@ def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path
 
     monkeypatch.setattr(entry_buckets.EntryBuckets, "sort", note_size)
     stream = stream_of(edges, 2_000, layout="once", chunk_edges=len(edges))
-    with (
-        phases.recording() as record,
-        open_external_csc(stream, tmp_path, deduplicate=True, progress=lambda what, *_: told.append(what)) as csc,
-    ):
+    given = {"deduplicate": True, "progress": lambda what, *_: told.append(what), "threads": threads}
+    with phases.recording() as record, closing(threads), open_external_csc(stream, tmp_path, **given) as csc:
         assert rows_read(csc) == rows_of([tuple(edge) for edge in edges.tolist()], 2_000, "once")
     assert told.count("adjacency") == len(sizes) == num_rounds
     assert max(sizes) <= record.notes["scratch_bytes"] <= disk.free
@@ -196,7 +201,7 @@ def test_rows_that_do_not_match_their_degrees_are_an_error(tmp_path):
         buckets = entry_buckets.EntryBuckets(degree, "a graph")
         with scratch.nameless_file(tmp_path) as file:
             file.truncate(buckets.file_bytes)
-            buckets.spread(file, [(src, dst)])
+            buckets.spread(file, [[[(src, dst)]]])
             with pytest.raises(EdgeStreamError, match=said("graph edges changed")):
                 buckets.sort(file, False)
 

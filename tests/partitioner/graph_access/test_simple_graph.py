@@ -10,6 +10,7 @@ from lightning_gnnscale.partitioner import phases
 from lightning_gnnscale.partitioner.graph_access import scratch, simple_graph
 from lightning_gnnscale.partitioner.graph_access.layout import SAMPLE_COPIES, ScanState, scan
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.says import said
@@ -162,3 +163,18 @@ def test_notes_go_to_the_open_record():
 def test_a_word_for_deduplicate_is_refused():
     with pytest.raises(ValueError, match=said("partitioner.deduplicate true false null 'no'")):
         open_simple_graph(stream_of([(0, 1)], 2), deduplicate="no")
+
+
+def test_threads_that_scan_find_what_one_finds():
+    rng = np.random.default_rng(3)
+    edges = rng.integers(0, 5_000, (50_000, 2))
+    edges = rng.permutation(np.concatenate([edges, edges[:9_000], edges[:5_000, ::-1]]))
+    assert len(edges) > 7 * SAMPLE_COPIES  # so that the sample shrinks several times
+    stream, found = stream_of(edges, 5_000, chunk_edges=17_000), []
+    for num_threads in (1, 2, 3):
+        state, threads = ScanState.empty(5_000), RowThreads(num_threads)
+        report, degree = scan(stream, state, threads=threads)
+        threads.close()
+        assert degree.tolist() == np.bincount(edges[edges[:, 0] != edges[:, 1]].ravel(), minlength=5_000).tolist()
+        found.append((report, state.counts.tolist(), state.sample.tolist()))
+    assert found[0] == found[1] == found[2]

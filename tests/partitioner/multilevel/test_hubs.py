@@ -35,7 +35,7 @@ def rows_of(edges):
 
 def parts_of(graph, cap):
     label = cluster_nodes(graph, cluster_limit(graph, 4, 100.0), 1, RowThreads(1), passes=2)
-    return hub_parts(graph, label, np.full((4, 1), cap), 0)
+    return hub_parts(graph, label, np.full((4, 1), cap), 0, RowThreads(2))
 
 
 def test_the_nodes_with_most_neighbours_are_one_part():
