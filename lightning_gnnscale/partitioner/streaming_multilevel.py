@@ -412,7 +412,7 @@ def _clusters(
 
 
 class StreamedRows:
-    """The graph in rows, on scratch disk.
+    """The graph in rows, on scratch disk, or in memory where they fit a block.
 
     Args:
         given: what the method was given.
@@ -424,7 +424,7 @@ class StreamedRows:
     """
 
     def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
-        self._csc = given.open_rows(block_edges, threads)
+        self._csc = given.open_rows(block_edges, threads, holds_one_block=True)
         self.degree = self._csc.degree
         self.one_block = self._csc.num_blocks <= 1
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...edge_stream.read_ahead import read_ahead
 from ...errors import EdgeStreamError
+from ...graph import CSC
 from ...jit import kernel
 from ...scratch import read_at, write_at
 
@@ -178,6 +179,13 @@ class EntryBuckets:
         if written[bucket] < self._num_chunks[bucket]:
             write_at(file, chunk, int(self._offset[bucket] + written[bucket] * len(chunk)))
             written[bucket] += 1
+
+
+def without_repeats(rows: CSC, degree: np.ndarray) -> CSC:
+    """Return rows with the first of several equal neighbours alone, in place, and correct `degree` in place."""
+    table = np.empty(_table_size(int(degree.max(initial=0))), degree.dtype)
+    kept = _drop_repeats(rows.indices, degree, table)
+    return CSC(np.concatenate([[0], np.cumsum(degree, dtype=np.int64)]), rows.indices[:kept])
 
 
 def _one_by_one(function, items) -> list:
