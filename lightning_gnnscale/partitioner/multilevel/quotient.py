@@ -18,7 +18,8 @@ JOINED_EDGES = 0.5  # a node, held at most while clusters are joined by a sample
 ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
-_ENTRIES_AHEAD = 32
+_ENTRIES_AHEAD, _FEW, _ONE = np.uint64(32), np.uint64(16), np.uint64(1)
+_ROWS_AHEAD = 16
 _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
@@ -102,24 +103,35 @@ def _add_edges(
     Returns:
         The range of rows, and how many entries they have; their ends in `out_indptr` are counted from its beginning.
     """
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     num_coarse = len(starts) - 1
     place = np.empty(num_coarse, np.int64)  # of a neighbour in the row that is filled
     place[:] = -1
     begin = total = most[first]
+    last = starts[end]
     for c in range(first, end):
         row_start = total
         for m in range(starts[c], starts[c + 1]):
-            v = members[m]
-            for e in range(indptr[v], indptr[v + 1]):
-                other = coarse_of[indices[e]]
-                if other == c:
+            if m + _ROWS_AHEAD < last:
+                prefetch(indptr, np.int64(members[m + _ROWS_AHEAD]))
+                near = np.int64(members[m + _ROWS_AHEAD // 2])
+                prefetch(indices, indptr[near])
+                near = np.uint64(members[m + _ROWS_AHEAD // 4])
+                for e in range(np.uint64(indptr[near]), min(np.uint64(indptr[near]) + _FEW, np.uint64(indptr[near + _ONE]))):
+                    prefetch(coarse_of, np.int64(indices[e]))
+            v = np.uint64(members[m])
+            high = np.uint64(indptr[v + _ONE])
+            for e in range(np.uint64(indptr[v]), high):
+                if e + _ENTRIES_AHEAD < high:
+                    prefetch(coarse_of, np.int64(indices[e + _ENTRIES_AHEAD]))
+                other = np.uint64(coarse_of[np.uint64(indices[e])])
+                if other == np.uint64(c):
                     continue
                 if place[other] < row_start:
                     place[other] = total
-                    out_indices[total], out_weight[total] = other, 0
+                    out_indices[np.uint64(total)], out_weight[np.uint64(total)] = other, 0
                     total += 1
-                out_weight[place[other]] += edge_weight[e & each]
+                out_weight[np.uint64(place[other])] += edge_weight[e & each]
         out_indptr[c + 1] = total - begin
     return first, end, total - begin
 

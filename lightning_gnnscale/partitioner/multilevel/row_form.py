@@ -10,6 +10,7 @@ from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 _CLUSTER_SALT = 0x464C4147  # separates this use of the seed from all others
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
+_ROUNDED = 1 + 2.0**-40  # sums of prices come in another order
 _EVERYWHERE = np.ones(1, np.bool_)  # a border that all nodes are on
 
 
@@ -225,28 +226,35 @@ def _find_candidates(
             continue
         own = part[v]
         low, high = np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])
-        total = np.int64(0)
+        total = inner = np.int64(0)
         for e in range(low, high):
             if e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
             w = np.int64(edge_weight[e & each])
-            conn[np.uint64(part[np.uint64(indices[e])])] += w
             total += w
-        inner = conn[own]
+            inner += w * np.int64(part[np.uint64(indices[e])] == own)
         if bordered:
             border[v] = total > inner
-        if total > inner:
-            across += total - inner
-            if not moved[v]:
-                best, most, inside = -1, -np.inf, np.float64(inner)
-                for b in range(num_parts):
-                    if b != own and conn[b] > 0:
-                        score = conn[b] - surcharge(np.int64(v) & every, np.int64(own), b, price, node_weight)
-                        if score > most:
-                            best, most = b, score
-                g = most - inside
-                if best >= 0 and (g >= 0 or -g < loss * inside):
-                    target[v], gain[v] = best, g
+        across += total - inner
+        if total == inner or moved[v]:
+            continue
+        inside, rent, at = np.float64(inner), 0.0, np.int64(v) & every
+        for d in range(node_weight.shape[1]):
+            rent += price[own, d] * node_weight[at, d]
+        # Prices are not negative: where all edges across lead to one part, and it costs nothing, this is the gain.
+        if np.float64(total - inner) + rent * _ROUNDED - inside < -loss * inside:
+            continue
+        for e in range(low, high):
+            conn[np.uint64(part[np.uint64(indices[e])])] += np.int64(edge_weight[e & each])
+        best, most = -1, -np.inf
+        for b in range(num_parts):
+            if b != own and conn[b] > 0:
+                score = conn[b] - surcharge(at, np.int64(own), b, price, node_weight)
+                if score > most:
+                    best, most = b, score
+        g = most - inside
+        if best >= 0 and (g >= 0 or -g < loss * inside):
+            target[v], gain[v] = best, g
         conn[:] = 0
     return across
 
