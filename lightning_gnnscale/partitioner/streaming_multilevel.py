@@ -18,6 +18,7 @@ from .multilevel.cycle import level_cap, polished
 from .multilevel.edge_form import EdgeClusters
 from .multilevel.hubs import hub_parts
 from .multilevel.low_degrees import MAX_MEAN_DEGREE
+from .multilevel.neighbour_joins import FEW_NEIGHBOURS
 from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
 from .multilevel.row_counts import count_parts
@@ -53,7 +54,7 @@ class Tries(NamedTuple):
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
-            cycles; first where nodes have few neighbours, _FEW_NEIGHBOURS on average, then where they have more.
+            cycles; first where nodes have few neighbours, FEW_NEIGHBOURS on average, then where they have more.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
     """
@@ -70,10 +71,11 @@ class Tries(NamedTuple):
     polish: tuple[tuple[int, int, int], tuple[int, int, int]] = ((8, 60, 0), (3, 8, 0))
     sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
+    joins: bool = False
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((4, 16, 0), (0, 0, 0))),
+    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((4, 16, 0), (0, 0, 0)), joins=True),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -84,7 +86,6 @@ _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs 
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
-_FEW_NEIGHBOURS = 8  # of a node: Jet then reads little but borders, and one move at a time does less
 # Initial partitions, and nodes a part of the graph that they are made of: on grids they decide how parts lie.
 _TRIES_OF_FEW, _STOP_OF_FEW = 32, 20
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
@@ -207,12 +208,13 @@ def streaming_multilevel(
         if not whole and graph.scratch is None and given["refinement_rounds"] is None:
             refinement_rounds = tries.rounds_of_edges
         entries = int(source.degree.sum(dtype=np.int64))
-        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), MAX_MEAN_DEGREE * graph.num_nodes)
+        few_neighbours = entries <= FEW_NEIGHBOURS * graph.num_nodes
+        of_few = MAX_MEAN_DEGREE if not tries.joins else FEW_NEIGHBOURS
+        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), of_few * graph.num_nodes)
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
-        few_neighbours = entries <= _FEW_NEIGHBOURS * graph.num_nodes
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
         if few_neighbours and not at_once:
             in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
         if at_once:

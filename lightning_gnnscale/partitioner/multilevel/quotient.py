@@ -21,6 +21,7 @@ _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed 
 _ENTRIES_AHEAD, _FEW, _ONE = np.uint64(32), np.uint64(16), np.uint64(1)
 _ROWS_AHEAD = 16
 _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
+_EDGES_A_PAIR = 4  # at least, of a graph for whose pairs there is space from the start
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
@@ -207,12 +208,14 @@ def build_quotient(
     """
     shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
     by_rows = not isinstance(graph, EdgeGraph)
-    tables = [PairTable(shift, None if by_rows else shard) for shard in range(SHARDS)]
     pairs = _pairs_of_rows if by_rows else _pairs_of_edges
     sample = EdgeSample(fold(seed, _SAMPLE_SALT))
     few, few_nodes = max_edges, max_edges / enough
     if grown is not None and num_coarse > few_nodes and JOINED_EDGES * graph.num_nodes > max_edges:
         max_edges, enough = int(JOINED_EDGES * graph.num_nodes), min(enough, _ENOUGH_TO_JOIN)
+    # What is in doubt is left to grow: few of many edges run between clusters that differ.
+    expected = min(max_edges, graph.total_edge_weight // 2 // _EDGES_A_PAIR) / SHARDS
+    tables = [PairTable(shift, None if by_rows else shard, expected=expected) for shard in range(SHARDS)]
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written[shard]), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):

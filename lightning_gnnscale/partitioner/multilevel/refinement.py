@@ -98,6 +98,7 @@ def refine(
     after_round=None,
     saved: dict[str, np.ndarray] | None = None,
     price: np.ndarray | None = None,
+    border: np.ndarray | None = None,
 ) -> tuple[int, bool]:
     """Rebalance, then lower the cut round by round; the best balanced state is kept.
 
@@ -120,6 +121,7 @@ def refine(
         after_round: called after a round with arrays by name, to be saved.
         saved: such arrays, to go on from; `part` and `load` are overwritten.
         price: (num_parts, D) float64, what a unit of weight costs in each part to begin with. None: nothing.
+        border: (num_nodes,) bool, true of all nodes that have a neighbour in another part. None: not known.
 
     Returns:
         The cut (edge weight between parts) and whether all parts are within their caps.
@@ -128,7 +130,7 @@ def refine(
     Source: Gilbert et al., Jet, SIAM J. Sci. Comput. 46(5), 2024. Differs: prices, and rebalancing for
         vectors of weights.
     """
-    inner, steps = inner_cap(cap), steps_of(graph, threads)
+    inner, steps = inner_cap(cap), steps_of(graph, threads, border, part)
     spare, best_load = (space.target, space.gain), load.copy()
     if saved is None:
         space.moved[:] = False
@@ -278,6 +280,6 @@ def _leave(leaving, node_weight, part, load, cap, target, strict):
     return moved
 
 
-def steps_of(graph, threads: RowThreads) -> RowSteps | EdgeSteps:
-    """Return the steps over a graph's rows or, where it has none, over its edges."""
-    return EdgeSteps(graph, threads) if isinstance(graph, EdgeGraph) else RowSteps(graph, threads)
+def steps_of(graph, threads: RowThreads, border=None, part=None) -> RowSteps | EdgeSteps:
+    """Return the steps over a graph's rows or, where it has none, over its edges; see `RowSteps`."""
+    return EdgeSteps(graph, threads) if isinstance(graph, EdgeGraph) else RowSteps(graph, threads, border, part)

@@ -137,14 +137,18 @@ class RowSteps:
     Args:
         graph: the graph.
         threads: their number does not change what is found.
+        border: (num_nodes,) bool, true of all nodes that have a neighbour in another part; changed in place. None: not
+            known.
+        part: (num_nodes,) int16, the parts that the border is one of.
 
     Cost: 3 bytes a node of a graph in memory, from the first `select` on.
     """
 
-    def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads):
+    def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads, border=None, part=None):
         self.graph, self.threads = graph, threads
-        self._seen: np.ndarray | None = None  # parts at the last look; None: all rows are read
-        self._border = _EVERYWHERE
+        # Parts at the last look; None: all rows are read.
+        self._seen: np.ndarray | None = None if border is None else part.copy()
+        self._border = _EVERYWHERE if border is None else border
 
     def select(self, part, price, loss: float, target, gain, moved) -> int:
         """Find the candidates: where each would go (-1: it stays), and what it gains; return the cut.
@@ -257,6 +261,25 @@ def _find_candidates(
             target[v], gain[v] = best, g
         conn[:] = 0
     return across
+
+
+def border_of(graph: WeightedGraph, part: np.ndarray) -> np.ndarray:
+    """Return (num_nodes,) bool: which nodes have a neighbour in another part; one pass over the graph in memory."""
+    border = np.empty(graph.num_nodes, np.bool_)
+    _find_border(graph.indptr, graph.indices, part, border)
+    return border
+
+
+@kernel
+def _find_border(indptr, indices, part, border):
+    last = np.uint64(len(indices))
+    for v in range(np.uint64(len(border))):
+        across = False
+        for e in range(np.uint64(indptr[v]), np.uint64(indptr[v + _STEP])):
+            if e + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
+            across |= part[np.uint64(indices[e])] != part[v]
+        border[v] = across
 
 
 @kernel
