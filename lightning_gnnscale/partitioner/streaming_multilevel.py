@@ -19,7 +19,7 @@ from .multilevel.edge_form import EdgeClusters
 from .multilevel.hubs import hub_parts
 from .multilevel.low_degrees import MAX_MEAN_DEGREE
 from .multilevel.neighbour_joins import FEW_NEIGHBOURS
-from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
+from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, contract, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
 from .multilevel.row_counts import count_parts
 from .multilevel.row_form import RowClusters
@@ -57,6 +57,10 @@ class Tries(NamedTuple):
             cycles; first where nodes have few neighbours, FEW_NEIGHBOURS on average, then where they have more.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
+        tries, level_passes: Initial partitions, and passes of label propagation a level, in memory.
+        sample: Neighbours that a node looks at where clusters are chosen, see `cluster_nodes`. Where it is given, a larger
+            graph that fits one block is clustered in one pass, and contracted by twice as many entries of each row.
+        joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
     """
 
     passes: int
@@ -71,11 +75,16 @@ class Tries(NamedTuple):
     polish: tuple[tuple[int, int, int], tuple[int, int, int]] = ((8, 60, 0), (3, 8, 0))
     sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
+    tries: int = Effort().tries
+    level_passes: int = Effort().passes
+    sample: int | None = None
     joins: bool = False
 
 
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((4, 16, 0), (0, 0, 0)), joins=True),
+    "fast": Tries(
+        2, 3, 1.0, (1, 1), (0, 0), (3, 3), (8, 8), True, 8, ((0, 0, 0),) * 2, tries=4, level_passes=2, sample=16, joins=True
+    ),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -214,9 +223,12 @@ def streaming_multilevel(
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
-        if few_neighbours and not at_once:
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, tries=tries.tries)
+        in_all = in_all._replace(passes=tries.level_passes, sample=tries.sample, joins=tries.joins)
+        if few_neighbours and (tries.joins or not at_once):
             in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
+        if given["passes"] is None and whole and tries.sample is not None:
+            passes = 1
         if at_once:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)
@@ -227,6 +239,7 @@ def streaming_multilevel(
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             streamed = source.in_memory(node_weight) if whole else source.streamed(node_weight)
             clusters = partial(_clusters, graph, streamed, cap, int(passes), (max_edges, tries.enough_edges), threads)
+            clusters = partial(clusters, sample=tries.sample)
             parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
             polish = tries.polish[not few_neighbours]
@@ -365,6 +378,7 @@ def _clusters(
     passes: int,
     edges: tuple[int, float],
     threads: RowThreads,
+    sample: int | None = None,
 ) -> tuple[WeightedGraph | None, np.ndarray]:
     """Return the graph of clusters that label propagation finds, and (num_nodes,) int32, the cluster of every node.
 
@@ -375,9 +389,13 @@ def _clusters(
         passes: rounds of label propagation, >= 1.
         edges: Edges of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser
             or are joined, up to one a part; and how many a cluster are enough for a sample.
+        sample: see `Tries`.
     """
     left = given.left_in(CLUSTERING)
-    clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
+    if isinstance(graph, EdgeGraph):
+        clusters = EdgeClusters(graph, given.seed, threads, left)
+    else:
+        clusters = RowClusters(graph, given.seed, threads, left, sample)
     per_part, done, until, num_parts = _CLUSTERS_A_PART, 0, clusters.steps_of(passes), len(cap)
     before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
     if left:
@@ -398,6 +416,12 @@ def _clusters(
                 part = hub_parts(graph, clusters.label, cap, given.seed)
             if part is not None:
                 return None, part
+        if sample is not None and isinstance(graph, WeightedGraph):
+            with phases.phase("quotient"):
+                quotient, coarse_of = contract(graph, clusters.label, threads, 2 * sample)
+            if len(quotient.indices) // 2 <= edges[0]:
+                return quotient, coarse_of
+            del quotient
         with phases.phase("quotient"):
             coarse_of, num_coarse = number_clusters(clusters.label)
             # Clusters that no longer grow by moving nodes are joined as they are.

@@ -30,6 +30,7 @@ class Effort(NamedTuple):
         patience, max_rounds: Rounds of refinement without gain before it stops, and rounds in all.
         runs: Number of whole cycles with different seeds; the best result is kept.
         cycles: Number of further cycles from there; each contracts within parts and refines again.
+        sample: Neighbours that a node looks at, see `cluster_nodes`.
         joins: Whether nodes with few neighbours join one of them each, without passes.
     """
 
@@ -41,6 +42,7 @@ class Effort(NamedTuple):
     max_rounds: int = 60
     runs: int = 1
     cycles: int = 0
+    sample: int | None = None
     joins: bool = False
 
 
@@ -170,7 +172,7 @@ def _descend(graph, limit, seed: int, stop: int, group, effort: Effort, threads:
         if label is None and effort.joins and group is None:
             label = join_neighbours(graph, limit, key)
         if label is None:
-            label = cluster_nodes(graph, limit, key, threads, group, effort.passes)
+            label = cluster_nodes(graph, limit, key, threads, group, effort.passes, sample=effort.sample)
         coarse, coarse_of = contract(graph, label, threads)
         if coarse.num_nodes > MIN_SHRINKAGE * graph.num_nodes:
             break

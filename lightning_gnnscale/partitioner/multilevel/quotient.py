@@ -26,7 +26,7 @@ _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
 def contract(
-    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None
+    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None, sample: int | None = None
 ) -> tuple[WeightedGraph, np.ndarray]:
     """Return the graph of clusters.
 
@@ -34,6 +34,8 @@ def contract(
         graph: the graph.
         label: (num_nodes,) int32, equal for nodes of a cluster, in [0, num_nodes).
         threads: their number does not change the result. None: one.
+        sample: entries of a row that are read, >= 1: of a longer row every second, third and so on, which stands for
+            those left out. An edge then weighs about as much in one of its rows as in the other. None: all.
 
     Returns:
         The coarse graph, its nodes in the order of their clusters' lowest node; and (num_nodes,) int32, the coarse node
@@ -48,7 +50,8 @@ def contract(
     indptr = np.zeros(num_coarse + 1, np.int64)
     indices = np.empty(len(graph.indices), np.int32)
     edge_weight = np.empty(len(graph.indices), graph.edge_weight.dtype)
-    rows = (*graph[:3], coarse_of, members, starts, most, indptr, indices, edge_weight)
+    sample = len(graph.indices) + 1 if sample is None else sample
+    rows = (*graph[:3], coarse_of, members, starts, most, sample, indptr, indices, edge_weight)
     ranges = RowThreads(1).run(_add_edges, most, *rows) if threads is None else threads.run(_add_edges, most, *rows)
     # Each range of rows has left space behind it, of the edges inside its clusters and those that became one.
     total = 0
@@ -97,7 +100,7 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
 
 @kernel
 def _add_edges(
-    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, out_indptr, out_indices, out_weight
+    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, sample, out_indptr, out_indices, out_weight
 ):
     """Fill the coarse rows [first, end) one after the other, from where they would begin if all entries were kept.
 
@@ -121,8 +124,9 @@ def _add_edges(
                 for e in range(np.uint64(indptr[near]), min(np.uint64(indptr[near]) + _FEW, np.uint64(indptr[near + _ONE]))):
                     prefetch(coarse_of, np.int64(indices[e]))
             v = np.uint64(members[m])
-            high = np.uint64(indptr[v + _ONE])
-            for e in range(np.uint64(indptr[v]), high):
+            low, high = np.uint64(indptr[v]), np.uint64(indptr[v + _ONE])
+            step = np.uint64(1 + np.int64(high - low - min(_ONE, high - low)) // sample)
+            for e in range(low, high, step):
                 if e + _ENTRIES_AHEAD < high:
                     prefetch(coarse_of, np.int64(indices[e + _ENTRIES_AHEAD]))
                 other = np.uint64(coarse_of[np.uint64(indices[e])])
@@ -132,7 +136,7 @@ def _add_edges(
                     place[other] = total
                     out_indices[np.uint64(total)], out_weight[np.uint64(total)] = other, 0
                     total += 1
-                out_weight[np.uint64(place[other])] += edge_weight[e & each]
+                out_weight[np.uint64(place[other])] += np.int64(step) * edge_weight[e & each]
         out_indptr[c + 1] = total - begin
     return first, end, total - begin
 

@@ -112,8 +112,8 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
 class RowClusters:
     """Clusters of a graph in rows; see `EdgeClusters` for what the methods do. A step is a pass of `cluster_nodes`."""
 
-    def __init__(self, graph: BlockGraph, seed: int, threads: RowThreads, saved: dict | None = None):
-        self.graph, self.seed, self.threads = graph, seed, threads
+    def __init__(self, graph: BlockGraph, seed: int, threads: RowThreads, saved: dict | None = None, sample=None):
+        self.graph, self.seed, self.threads, self.sample = graph, seed, threads, sample
         self.label = saved["label"] if saved else None
 
     @staticmethod
@@ -122,7 +122,8 @@ class RowClusters:
 
     def step(self, number: int, limit: np.ndarray) -> None:
         key = fold(self.seed, _CLUSTER_SALT, number)
-        self.label = cluster_nodes(self.graph, limit, key, self.threads, passes=1, label=self.label)
+        given = {"label": self.label, "sample": self.sample}
+        self.label = cluster_nodes(self.graph, limit, key, self.threads, passes=1, **given)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {"label": self.label}
