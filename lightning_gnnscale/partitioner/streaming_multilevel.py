@@ -57,9 +57,9 @@ class Tries(NamedTuple):
             cycles; first where nodes have few neighbours, FEW_NEIGHBOURS on average, then where they have more.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
-        tries, level_passes: Initial partitions, and passes of label propagation a level, in memory.
-        sample: Neighbours that a node looks at where clusters are chosen, see `cluster_nodes`. Where it is given, a larger
-            graph that fits one block is clustered in one pass, and contracted by twice as many entries of each row.
+        tries, level_passes, sample: Of a graph that fits one block: initial partitions, passes of label propagation a
+            level in memory, and neighbours that a node looks at then, see `cluster_nodes`. Where `sample` is given,
+            clusters are found in one pass, and their graph by twice as many entries of each row.
         joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
     """
 
@@ -81,10 +81,9 @@ class Tries(NamedTuple):
     joins: bool = False
 
 
+_UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(
-        2, 3, 1.0, (1, 1), (0, 0), (3, 3), (8, 8), True, 8, ((0, 0, 0),) * 2, tries=4, level_passes=2, sample=16, joins=True
-    ),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -138,9 +137,10 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. Where clusters are hardly more than trees and there are hubs,
-    these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is held
-    in memory meanwhile, and refined once more by Jet (by "fast" where nodes have few neighbours); one of trees and
-    chains, and but for "fast" one of at most 2**20 entries, is contracted level by level from the start.
+    these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is read
+    into memory, without scratch disk, and but for "fast" refined once more by Jet. One of trees and chains is
+    contracted level by level from the start; by "fast" also one whose nodes have few neighbours
+    (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -154,9 +154,9 @@ def streaming_multilevel(
         num_parts: in [1, num_nodes].
         effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; also how
             many rounds of Jet there are at each level in memory, and at the end for a graph that fits one block.
-        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2); without scratch disk each
-            reads the stream twice.
-        refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (5, 6, 10) at most one
+        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2; by "fast" 1 over a graph
+            that fits one block); without scratch disk each reads the stream twice.
+        refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (2, 6, 10) at most one
             sweep more than that, each a pass; where sweeps gain little, the next is the last. Without (1, 2, 6):
             rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
@@ -182,7 +182,7 @@ def streaming_multilevel(
 
     Cost: O(num_nodes + num_edges) time; 32 bytes a node with one constraint, or 20 and 60 an edge of the quotient
         graph or of half an edge a node 27 to 80, whichever are more, and two blocks; scratch disk as in
-        `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
+        `open_external_csc` for what does not fit one. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
         constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
@@ -223,11 +223,13 @@ def streaming_multilevel(
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, tries=tries.tries)
-        in_all = in_all._replace(passes=tries.level_passes, sample=tries.sample, joins=tries.joins)
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
+        sample = tries.sample if whole else None
+        if whole:
+            in_all = in_all._replace(tries=tries.tries, passes=tries.level_passes, sample=sample)
         if few_neighbours and (tries.joins or not at_once):
             in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
-        if given["passes"] is None and whole and tries.sample is not None:
+        if sample is not None and given["passes"] is None:
             passes = 1
         if at_once:
             with phases.phase("multilevel"):
@@ -239,7 +241,7 @@ def streaming_multilevel(
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             streamed = source.in_memory(node_weight) if whole else source.streamed(node_weight)
             clusters = partial(_clusters, graph, streamed, cap, int(passes), (max_edges, tries.enough_edges), threads)
-            clusters = partial(clusters, sample=tries.sample)
+            clusters = partial(clusters, sample=sample)
             parts = StreamedParts(graph, streamed, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
             polish = tries.polish[not few_neighbours]

@@ -198,7 +198,16 @@ def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads):
 
 
 def _improve(
-    graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace, finest: bool, price=None, border=None
+    graph,
+    part,
+    cap,
+    seed: int,
+    effort: Effort,
+    threads: RowThreads,
+    space: JetSpace,
+    finest: bool,
+    price=None,
+    border=None,
 ):
     load = part_loads(graph.node_weight, part, len(cap))
     cut, balanced = refine(

@@ -1,4 +1,4 @@
-"""Clusters of a graph whose nodes have few neighbours, such as a mesh: one look at each node, in the order of their ids.
+"""Clusters of a graph whose nodes have few neighbours, such as a mesh: one look at each node, in the order of ids.
 
 A vote among four neighbours is mostly a tie, and rounds of votes make clusters of any shape. Here a node that is still
 alone joins the cluster that it shares most edge weight with, once; clusters stay small, and the next level goes on.
@@ -93,7 +93,7 @@ def _join(indptr, indices, edge_weight, node_weight, limit, key, label, weight, 
 
 @kernel
 def _liked(v, near, weigh):
-    """Return the cluster that a node shares most edge weight with, whether it has space or not; the node if it is alone."""
+    """Return the cluster that a node shares most edge weight with, with space or not; itself without neighbours."""
     liked, most = np.int64(v), np.int64(0)
     for k in range(len(near)):
         conn = np.int64(0)

@@ -19,7 +19,7 @@ ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tell
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
 _ENTRIES_AHEAD, _FEW, _ONE = np.uint64(32), np.uint64(16), np.uint64(1)
-_ROWS_AHEAD = 16
+_ROWS_AHEAD, _NODES_AHEAD = 16, 16
 _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
 _EDGES_A_PAIR = 4  # at least, of a graph for whose pairs there is space from the start
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
@@ -72,6 +72,8 @@ def number_clusters(label):
     number[:] = -1
     num_coarse = 0
     for v in range(len(label)):
+        if v + _NODES_AHEAD < len(label):
+            prefetch(number, np.int64(label[v + _NODES_AHEAD]))
         c = label[v]
         if number[c] < 0:
             number[c] = num_coarse
@@ -85,6 +87,9 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
     """Return the nodes cluster by cluster, where each cluster begins, and where its entries would if all were kept."""
     starts, most = np.zeros(num_coarse + 1, np.int64), np.zeros(num_coarse + 1, np.int64)
     for v in range(len(coarse_of)):
+        if v + _NODES_AHEAD < len(coarse_of):
+            prefetch(starts, np.int64(coarse_of[v + _NODES_AHEAD]) + 1)
+            prefetch(most, np.int64(coarse_of[v + _NODES_AHEAD]) + 1)
         starts[coarse_of[v] + 1] += 1
         most[coarse_of[v] + 1] += indptr[v + 1] - indptr[v]
     for c in range(num_coarse):
@@ -93,6 +98,9 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
     cursor = starts[:-1].copy()
     members = np.empty(len(coarse_of), np.int32)
     for v in range(len(coarse_of)):
+        if v + 2 * _NODES_AHEAD < len(coarse_of):
+            prefetch(cursor, np.int64(coarse_of[v + 2 * _NODES_AHEAD]))
+            prefetch(members, cursor[coarse_of[v + _NODES_AHEAD]])
         members[cursor[coarse_of[v]]] = v
         cursor[coarse_of[v]] += 1
     return members, starts, most
@@ -100,7 +108,19 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
 
 @kernel
 def _add_edges(
-    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, sample, out_indptr, out_indices, out_weight
+    first,
+    end,
+    indptr,
+    indices,
+    edge_weight,
+    coarse_of,
+    members,
+    starts,
+    most,
+    sample,
+    out_indptr,
+    out_indices,
+    out_weight,
 ):
     """Fill the coarse rows [first, end) one after the other, from where they would begin if all entries were kept.
 
@@ -121,7 +141,9 @@ def _add_edges(
                 near = np.int64(members[m + _ROWS_AHEAD // 2])
                 prefetch(indices, indptr[near])
                 near = np.uint64(members[m + _ROWS_AHEAD // 4])
-                for e in range(np.uint64(indptr[near]), min(np.uint64(indptr[near]) + _FEW, np.uint64(indptr[near + _ONE]))):
+                for e in range(
+                    np.uint64(indptr[near]), min(np.uint64(indptr[near]) + _FEW, np.uint64(indptr[near + _ONE]))
+                ):
                     prefetch(coarse_of, np.int64(indices[e]))
             v = np.uint64(members[m])
             low, high = np.uint64(indptr[v]), np.uint64(indptr[v + _ONE])

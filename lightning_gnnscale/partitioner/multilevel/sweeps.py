@@ -93,7 +93,8 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
             inside += np.int64(p == own)
         at = np.int64(v) & every
         best, score = own, np.float64(inside) - _rent(at, np.int64(own), price, node_weight)
-        if np.float64(np.int64(degree) - inside) <= score:  # no part has more of its neighbours; prices are not negative
+        # Prices are not negative: no part has more than all neighbours outside.
+        if np.float64(np.int64(degree) - inside) <= score:
             target[i] = -1
             continue
         for k in range(degree):
