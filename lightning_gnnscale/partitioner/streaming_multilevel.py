@@ -182,8 +182,8 @@ def streaming_multilevel(
 
     Cost: O(num_nodes + num_edges) time; 32 bytes a node with one constraint, or 20 and 60 an edge of the quotient
         graph or of half an edge a node 27 to 80, whichever are more, and two blocks; scratch disk as in
-        `open_external_csc` for what does not fit one. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
-        constraint, or 32 and 60 an edge of that graph;
+        `open_external_csc` for what does not fit one. Without scratch disk 63 bytes a node where nodes alone are
+        balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
