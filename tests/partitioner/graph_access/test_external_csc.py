@@ -203,7 +203,7 @@ def test_rows_that_fit_a_block_need_no_scratch_disk(monkeypatch, tmp_path):
     with pytest.raises(EdgeStreamError, match=said("edges changed partitioned")):
         open_external_csc(stream, tmp_path, 6_000, progress=rewire, holds_one_block=True)
     with pytest.raises(GNNScaleError, match=said("scratch disk")):
-        open_external_csc(stream, tmp_path, 5_000, holds_one_block=True)
+        open_external_csc(stream, tmp_path, 1_000, holds_one_block=True)
 
 
 def test_rows_that_do_not_match_their_degrees_are_an_error(tmp_path):

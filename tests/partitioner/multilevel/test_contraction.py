@@ -51,7 +51,8 @@ def test_a_sample_of_long_rows_weighs_about_what_they_do():
     exact, sampled = (contract(graph, label, sample=sample)[0] for sample in (None, 7))
     assert np.array_equal(dense(exact), dense(contract(graph, label, sample=59)[0]))
     assert np.array_equal(sampled.indptr, exact.indptr)
-    assert abs(sampled.edge_weight - exact.edge_weight).max() < 0.3 * exact.edge_weight.max()
+    step = 9  # of 59 entries at most 7 are read: less than one of them is amiss for each of a cluster's 20 rows
+    assert abs(sampled.edge_weight - exact.edge_weight).max() < 20 * step
 
 
 @given(graph=simple_graphs(max_nodes=16), data=st.data())
