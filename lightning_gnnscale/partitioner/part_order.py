@@ -3,10 +3,12 @@
 import numpy as np
 
 from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
 from .multilevel.weighted_graph import WeightedGraph
 
 _SEEDS = 16  # parts from which a half is grown
 _TRIED = 8  # parts of a half that are tried for a swap
+_ENTRIES_AHEAD, _ONE = np.uint64(32), np.uint64(1)
 MOST_PARTS = 2048  # that are ordered: the edges between them are a dense matrix
 
 
@@ -56,10 +58,13 @@ def numbered(graph: WeightedGraph, part: np.ndarray, num_parts: int) -> np.ndarr
 @kernel
 def _count_between(indptr, indices, edge_weight, part, edges):
     alike = len(edge_weight) == 1  # one weight for all edges
-    for node in range(len(indptr) - 1):
+    last = np.uint64(len(indices))
+    for node in range(np.uint64(len(indptr) - 1)):
         own = part[node]
-        for edge in range(indptr[node], indptr[node + 1]):
-            other = part[indices[edge]]
+        for edge in range(np.uint64(indptr[node]), np.uint64(indptr[node + _ONE])):
+            if edge + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[edge + _ENTRIES_AHEAD]))
+            other = part[np.uint64(indices[edge])]
             if other != own:
                 edges[own, other] += 1 if alike else edge_weight[edge]
 

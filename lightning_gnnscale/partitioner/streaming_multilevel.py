@@ -18,7 +18,8 @@ from .multilevel.cycle import level_cap, polished
 from .multilevel.edge_form import EdgeClusters
 from .multilevel.hubs import hub_parts
 from .multilevel.low_degrees import MAX_MEAN_DEGREE
-from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, number_clusters, quotient_bytes
+from .multilevel.neighbour_joins import FEW_NEIGHBOURS
+from .multilevel.quotient import ENOUGH_EDGES, JOINED_EDGES, build_quotient, contract, number_clusters, quotient_bytes
 from .multilevel.refinement import JetSpace, inner_cap, rebalance, refine
 from .multilevel.row_counts import count_parts
 from .multilevel.row_form import RowClusters
@@ -53,9 +54,13 @@ class Tries(NamedTuple):
         enough_edges: Of a cluster: where the bound on the edges of the quotient graph lets each have so many, a sample
             of them will do.
         polish: What a larger graph that fits one block is given after its sweeps: patience and rounds of Jet, and
-            cycles; first where nodes have few neighbours, _FEW_NEIGHBOURS on average, then where they have more.
+            cycles; first where nodes have few neighbours, FEW_NEIGHBOURS on average, then where they have more.
         sweeps_in_vain: Sweeps in a row that lower the cut by little, after which only the last one is left.
         rounds_of_edges: refinement_rounds without scratch disk, where each takes several passes over the stream.
+        tries, level_passes, sample: Of a graph that fits one block: initial partitions, passes of label propagation a
+            level in memory, and neighbours that a node looks at then, see `cluster_nodes`. Where `sample` is given,
+            clusters are found in one pass, and their graph by twice as many entries of each row.
+        joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
     """
 
     passes: int
@@ -70,10 +75,15 @@ class Tries(NamedTuple):
     polish: tuple[tuple[int, int, int], tuple[int, int, int]] = ((8, 60, 0), (3, 8, 0))
     sweeps_in_vain: int = 1
     rounds_of_edges: int = 1
+    tries: int = Effort().tries
+    level_passes: int = Effort().passes
+    sample: int | None = None
+    joins: bool = False
 
 
+_UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(2, 5, 1.0, (1, 1), (0, 0), (3, 2), (12, 6), True, 8, polish=((4, 16, 0), (0, 0, 0))),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -84,7 +94,6 @@ _MANY_CLUSTERS = 1000  # a part: with fewer, a thin sample of their edges costs 
 _THIN_SAMPLE = 8  # edges a cluster
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _WORTHWHILE = 0.006  # of all edges: what sweeps in vain, all together, would lower the cut by at most
-_FEW_NEIGHBOURS = 8  # of a node: Jet then reads little but borders, and one move at a time does less
 # Initial partitions, and nodes a part of the graph that they are made of: on grids they decide how parts lie.
 _TRIES_OF_FEW, _STOP_OF_FEW = 32, 20
 _SWEPT_BACK = 1.02  # of a part's cap: less is swept back without a pass of its own
@@ -128,9 +137,10 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. Where clusters are hardly more than trees and there are hubs,
-    these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is held
-    in memory meanwhile, and refined once more by Jet (by "fast" where nodes have few neighbours); one of trees and
-    chains, and but for "fast" one of at most 2**20 entries, is contracted level by level from the start.
+    these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is read
+    into memory, without scratch disk, and but for "fast" refined once more by Jet. One of trees and chains is
+    contracted level by level from the start; by "fast" also one whose nodes have few neighbours
+    (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -144,9 +154,9 @@ def streaming_multilevel(
         num_parts: in [1, num_nodes].
         effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; also how
             many rounds of Jet there are at each level in memory, and at the end for a graph that fits one block.
-        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2); without scratch disk each
-            reads the stream twice.
-        refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (5, 6, 10) at most one
+        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 2; by "fast" 1 over a graph
+            that fits one block); without scratch disk each reads the stream twice.
+        refinement_rounds: Rounds of refinement over the streamed graph, >= 0. With scratch disk (2, 6, 10) at most one
             sweep more than that, each a pass; where sweeps gain little, the next is the last. Without (1, 2, 6):
             rounds of Jet.
         quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
@@ -172,8 +182,8 @@ def streaming_multilevel(
 
     Cost: O(num_nodes + num_edges) time; 32 bytes a node with one constraint, or 20 and 60 an edge of the quotient
         graph or of half an edge a node 27 to 80, whichever are more, and two blocks; scratch disk as in
-        `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are balanced, else 4 more a
-        constraint, or 32 and 60 an edge of that graph;
+        `open_external_csc` for what does not fit one. Without scratch disk 63 bytes a node where nodes alone are
+        balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
         3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
         each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
@@ -207,14 +217,20 @@ def streaming_multilevel(
         if not whole and graph.scratch is None and given["refinement_rounds"] is None:
             refinement_rounds = tries.rounds_of_edges
         entries = int(source.degree.sum(dtype=np.int64))
-        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), MAX_MEAN_DEGREE * graph.num_nodes)
+        few_neighbours = entries <= FEW_NEIGHBOURS * graph.num_nodes
+        of_few = MAX_MEAN_DEGREE if not tries.joins else FEW_NEIGHBOURS
+        at_once = whole and entries <= max(AT_ONCE * (not tries.clusters_first), of_few * graph.num_nodes)
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
-        few_neighbours = entries <= _FEW_NEIGHBOURS * graph.num_nodes
-        if few_neighbours and not at_once:
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
+        sample = tries.sample if whole else None
+        if whole:
+            in_all = in_all._replace(tries=tries.tries, passes=tries.level_passes, sample=sample)
+        if few_neighbours and (tries.joins or not at_once):
             in_all = in_all._replace(tries=_TRIES_OF_FEW, stop=_STOP_OF_FEW)
+        if sample is not None and given["passes"] is None:
+            passes = 1
         if at_once:
             with phases.phase("multilevel"):
                 read = source.in_memory(node_weight)
@@ -225,6 +241,7 @@ def streaming_multilevel(
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             read = source.in_memory(node_weight) if whole else source.streamed(node_weight)
             clusters = partial(_clusters, graph, read, cap, int(passes), (max_edges, tries.enough_edges), threads)
+            clusters = partial(clusters, sample=sample)
             parts = StreamedParts(graph, read, cap, in_all, threads, tries.sweeps_in_vain)
             part = parts.refined(clusters, int(refinement_rounds))
             polish = tries.polish[not few_neighbours]
@@ -363,6 +380,7 @@ def _clusters(
     passes: int,
     edges: tuple[int, float],
     threads: RowThreads,
+    sample: int | None = None,
 ) -> tuple[WeightedGraph | None, np.ndarray]:
     """Return the graph of clusters that label propagation finds, and (num_nodes,) int32, the cluster of every node.
 
@@ -373,9 +391,13 @@ def _clusters(
         passes: rounds of label propagation, >= 1.
         edges: Edges of the graph of clusters, above which a sample of its edges is taken, or clusters grow coarser
             or are joined, up to one a part; and how many a cluster are enough for a sample.
+        sample: see `Tries`.
     """
     left = given.left_in(CLUSTERING)
-    clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
+    if isinstance(graph, EdgeGraph):
+        clusters = EdgeClusters(graph, given.seed, threads, left)
+    else:
+        clusters = RowClusters(graph, given.seed, threads, left, sample)
     per_part, done, until, num_parts = _CLUSTERS_A_PART, 0, clusters.steps_of(passes), len(cap)
     before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
     if left:
@@ -396,6 +418,12 @@ def _clusters(
                 part = hub_parts(graph, clusters.label, cap, given.seed, threads)
             if part is not None:
                 return None, part
+        if sample is not None and isinstance(graph, WeightedGraph):
+            with phases.phase("quotient"):
+                quotient, coarse_of = contract(graph, clusters.label, threads, 2 * sample)
+            if len(quotient.indices) // 2 <= edges[0]:
+                return quotient, coarse_of
+            del quotient
         with phases.phase("quotient"):
             coarse_of, num_coarse = number_clusters(clusters.label)
             # Clusters that no longer grow by moving nodes are joined as they are.
@@ -412,7 +440,7 @@ def _clusters(
 
 
 class StreamedRows:
-    """The graph in rows, on scratch disk.
+    """The graph in rows, on scratch disk, or in memory where they fit a block.
 
     Args:
         given: what the method was given.
@@ -424,7 +452,7 @@ class StreamedRows:
     """
 
     def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
-        self._csc = given.open_rows(block_edges, threads)
+        self._csc = given.open_rows(block_edges, threads, holds_one_block=True)
         self.degree = self._csc.degree
         self.one_block = self._csc.num_blocks <= 1
 

@@ -367,6 +367,7 @@ def test_efforts_stand_for_options(block_edges, monkeypatch):
     cuts = {}
     for effort, tries in streaming_multilevel.EFFORTS.items():
         passes, rounds, per_node, runs, cycles = tries[:5]
+        passes = 1 if whole and tries.sample else passes
         given = {"passes": passes, "refinement_rounds": rounds, "quotient_edges_per_node": per_node}
         given |= {"runs": runs[whole], "cycles": cycles[whole], "block_edges": block_edges}
         by_name = multilevel(stream, 4, effort=effort, block_edges=block_edges).part_id

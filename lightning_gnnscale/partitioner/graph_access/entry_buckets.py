@@ -16,6 +16,7 @@ import numpy as np
 
 from ...edge_stream.read_ahead import read_ahead
 from ...errors import EdgeStreamError
+from ...graph import CSC
 from ...jit import kernel
 from ...scratch import read_at, write_at
 from .simple_graph import SHARE_EDGES
@@ -215,6 +216,13 @@ class EntryBuckets:
 def num_spreaders(threads) -> int:
     """Return how many of the `RowThreads` spread edges, each with memory of its own; None: one."""
     return 1 if threads is None else min(MAX_SPREADERS, threads.num_threads)
+
+
+def without_repeats(rows: CSC, degree: np.ndarray) -> CSC:
+    """Return rows with the first of several equal neighbours alone, in place, and correct `degree` in place."""
+    table = np.empty(_table_size(int(degree.max(initial=0))), degree.dtype)
+    kept = _drop_repeats(rows.indices, degree, table)
+    return CSC(np.concatenate([[0], np.cumsum(degree, dtype=np.int64)]), rows.indices[:kept])
 
 
 def _one_by_one(function, items) -> list:

@@ -10,13 +10,14 @@ import numpy as np
 
 from ...edge_stream.read_ahead import read_ahead
 from ...errors import check_number
+from ...graph import CSC
 from ...jit import kernel
 from ...scratch import nameless_file, read_at
 from .. import phases
-from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, num_spreaders, sum_ranges
+from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, num_spreaders, sum_ranges, without_repeats
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, reserve, scratch_folder
-from .simple_graph import SimpleGraph, tell_graph
+from .simple_graph import SimpleGraph, symmetric_adjacency, tell_graph
 
 BLOCK_EDGES = 1 << 21
 
@@ -40,7 +41,13 @@ class AdjacencyBlock(NamedTuple):
 
 
 class ExternalCSC:
-    """The symmetric adjacency of an undirected simple graph, in a scratch file without a name.
+    """The symmetric adjacency of an undirected simple graph, in a scratch file without a name, or held in memory.
+
+    Args:
+        file: the rows, one after the other; None: they are held.
+        degree, report: see below.
+        block_edges: entries, and rows, of a block at most.
+        held: offsets and neighbours of all rows, which fit one block.
 
     Attributes:
         num_nodes, num_edges: nodes, and undirected edges; each edge is an entry of two rows.
@@ -50,8 +57,8 @@ class ExternalCSC:
             block_edges rows and entries, or a single row. Depends on the graph and block_edges alone.
     """
 
-    def __init__(self, file, degree: np.ndarray, report: LayoutReport, block_edges: int):
-        self.degree, self.report = degree, report
+    def __init__(self, file, degree: np.ndarray, report: LayoutReport, block_edges: int, held: CSC | None = None):
+        self.degree, self.report, self._held = degree, report, held
         self.num_edges = int(degree.sum(dtype=np.int64)) // 2
         self.block_start = cut_ranges(degree, block_edges, block_edges)
         self._first_entry = np.zeros(self.num_blocks + 1, np.int64)
@@ -79,6 +86,8 @@ class ExternalCSC:
         Cost: O(num_nodes + num_edges) time; two blocks of memory, kept for the next call.
         """
         numbers = range(first_block, self.num_blocks)
+        if self._held is not None:
+            return iter([AdjacencyBlock(0, *self._held)][: len(numbers)])
         numbers = numbers[::-1] if backwards else numbers
         if len(numbers) <= 1:
             return self._read(numbers, None)
@@ -86,7 +95,9 @@ class ExternalCSC:
 
     def close(self) -> None:
         """Give the scratch disk and the buffers back."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        self._held = None
         self._spare.clear()
 
     def __enter__(self) -> "ExternalCSC":
@@ -128,6 +139,7 @@ def open_external_csc(
     state: ScanState | None = None,
     after_chunk=None,
     threads=None,
+    holds_one_block: bool = False,
 ) -> ExternalCSC:
     """Read a stream twice and put the rows of its undirected simple graph onto scratch disk.
 
@@ -138,6 +150,7 @@ def open_external_csc(
             needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
         threads: `RowThreads` that count, spread and sort; None: one thread.
+        holds_one_block: hold the rows in memory where, with all repeats, they fit one block: no scratch disk is used.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
@@ -156,8 +169,14 @@ def open_external_csc(
             np.floor_divide(degree, 2, out=degree)
         if deduplicate is None:
             deduplicate = report.asks_for_deduplication
-        buckets = _fitting_buckets(degree, stream.name, folder)
         graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2)
+        if holds_one_block and max(len(degree), 2 * graph.num_edges) <= block_edges:
+            held = symmetric_adjacency(graph, degree, degree.dtype, progress)
+            held = without_repeats(held, degree) if deduplicate else held
+            csc = ExternalCSC(None, degree, report, int(block_edges), held)
+            tell_graph(graph, csc.num_edges, deduplicate)
+            return csc
+        buckets = _fitting_buckets(degree, stream.name, folder)
         reserve(folder, buckets.file_bytes, f"sorting the neighbours of {graph.num_edges} edges")
         file = nameless_file(folder)
         try:

@@ -12,6 +12,7 @@ from ...errors import EdgeStreamError, short
 from ...graph import CSC, id_dtype
 from ...jit import kernel
 from ...scratch import nameless_file, read_at, write_at
+from ...triton_kernels.intrinsics import prefetch
 from .. import phases
 from .layout import LayoutReport, ScanState, edge_hash, scan
 from .scratch import AUTO, nameless_map, reserve, scratch_folder
@@ -350,23 +351,36 @@ def symmetric_adjacency(
         dtype: int32 or int64, of the neighbours' ids.
         progress: called as progress(what, edges done, edges in all) once a chunk.
 
-    Cost: one pass; two ids an edge, and 8 bytes a node besides the result.
+    Raises:
+        EdgeStreamError: the edges changed since they were counted.
+
+    Cost: one pass; two ids an edge, and an id a node besides the result.
     """
     indptr = np.zeros(graph.num_nodes + 1, np.int64)
     np.cumsum(degree, out=indptr[1:])
     indices = np.empty(indptr[-1], dtype)
-    cursor = indptr[:-1].copy()
+    cursor = indptr[:-1].astype(id_dtype(int(indptr[-1])))
     for src, dst in graph.one_pass(what, progress):
-        _fill_rows(src, dst, indptr, cursor, indices)
+        _fill_rows(src, dst, cursor, indices)
+    if not np.array_equal(cursor, indptr[1:]):
+        raise EdgeStreamError(f"{graph.stream.name}: the edges changed while they were partitioned")
     return CSC(indptr, indices)
 
 
 @kernel
-def _fill_rows(src, dst, indptr, cursor, indices):
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        if cursor[u] == indptr[u + 1] or cursor[v] == indptr[v + 1]:
-            continue  # the edges changed since the first pass: the check at the end reports it
-        indices[cursor[u]], indices[cursor[v]] = v, u
+def _fill_rows(src, dst, cursor, indices):
+    """Put both entries of edges behind those that their rows have already."""
+    near, far, num_edges, size = np.uint64(8), np.uint64(24), np.uint64(len(src)), len(indices)
+    # Unsigned indices: numba tests every signed one for a negative. A place is fetched once its cursor has come.
+    for i in range(num_edges):
+        if i + far < num_edges:
+            prefetch(cursor, np.int64(src[i + far]))
+            prefetch(cursor, np.int64(dst[i + far]))
+            prefetch(indices, np.int64(cursor[np.uint64(src[i + near])]))
+            prefetch(indices, np.int64(cursor[np.uint64(dst[i + near])]))
+        u, v = np.uint64(src[i]), np.uint64(dst[i])
+        place, other = cursor[u], cursor[v]
+        if place < size and other < size:  # else the edges changed since the first pass
+            indices[np.uint64(place)], indices[np.uint64(other)] = v, u
         cursor[u] += 1
         cursor[v] += 1

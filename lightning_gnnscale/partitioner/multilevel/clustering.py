@@ -90,6 +90,7 @@ def cluster_nodes(
     passes: int = 3,
     label: np.ndarray | None = None,
     after_pass=None,
+    sample: int | None = None,
 ) -> np.ndarray:
     """Cluster nodes so that edges inside clusters weigh much and no cluster weighs more than a limit.
 
@@ -109,6 +110,8 @@ def cluster_nodes(
         passes: rounds of label propagation, >= 1; ends early when under 1% of the nodes move.
         label: (num_nodes,) int32 or int64, clusters to go on from; changed in place. None: every node alone.
         after_pass: called with (label, passes done) after a pass.
+        sample: neighbours that a node looks at, a power of two in [8, 128], in later passes twice as many. None: up to
+            256, fewer on disk and in the first pass.
 
     Returns:
         (num_nodes,) labels, each the id of a node.
@@ -121,6 +124,7 @@ def cluster_nodes(
     fresh = label is None
     in_memory = isinstance(graph, WeightedGraph)
     later, batches = (SAMPLE, BATCHES) if in_memory else (STREAMED_SAMPLE, STREAMED_BATCHES)
+    first, later = (FIRST_SAMPLE, later) if sample is None else (sample, 2 * sample)
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
     add_weights(label, graph.node_weight, weight)
@@ -129,9 +133,9 @@ def cluster_nodes(
     limit = np.minimum(limit, np.iinfo(np.int32).max)
     for i in range(passes):
         key, moved = np.uint64(fold(seed, _SALT, i)), 0
-        sample = FIRST_SAMPLE if fresh and i == 0 else later
+        looked_at = first if fresh and i == 0 else later
         for block in graph.blocks():
-            state = (block, graph.node_weight, limit, group, label, weight, favourite, key, sample)
+            state = (block, graph.node_weight, limit, group, label, weight, favourite, key, looked_at)
             moved += _propagate(*state, batches, threads)
         if after_pass is not None:
             after_pass(label, i + 1)

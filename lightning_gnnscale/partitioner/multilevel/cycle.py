@@ -8,8 +8,10 @@ from ...jit import kernel
 from ...rng import below, combine, fold
 from .clustering import cluster_limit, cluster_nodes
 from .low_degrees import join_low_degrees, parts_along
+from .neighbour_joins import join_neighbours
 from .quotient import contract
 from .refinement import JetSpace, refine
+from .row_form import border_of
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
@@ -28,6 +30,8 @@ class Effort(NamedTuple):
         patience, max_rounds: Rounds of refinement without gain before it stops, and rounds in all.
         runs: Number of whole cycles with different seeds; the best result is kept.
         cycles: Number of further cycles from there; each contracts within parts and refines again.
+        sample: Neighbours that a node looks at, see `cluster_nodes`.
+        joins: Whether nodes with few neighbours join one of them each, without passes.
     """
 
     per_part: float = 20.0
@@ -38,6 +42,8 @@ class Effort(NamedTuple):
     max_rounds: int = 60
     runs: int = 1
     cycles: int = 0
+    sample: int | None = None
+    joins: bool = False
 
 
 def partition_in_memory(
@@ -123,7 +129,7 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
     num_parts = len(cap)
     limit = cluster_limit(graph, num_parts, effort.per_part)
     # Down: clusters become nodes until the graph is small.
-    levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort.passes, threads)
+    levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort, threads)
     at_level = level_cap(coarse, cap, share)
     if group is not None:
         part = group
@@ -141,9 +147,12 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
     # Up: the parts are carried over to each finer graph and refined there.
     state = None
     for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
+        border = _carried_border(coarse, part, coarse_of)
         part = part[coarse_of]
         at_level = cap if finer is graph else level_cap(finer, cap, share)
-        state = _improve(finer, part, at_level, fold(seed, 2, i), effort, threads, space, finer is graph)[0]
+        seed_here = fold(seed, 2, i)
+        state = _improve(finer, part, at_level, seed_here, effort, threads, space, finer is graph, border=border)[0]
+        coarse = finer
     if state is None:
         state = _improve(graph, part, cap, fold(seed, 3), effort, threads, space, True)[0]
     return state, part
@@ -155,13 +164,15 @@ def level_cap(graph: WeightedGraph, cap: np.ndarray, share: np.ndarray) -> np.nd
     return np.maximum(cap, mean + graph.node_weight.max(axis=0) // 2)
 
 
-def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: RowThreads):
+def _descend(graph, limit, seed: int, stop: int, group, effort: Effort, threads: RowThreads):
     """Contract until `stop` nodes are left or nothing shrinks; return the levels, the smallest graph, its groups."""
     levels = []
     while graph.num_nodes > stop:
-        label = join_low_degrees(graph, limit, group)
+        label, key = join_low_degrees(graph, limit, group), fold(seed, 0, len(levels))
+        if label is None and effort.joins and group is None:
+            label = join_neighbours(graph, limit, key)
         if label is None:
-            label = cluster_nodes(graph, limit, fold(seed, 0, len(levels)), threads, group, passes)
+            label = cluster_nodes(graph, limit, key, threads, group, effort.passes, sample=effort.sample)
         coarse, coarse_of = contract(graph, label, threads)
         if coarse.num_nodes > MIN_SHRINKAGE * graph.num_nodes:
             break
@@ -173,6 +184,12 @@ def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: Ro
     return levels, graph, None if group is None else group.copy()
 
 
+def _carried_border(coarse: WeightedGraph, part: np.ndarray, coarse_of: np.ndarray) -> np.ndarray | None:
+    """Return (num_finer_nodes,) bool: the nodes of clusters with a neighbour in another part; None where most are."""
+    border = border_of(coarse, part)
+    return border[coarse_of] if 2 * np.count_nonzero(border) < coarse.num_nodes else None
+
+
 def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads):
     state, load = _improve(graph, part, cap, seed, effort, threads, JetSpace.empty(graph.num_nodes), False)
     over = np.maximum(0.0, load / cap - 1)
@@ -181,7 +198,16 @@ def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads):
 
 
 def _improve(
-    graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace, finest: bool, price=None
+    graph,
+    part,
+    cap,
+    seed: int,
+    effort: Effort,
+    threads: RowThreads,
+    space: JetSpace,
+    finest: bool,
+    price=None,
+    border=None,
 ):
     load = part_loads(graph.node_weight, part, len(cap))
     cut, balanced = refine(
@@ -196,6 +222,7 @@ def _improve(
         effort.patience,
         effort.max_rounds,
         price=price,
+        border=border,
     )
     return (not balanced, cut), load
 

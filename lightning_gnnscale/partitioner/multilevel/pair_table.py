@@ -27,15 +27,22 @@ class PairTable:
         shard: 0 or 1: the table takes half of all keys, see `shard_of`, so that two threads fill two tables. None: it
             takes all that it is given.
         slots: (keys, weights) of an earlier table, to go on from.
+        expected: keys that there is space for from the start, so that the table need not grow.
 
     Attributes:
         keys, weights: (num_slots,) int64; key 0: an empty slot.
         size: number of keys.
     """
 
-    def __init__(self, shift: int, shard: int | None = None, slots: tuple[np.ndarray, np.ndarray] | None = None):
+    def __init__(
+        self,
+        shift: int,
+        shard: int | None = None,
+        slots: tuple[np.ndarray, np.ndarray] | None = None,
+        expected: float = 0,
+    ):
         self.shift, self._shard = shift, -1 if shard is None else shard
-        self.keys, self.weights = np.zeros((2, 1 << FIRST_BITS), np.int64) if slots is None else slots
+        self.keys, self.weights = np.zeros((2, table_bytes(expected) // 16), np.int64) if slots is None else slots
         self.size = int(np.count_nonzero(self.keys))
 
     @classmethod

@@ -18,13 +18,15 @@ JOINED_EDGES = 0.5  # a node, held at most while clusters are joined by a sample
 ENOUGH_EDGES = 64  # of a cluster: where so many fit, a sample of the edges tells which clusters belong together
 
 _SALT, _SAMPLE_SALT = 0x53485249, 0x53414D50  # separate these uses of the seed from all others
-_ENTRIES_AHEAD = 32
+_ENTRIES_AHEAD, _FEW, _ONE = np.uint64(32), np.uint64(16), np.uint64(1)
+_ROWS_AHEAD, _NODES_AHEAD = 16, 16
 _ENOUGH_TO_JOIN = 16  # edges of a cluster, to join those that belong together
+_EDGES_A_PAIR = 4  # at least, of a graph for whose pairs there is space from the start
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
 
 
 def contract(
-    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None
+    graph: WeightedGraph, label: np.ndarray, threads: RowThreads | None = None, sample: int | None = None
 ) -> tuple[WeightedGraph, np.ndarray]:
     """Return the graph of clusters.
 
@@ -32,6 +34,8 @@ def contract(
         graph: the graph.
         label: (num_nodes,) int32, equal for nodes of a cluster, in [0, num_nodes).
         threads: their number does not change the result. None: one.
+        sample: entries of a row that are read, >= 1: of a longer row every second, third and so on, which stands for
+            those left out. An edge then weighs about as much in one of its rows as in the other. None: all.
 
     Returns:
         The coarse graph, its nodes in the order of their clusters' lowest node; and (num_nodes,) int32, the coarse node
@@ -46,7 +50,8 @@ def contract(
     indptr = np.zeros(num_coarse + 1, np.int64)
     indices = np.empty(len(graph.indices), np.int32)
     edge_weight = np.empty(len(graph.indices), graph.edge_weight.dtype)
-    rows = (*graph[:3], coarse_of, members, starts, most, indptr, indices, edge_weight)
+    sample = len(graph.indices) + 1 if sample is None else sample
+    rows = (*graph[:3], coarse_of, members, starts, most, sample, indptr, indices, edge_weight)
     ranges = RowThreads(1).run(_add_edges, most, *rows) if threads is None else threads.run(_add_edges, most, *rows)
     # Each range of rows has left space behind it, of the edges inside its clusters and those that became one.
     total = 0
@@ -67,6 +72,8 @@ def number_clusters(label):
     number[:] = -1
     num_coarse = 0
     for v in range(len(label)):
+        if v + _NODES_AHEAD < len(label):
+            prefetch(number, np.int64(label[v + _NODES_AHEAD]))
         c = label[v]
         if number[c] < 0:
             number[c] = num_coarse
@@ -80,6 +87,9 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
     """Return the nodes cluster by cluster, where each cluster begins, and where its entries would if all were kept."""
     starts, most = np.zeros(num_coarse + 1, np.int64), np.zeros(num_coarse + 1, np.int64)
     for v in range(len(coarse_of)):
+        if v + _NODES_AHEAD < len(coarse_of):
+            prefetch(starts, np.int64(coarse_of[v + _NODES_AHEAD]) + 1)
+            prefetch(most, np.int64(coarse_of[v + _NODES_AHEAD]) + 1)
         starts[coarse_of[v] + 1] += 1
         most[coarse_of[v] + 1] += indptr[v + 1] - indptr[v]
     for c in range(num_coarse):
@@ -88,6 +98,9 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
     cursor = starts[:-1].copy()
     members = np.empty(len(coarse_of), np.int32)
     for v in range(len(coarse_of)):
+        if v + 2 * _NODES_AHEAD < len(coarse_of):
+            prefetch(cursor, np.int64(coarse_of[v + 2 * _NODES_AHEAD]))
+            prefetch(members, cursor[coarse_of[v + _NODES_AHEAD]])
         members[cursor[coarse_of[v]]] = v
         cursor[coarse_of[v]] += 1
     return members, starts, most
@@ -95,31 +108,57 @@ def _sort_by_cluster(coarse_of, num_coarse, indptr):
 
 @kernel
 def _add_edges(
-    first, end, indptr, indices, edge_weight, coarse_of, members, starts, most, out_indptr, out_indices, out_weight
+    first,
+    end,
+    indptr,
+    indices,
+    edge_weight,
+    coarse_of,
+    members,
+    starts,
+    most,
+    sample,
+    out_indptr,
+    out_indices,
+    out_weight,
 ):
     """Fill the coarse rows [first, end) one after the other, from where they would begin if all entries were kept.
 
     Returns:
         The range of rows, and how many entries they have; their ends in `out_indptr` are counted from its beginning.
     """
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     num_coarse = len(starts) - 1
     place = np.empty(num_coarse, np.int64)  # of a neighbour in the row that is filled
     place[:] = -1
     begin = total = most[first]
+    last = starts[end]
     for c in range(first, end):
         row_start = total
         for m in range(starts[c], starts[c + 1]):
-            v = members[m]
-            for e in range(indptr[v], indptr[v + 1]):
-                other = coarse_of[indices[e]]
-                if other == c:
+            if m + _ROWS_AHEAD < last:
+                prefetch(indptr, np.int64(members[m + _ROWS_AHEAD]))
+                near = np.int64(members[m + _ROWS_AHEAD // 2])
+                prefetch(indices, indptr[near])
+                near = np.uint64(members[m + _ROWS_AHEAD // 4])
+                for e in range(
+                    np.uint64(indptr[near]), min(np.uint64(indptr[near]) + _FEW, np.uint64(indptr[near + _ONE]))
+                ):
+                    prefetch(coarse_of, np.int64(indices[e]))
+            v = np.uint64(members[m])
+            low, high = np.uint64(indptr[v]), np.uint64(indptr[v + _ONE])
+            step = np.uint64(1 + np.int64(high - low - min(_ONE, high - low)) // sample)
+            for e in range(low, high, step):
+                if e + _ENTRIES_AHEAD < high:
+                    prefetch(coarse_of, np.int64(indices[e + _ENTRIES_AHEAD]))
+                other = np.uint64(coarse_of[np.uint64(indices[e])])
+                if other == np.uint64(c):
                     continue
                 if place[other] < row_start:
                     place[other] = total
-                    out_indices[total], out_weight[total] = other, 0
+                    out_indices[np.uint64(total)], out_weight[np.uint64(total)] = other, 0
                     total += 1
-                out_weight[place[other]] += edge_weight[e & each]
+                out_weight[np.uint64(place[other])] += np.int64(step) * edge_weight[e & each]
         out_indptr[c + 1] = total - begin
     return first, end, total - begin
 
@@ -195,12 +234,14 @@ def build_quotient(
     """
     shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
     by_rows = not isinstance(graph, EdgeGraph)
-    tables = [PairTable(shift, None if by_rows else shard) for shard in range(SHARDS)]
     pairs = _pairs_of_rows if by_rows else _pairs_of_edges
     sample = EdgeSample(fold(seed, _SAMPLE_SALT))
     few, few_nodes = max_edges, max_edges / enough
     if grown is not None and num_coarse > few_nodes and JOINED_EDGES * graph.num_nodes > max_edges:
         max_edges, enough = int(JOINED_EDGES * graph.num_nodes), min(enough, _ENOUGH_TO_JOIN)
+    # What is in doubt is left to grow: few of many edges run between clusters that differ.
+    expected = min(max_edges, graph.total_edge_weight // 2 // _EDGES_A_PAIR) / SHARDS
+    tables = [PairTable(shift, None if by_rows else shard, expected=expected) for shard in range(SHARDS)]
     for keys, written in pairs(graph, coarse_of, shift, sample, threads):
         threads.map(lambda shard: tables[shard].add(keys, written[shard]), range(SHARDS))  # noqa: B023
         while enough * num_coarse <= max_edges < sum(table.size for table in tables):

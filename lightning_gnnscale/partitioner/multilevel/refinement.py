@@ -1,5 +1,6 @@
 """Refinement: Jet moves many nodes at once to lower the cut; rebalancing moves nodes out of overfull parts."""
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ FEW_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass, and with o
 MAX_ROUNDS = 40
 STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
 INNER = 0.998
+FIRST_LEAVING = 1 << 11  # nodes of overfull parts that are sorted at first
 
 _SALT = 0x52454241  # separates this use of the seed from all others
 
@@ -96,6 +98,7 @@ def refine(
     after_round=None,
     saved: dict[str, np.ndarray] | None = None,
     price: np.ndarray | None = None,
+    border: np.ndarray | None = None,
 ) -> tuple[int, bool]:
     """Rebalance, then lower the cut round by round; the best balanced state is kept.
 
@@ -118,6 +121,7 @@ def refine(
         after_round: called after a round with arrays by name, to be saved.
         saved: such arrays, to go on from; `part` and `load` are overwritten.
         price: (num_parts, D) float64, what a unit of weight costs in each part to begin with. None: nothing.
+        border: (num_nodes,) bool, true of all nodes that have a neighbour in another part. None: not known.
 
     Returns:
         The cut (edge weight between parts) and whether all parts are within their caps.
@@ -126,7 +130,7 @@ def refine(
     Source: Gilbert et al., Jet, SIAM J. Sci. Comput. 46(5), 2024. Differs: prices, and rebalancing for
         vectors of weights.
     """
-    inner, steps = inner_cap(cap), steps_of(graph, threads)
+    inner, steps = inner_cap(cap), steps_of(graph, threads, border, part)
     spare, best_load = (space.target, space.gain), load.copy()
     if saved is None:
         space.moved[:] = False
@@ -224,9 +228,11 @@ def rebalance(
         over = (load > inner).any(axis=1)
         strict = (stalled or i >= loose_rounds) and not stuck
         steps.find_ways_out(part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
-        leaving = np.flatnonzero(target >= 0)
-        leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
-        moved = _leave(leaving, graph.node_weight, part, load, inner, target, strict)
+        moved = 0
+        for leaving in _cheapest_first(np.flatnonzero(target >= 0), ratio):
+            moved += _leave(leaving, graph.node_weight, part, load, inner, target, strict)
+            if (load <= inner).all():
+                break
         del leaving  # the next round needs the memory
         if not moved and not strict:
             break
@@ -237,6 +243,18 @@ def rebalance(
                 break
             before, stalled = now, now > STALLED * before
     return not (load > cap).any()
+
+
+def _cheapest_first(leaving: np.ndarray, ratio: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield nodes in the order of falling ratios, in pieces: often the first is all that is needed."""
+    most = FIRST_LEAVING
+    while len(leaving) > most:
+        cost = -ratio[leaving]
+        first = cost <= np.partition(cost, most)[most]
+        some = leaving[first]
+        yield some[np.argsort(cost[first], kind="stable")]
+        leaving, most = leaving[~first], 8 * most
+    yield leaving[np.argsort(-ratio[leaving], kind="stable")]
 
 
 def inner_cap(cap: np.ndarray) -> np.ndarray:
@@ -267,6 +285,6 @@ def _leave(leaving, node_weight, part, load, cap, target, strict):
     return moved
 
 
-def steps_of(graph, threads: RowThreads) -> RowSteps | EdgeSteps:
-    """Return the steps over a graph's rows or, where it has none, over its edges."""
-    return EdgeSteps(graph, threads) if isinstance(graph, EdgeGraph) else RowSteps(graph, threads)
+def steps_of(graph, threads: RowThreads, border=None, part=None) -> RowSteps | EdgeSteps:
+    """Return the steps over a graph's rows or, where it has none, over its edges; see `RowSteps`."""
+    return EdgeSteps(graph, threads) if isinstance(graph, EdgeGraph) else RowSteps(graph, threads, border, part)

@@ -10,6 +10,7 @@ from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 _CLUSTER_SALT = 0x464C4147  # separates this use of the seed from all others
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
+_ROUNDED = 1 + 2.0**-40  # sums of prices come in another order
 _EVERYWHERE = np.ones(1, np.bool_)  # a border that all nodes are on
 
 
@@ -111,8 +112,8 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
 class RowClusters:
     """Clusters of a graph in rows; see `EdgeClusters` for what the methods do. A step is a pass of `cluster_nodes`."""
 
-    def __init__(self, graph: BlockGraph, seed: int, threads: RowThreads, saved: dict | None = None):
-        self.graph, self.seed, self.threads = graph, seed, threads
+    def __init__(self, graph: BlockGraph, seed: int, threads: RowThreads, saved: dict | None = None, sample=None):
+        self.graph, self.seed, self.threads, self.sample = graph, seed, threads, sample
         self.label = saved["label"] if saved else None
 
     @staticmethod
@@ -121,7 +122,8 @@ class RowClusters:
 
     def step(self, number: int, limit: np.ndarray) -> None:
         key = fold(self.seed, _CLUSTER_SALT, number)
-        self.label = cluster_nodes(self.graph, limit, key, self.threads, passes=1, label=self.label)
+        given = {"label": self.label, "sample": self.sample}
+        self.label = cluster_nodes(self.graph, limit, key, self.threads, passes=1, **given)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {"label": self.label}
@@ -136,14 +138,18 @@ class RowSteps:
     Args:
         graph: the graph.
         threads: their number does not change what is found.
+        border: (num_nodes,) bool, true of all nodes that have a neighbour in another part; changed in place. None: not
+            known.
+        part: (num_nodes,) int16, the parts that the border is one of.
 
     Cost: 3 bytes a node of a graph in memory, from the first `select` on.
     """
 
-    def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads):
+    def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads, border=None, part=None):
         self.graph, self.threads = graph, threads
-        self._seen: np.ndarray | None = None  # parts at the last look; None: all rows are read
-        self._border = _EVERYWHERE
+        # Parts at the last look; None: all rows are read.
+        self._seen: np.ndarray | None = None if border is None else part.copy()
+        self._border = _EVERYWHERE if border is None else border
 
     def select(self, part, price, loss: float, target, gain, moved) -> int:
         """Find the candidates: where each would go (-1: it stays), and what it gains; return the cut.
@@ -226,30 +232,56 @@ def _find_candidates(
             continue
         own = part[v]
         low, high = np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])
-        total = np.int64(0)
+        total = inner = np.int64(0)
         for e in range(low, high):
             if e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
             w = np.int64(edge_weight[e & each])
-            conn[np.uint64(part[np.uint64(indices[e])])] += w
             total += w
-        inner = conn[own]
+            inner += w * np.int64(part[np.uint64(indices[e])] == own)
         if bordered:
             border[v] = total > inner
-        if total > inner:
-            across += total - inner
-            if not moved[v]:
-                best, most, inside = -1, -np.inf, np.float64(inner)
-                for b in range(num_parts):
-                    if b != own and conn[b] > 0:
-                        score = conn[b] - surcharge(np.int64(v) & every, np.int64(own), b, price, node_weight)
-                        if score > most:
-                            best, most = b, score
-                g = most - inside
-                if best >= 0 and (g >= 0 or -g < loss * inside):
-                    target[v], gain[v] = best, g
+        across += total - inner
+        if total == inner or moved[v]:
+            continue
+        inside, rent, at = np.float64(inner), 0.0, np.int64(v) & every
+        for d in range(node_weight.shape[1]):
+            rent += price[own, d] * node_weight[at, d]
+        # Prices are not negative: where all edges across lead to one part, and it costs nothing, this is the gain.
+        if np.float64(total - inner) + rent * _ROUNDED - inside < -loss * inside:
+            continue
+        for e in range(low, high):
+            conn[np.uint64(part[np.uint64(indices[e])])] += np.int64(edge_weight[e & each])
+        best, most = -1, -np.inf
+        for b in range(num_parts):
+            if b != own and conn[b] > 0:
+                score = conn[b] - surcharge(at, np.int64(own), b, price, node_weight)
+                if score > most:
+                    best, most = b, score
+        g = most - inside
+        if best >= 0 and (g >= 0 or -g < loss * inside):
+            target[v], gain[v] = best, g
         conn[:] = 0
     return across
+
+
+def border_of(graph: WeightedGraph, part: np.ndarray) -> np.ndarray:
+    """Return (num_nodes,) bool: which nodes have a neighbour in another part; one pass over the graph in memory."""
+    border = np.empty(graph.num_nodes, np.bool_)
+    _find_border(graph.indptr, graph.indices, part, border)
+    return border
+
+
+@kernel
+def _find_border(indptr, indices, part, border):
+    last = np.uint64(len(indices))
+    for v in range(np.uint64(len(border))):
+        across = False
+        for e in range(np.uint64(indptr[v]), np.uint64(indptr[v + _STEP])):
+            if e + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
+            across |= part[np.uint64(indices[e])] != part[v]
+        border[v] = across
 
 
 @kernel

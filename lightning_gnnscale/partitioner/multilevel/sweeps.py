@@ -84,28 +84,28 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
         v = np.uint64(first_node) + row
         own, low = part[v], np.uint64(indptr[row])
         degree = np.uint64(indptr[row + _STEP]) - low
-        best, most = own, np.int64(0)
+        inside = np.int64(0)
         for k in range(degree):
             if low + k + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[low + k + _ENTRIES_AHEAD]))
             p = part[np.uint64(indices[low + k])]
             near[k] = p
-            c = conn[np.uint64(p)] + 1
-            conn[np.uint64(p)] = c
-            best, most = p if c > most else best, max(c, most)
-        inside, at = conn[np.uint64(own)], np.int64(v) & every
-        rent = _rent(at, np.int64(own), price, node_weight)
-        if most <= inside and rent == 0.0:
-            best = own  # prices are not negative
-        else:
-            best, score = own, np.float64(inside) - rent
-            for k in range(degree):
-                p = near[k]
-                c = np.float64(conn[np.uint64(p)])
-                if c > score:
-                    c -= _rent(at, np.int64(p), price, node_weight)
-                    if c > score and has_space(at, np.int64(p), load, limit, node_weight):
-                        best, score = p, c
+            inside += np.int64(p == own)
+        at = np.int64(v) & every
+        best, score = own, np.float64(inside) - _rent(at, np.int64(own), price, node_weight)
+        # Prices are not negative: no part has more than all neighbours outside.
+        if np.float64(np.int64(degree) - inside) <= score:
+            target[i] = -1
+            continue
+        for k in range(degree):
+            conn[np.uint64(near[k])] += 1
+        for k in range(degree):
+            p = near[k]
+            c = np.float64(conn[np.uint64(p)])
+            if c > score:
+                c -= _rent(at, np.int64(p), price, node_weight)
+                if c > score and has_space(at, np.int64(p), load, limit, node_weight):
+                    best, score = p, c
         target[i] = best if best != own else -1
         for k in range(degree):
             conn[np.uint64(near[k])] = 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...jit import kernel
 from ...system import usable_cores
+from ...triton_kernels.intrinsics import prefetch
 from ..graph_access.simple_graph import SimpleGraph, symmetric_adjacency
 
 PART_DTYPE = np.dtype(np.int16)  # of part ids while they are worked on: small arrays stay in the processor's cache
@@ -22,6 +23,7 @@ ONE = np.ones(1, np.int32)  # every edge weighs one
 MIN_ENTRIES = 1 << 14  # below this many entries a thread costs more than it saves
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+_LABELS_AHEAD = 16
 _ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 consecutive nodes go to one share
 
 
@@ -156,8 +158,10 @@ def part_loads(node_weight: np.ndarray, part: np.ndarray, num_parts: int) -> np.
 @kernel
 def add_weights(label, node_weight, weight):
     """Add the weight of every node to that of what it belongs to: a cluster, a coarse node, a part."""
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    every, flat = np.int64(-1) if len(node_weight) == len(label) else np.int64(0), weight.reshape(-1)
     for v in range(len(label)):
+        if v + _LABELS_AHEAD < len(label):
+            prefetch(flat, np.int64(label[v + _LABELS_AHEAD]) * node_weight.shape[1])
         for d in range(node_weight.shape[1]):
             weight[label[v], d] += node_weight[v & every, d]
 
