@@ -35,7 +35,8 @@ class StagedPart:
     Attributes:
         graph: A `PartGraph` or `WholeGraph`.
         state: State that the sampler prepared for this part.
-        nodes: Columns of its nodes by their names in a batch, (num_local, ...) by local id; all but the masks.
+        nodes: Columns of its nodes by their names in a batch, (num_local, ...) by local id; all but the masks. Integers
+            may be narrower than the batch's, which are int64 where there is one a node.
         masks: (num_local,) uint8; bit i belongs to the mask MASK_NAMES[i].
         mask_names: Masks that there are.
         edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
@@ -244,8 +245,7 @@ class PartStager:
         return LoadedRows.of(features_of_part(self.features, graph.part), held, self.kept)
 
     def _local_values(self, name: str, graph) -> np.ndarray:
-        found = local_rows(self.held.get(name, self.nodes[name]), graph)
-        return np.ascontiguousarray(found, self.nodes[name].dtype)
+        return np.ascontiguousarray(local_rows(self.held.get(name, self.nodes[name]), graph))
 
     def _local_masks(self, graph) -> np.ndarray:
         if "masks" in self.held:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph import CSC, GraphSchema
 from ..jit import kernel
+from ..triton_kernels.gather_rows import gather_rows
 from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
@@ -17,7 +18,14 @@ from .typed_features import NodeTypes
 def local_rows(values: np.ndarray, graph) -> np.ndarray:
     """Return the rows of a column of the nodes by local id; a slice of it where there is no halo."""
     core = values[graph.core_start : graph.core_start + graph.num_core]
-    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
+    if not len(graph.halo_nodes):
+        return np.asarray(core)
+    if values.ndim > 1 or values.itemsize > 8 or not values.flags.c_contiguous:
+        return np.concatenate([core, values[graph.halo_nodes]])
+    out = np.empty(graph.num_local, values.dtype)
+    out[: graph.num_core] = core
+    gather_rows(values, graph.halo_nodes, out[graph.num_core :])
+    return out
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
