@@ -9,11 +9,11 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import SeenEdges, WholeGraph
+from ..partition_store.part_graph import SeenEdges, WholeGraph, take_items
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
-from ..triton_kernels.gather_rows import gather_items, gather_rows
+from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
 from .staged_part import StagedPart
 
@@ -54,7 +54,8 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
     if math.prod(shape) * values.itemsize <= _SMALL_BYTES:
         found = np.asarray(values)[ids]
     elif dtype is not None and values.dtype != dtype and values.ndim == 1:
-        found = gather_items(values, ids, allocate(shape, dtype))
+        found = allocate(shape, dtype)
+        take_items(values, ids, found)
     else:
         found = gather_rows(values, ids, allocate(shape, values.dtype))
     return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))
@@ -73,13 +74,8 @@ def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict
         if name in staged.mask_names:
             data[f"{name}_mask"] = torch.from_numpy(mask)
     for name, values in staged.nodes.items():
-        data[name] = read_column(values, local, allocate, np.int64 if is_integer(values) else None)
+        data[name] = read_column(values, local, allocate, staged.dtypes.get(name))
     return data
-
-
-def is_integer(values: np.ndarray) -> bool:
-    """Whether a column of the nodes has an integer a node, which is int64 in a batch."""
-    return values.ndim == 1 and values.dtype.kind in "iu"
 
 
 def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:

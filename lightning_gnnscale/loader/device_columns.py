@@ -14,7 +14,7 @@ from ..sampler.device_stream import MadeOnDevice
 from ..sampler.on_device import DeviceSampler
 from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.sample_neighbors.device_graph import placing
-from .batch_columns import OF_EDGES, is_integer, keeps_weights, positions_of, read_column
+from .batch_columns import OF_EDGES, keeps_weights, positions_of, read_column
 from .staged_part import StagedPart
 from .type_counts import hop_ends, type_table
 
@@ -99,7 +99,8 @@ class DeviceColumns:
         found = {name: values[local] for name, values in self._nodes.items()}
         masks, degree = found.pop("masks"), found["degree"]
         found["degree"] = degree.float() if degree.is_floating_point() else degree.long()
-        found |= {name: found[name].long() for name, values in self._staged.nodes.items() if is_integer(values)}
+        for name, dtype in self._staged.dtypes.items():
+            found[name] = found[name].to(torch.from_numpy(np.empty(0, dtype)).dtype)
         for bit, name in enumerate(MASK_NAMES):
             if name in self._staged.mask_names:
                 found[f"{name}_mask"] = ((masks >> bit) & 1).bool()

@@ -168,7 +168,9 @@ def _number_halo(bits, row_bits, starts, edges, num_core, transposes, words, bef
         if transposes:
             for block in range(num_blocks):
                 for i in range(starts[block, run], starts[block, run + 1]):
-                    at = row + _rank(words, before, np.int64(edges[i]) & mask) + 2
+                    node = np.int64(edges[i]) & mask
+                    below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
+                    at = row + before[node >> 6] + np.int64(popcount(below)) + 2
                     if at < len(indptr):
                         indptr[at] += 1
             for at in range(row + 2, min(num_core + size + 2, len(indptr))):
@@ -176,18 +178,14 @@ def _number_halo(bits, row_bits, starts, edges, num_core, transposes, words, bef
         for block in range(num_blocks):
             for i in range(starts[block, run], starts[block, run + 1]):
                 edge = np.int64(edges[i])
-                local = row + _rank(words, before, edge & mask)
+                node = edge & mask
+                below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
+                local = row + before[node >> 6] + np.int64(popcount(below))
                 edges[i] = local
                 if transposes:
                     indices[indptr[local + 1]] = (block << row_bits) + (edge >> bits)
                     indptr[local + 1] += 1
     return size
-
-
-@kernel
-def _rank(words, before, node):
-    below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
-    return before[node >> 6] + np.int64(popcount(below))
 
 
 @kernel

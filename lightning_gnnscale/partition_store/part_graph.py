@@ -9,10 +9,11 @@ import numpy as np
 
 from ..graph import CSC, GraphSchema
 from ..jit import kernel
-from ..triton_kernels.gather_rows import gather_rows
 from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
+
+_BLOCK = 1 << 15  # ids whose rows are taken at a time: what numpy makes of them stays in the cache
 
 
 def local_rows(values: np.ndarray, graph) -> np.ndarray:
@@ -20,12 +21,16 @@ def local_rows(values: np.ndarray, graph) -> np.ndarray:
     core = values[graph.core_start : graph.core_start + graph.num_core]
     if not len(graph.halo_nodes):
         return np.asarray(core)
-    if values.ndim > 1 or values.itemsize > 8 or not values.flags.c_contiguous:
-        return np.concatenate([core, values[graph.halo_nodes]])
-    out = np.empty(graph.num_local, values.dtype)
+    out = np.empty((graph.num_local, *values.shape[1:]), values.dtype)
     out[: graph.num_core] = core
-    gather_rows(values, graph.halo_nodes, out[graph.num_core :])
+    take_items(values, graph.halo_nodes, out[graph.num_core :])
     return out
+
+
+def take_items(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """Fill (num, ...) with the rows of a column for (num,) ids, of a dtype that holds them; without large copies."""
+    for at in range(0, len(ids), _BLOCK):
+        out[at : at + _BLOCK] = values[ids[at : at + _BLOCK]]
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:

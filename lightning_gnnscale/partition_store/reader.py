@@ -14,7 +14,6 @@ from ..dataset.feature_storage import row_code
 from ..errors import PartitionStoreError
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
-from ..triton_kernels.gather_rows import gather_items
 from .array_file import map_rows
 from .coded_neighbors import CODE, OFFSETS, PLAIN, CodedNeighbors, read_run
 from .csc_writer import MOST_DEGREE
@@ -25,7 +24,7 @@ from .halo_rows import HaloForm, decode_halo, decode_lengths, halo_of_rows
 from .local_ids import localise, number_halo, outside_edges
 from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
 from .packed_features import PackedFeatures, features_of_part
-from .part_graph import PartGraph
+from .part_graph import PartGraph, take_items
 from .planned_reads import read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again, sparse_rows
 from .self_loops import spread
@@ -684,7 +683,7 @@ class PartitionStore:
 
     def _find_degrees(self, nodes: np.ndarray, degree: np.ndarray) -> None:
         """Fill in the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
-        gather_items(self._in_degree, nodes, degree)
+        take_items(self._in_degree, nodes, degree)
         large = np.flatnonzero(degree == MOST_DEGREE)
         if len(large):
             known, values = self._large_degrees

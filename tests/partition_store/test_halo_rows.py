@@ -151,7 +151,9 @@ def test_local_ids_and_rows_that_are_a_transpose(case, bits, row_bits, in_place)
     localise(indptr[: num_core + 1], sources, begin, outside, part.indices, places)
     assert found.tolist() == halo.tolist()
     assert part.indices[: len(core)].tolist() == core[order].tolist() and places.tolist() == order.tolist()
-    assert [part.indices[indptr[row] : indptr[row + 1]].tolist() for row in range(num_core, len(indptr) - 1)] == expected
+    assert [
+        part.indices[indptr[row] : indptr[row + 1]].tolist() for row in range(num_core, len(indptr) - 1)
+    ] == expected
     assert indptr[-1] == len(part.indices)
 
 

@@ -73,21 +73,6 @@ def gather_rows(
     return out
 
 
-def gather_items(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copy numbers of a column to a dtype that holds them, in the order asked for.
-
-    Args:
-        table: (num_rows,) array or memory map, C-contiguous.
-        rows: (num,) int32 or int64 in [0, num_rows); not checked.
-        out: (num,) C-contiguous, filled in place.
-
-    Returns:
-        `out`.
-    """
-    cpu.copy_items(np.asarray(table), rows, out)
-    return out
-
-
 def encode_codes(rows: np.ndarray, code: RowCode) -> np.ndarray:
     """Return quantised rows, rounded to nearest: a value is at most half a scale from what it decodes to.
 
