@@ -9,7 +9,7 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import SeenEdges, WholeGraph
+from ..partition_store.part_graph import SeenEdges, WholeGraph, take_items
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
@@ -53,6 +53,9 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
     shape = (len(ids), *values.shape[1:])
     if math.prod(shape) * values.itemsize <= _SMALL_BYTES:
         found = np.asarray(values)[ids]
+    elif dtype is not None and values.dtype != dtype and values.ndim == 1:
+        found = allocate(shape, dtype)
+        take_items(values, ids, found)
     else:
         found = gather_rows(values, ids, allocate(shape, values.dtype))
     return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))
@@ -70,7 +73,9 @@ def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict
     for name, mask in zip(MASK_NAMES, masks, strict=True):
         if name in staged.mask_names:
             data[f"{name}_mask"] = torch.from_numpy(mask)
-    return data | {name: read_column(values, local, allocate) for name, values in staged.nodes.items()}
+    for name, values in staged.nodes.items():
+        data[name] = read_column(values, local, allocate, staged.dtypes.get(name))
+    return data
 
 
 def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) -> dict[str, Any]:

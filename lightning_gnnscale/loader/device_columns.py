@@ -99,6 +99,8 @@ class DeviceColumns:
         found = {name: values[local] for name, values in self._nodes.items()}
         masks, degree = found.pop("masks"), found["degree"]
         found["degree"] = degree.float() if degree.is_floating_point() else degree.long()
+        for name, dtype in self._staged.dtypes.items():
+            found[name] = found[name].to(torch.from_numpy(np.empty(0, dtype)).dtype)
         for bit, name in enumerate(MASK_NAMES):
             if name in self._staged.mask_names:
                 found[f"{name}_mask"] = ((masks >> bit) & 1).bool()

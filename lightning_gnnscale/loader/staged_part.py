@@ -40,6 +40,7 @@ class StagedPart:
         mask_names: Masks that there are.
         edges: Columns of the edges by their names in a batch, (num_edges, ...) in the store's edge order.
         features: Rows of core and halo, if they were read with the part.
+        dtypes: What batches have of those of `nodes` that are held in fewer bytes.
     """
 
     graph: Any
@@ -49,13 +50,14 @@ class StagedPart:
     mask_names: tuple[str, ...]
     edges: Mapping[str, np.ndarray]
     features: LoadedRows | None = None
+    dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
     _items: dict = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _there: list = field(default_factory=list)
 
     def __reduce__(self):
         columns = self.nodes, self.masks, self.mask_names, self.edges
-        return StagedPart, (self.graph, self.state, *columns, self.features)
+        return StagedPart, (self.graph, self.state, *columns, self.features, self.dtypes)
 
     @property
     def nbytes(self) -> int:
@@ -208,7 +210,8 @@ class PartStager:
             graph = graph.symmetrised()
         nodes = {name: self._local_values(name, graph) for name in self._columns}
         masks = self._local_masks(graph), tuple(name for name in MASK_NAMES if f"{name}_mask" in self.nodes)
-        return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph))
+        dtypes = {name: self.nodes[name].dtype for name in nodes if name in self.held}
+        return StagedPart(graph, None, nodes, *masks, self.edges, self._local_features(graph), dtypes)
 
     def _seen(self, part_of: np.ndarray) -> SeenEdges:
         sort = np.zeros(len(self.part_offsets) - 1, np.int8)
@@ -244,8 +247,7 @@ class PartStager:
         return LoadedRows.of(features_of_part(self.features, graph.part), held, self.kept)
 
     def _local_values(self, name: str, graph) -> np.ndarray:
-        found = local_rows(self.held.get(name, self.nodes[name]), graph)
-        return np.ascontiguousarray(found, self.nodes[name].dtype)
+        return np.ascontiguousarray(local_rows(self.held.get(name, self.nodes[name]), graph))
 
     def _local_masks(self, graph) -> np.ndarray:
         if "masks" in self.held:

@@ -140,13 +140,18 @@ def mapped_at_random(array: np.ndarray) -> np.ndarray:
 
     Cost: none where twice the array's bytes are free, or it maps no file.
     """
-    place = None if MADV_RANDOM is None or 2 * array.nbytes <= free_memory_bytes() else file_place(array)
+    place = None if MADV_RANDOM is None or fits_twice(array.nbytes) else file_place(array)
     if place is None:
         return array
     path, offset = place
     again = np.memmap(path, dtype=array.dtype, mode="r", offset=offset, shape=array.shape)
     again._mmap.madvise(MADV_RANDOM)
     return np.asarray(again)
+
+
+def fits_twice(num_bytes: int) -> bool:
+    """Return whether free memory holds twice so many bytes: then the page cache keeps a file of them."""
+    return 2 * num_bytes <= free_memory_bytes()
 
 
 def file_place(array: np.ndarray) -> tuple[Path, int] | None:

@@ -14,7 +14,7 @@ from .array_file import HEADER_BYTES, ArrayFile, map_rows
 from .edge_code import BLOCK, PADDING, decode, encode, id_bits
 from .journal import Journal
 from .manifest import REMEDY
-from .planned_reads import read_ranges, read_slice
+from .planned_reads import read_once, read_ranges, read_slice
 
 CODE, OFFSETS, PLAIN = "csc_code", "csc_code_offsets", "csc_indices"
 EDGES = (PLAIN, CODE)  # one of which a store has
@@ -142,9 +142,23 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == HEADER_BYTES + num_bytes
 
 
-def read_run(indices: np.ndarray | CodedNeighbors, first: int, last: int) -> np.ndarray:
-    """Return a copy of neighbours [first, last) of a store's CSC; exactly their bytes are read."""
-    return indices[first:last] if isinstance(indices, CodedNeighbors) else read_slice(indices[first:last])
+def read_run(
+    indices: np.ndarray | CodedNeighbors, first: int, last: int, spare: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a copy of neighbours [first, last) of a store's CSC, read once, and memory for as many ids of a part.
+
+    Args:
+        spare: How many more ids the memory is for; pages of theirs that are not written take none.
+
+    Returns:
+        (last - first,) neighbours, and (last - first + spare,) int32, which begins with them where they are int32.
+    """
+    if isinstance(indices, CodedNeighbors) or indices.dtype != np.int32:
+        coded = isinstance(indices, CodedNeighbors)
+        found = indices[first:last] if coded else read_once(indices[first:last])
+        return found, np.empty(last - first + spare, np.int32)
+    memory = read_once(indices[first:last], spare)
+    return memory[: last - first], memory
 
 
 def read_runs(indices: np.ndarray | CodedNeighbors, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -5,9 +5,6 @@ import numpy as np
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import combine
-from ..triton_kernels.intrinsics import popcount, prefetch
-from .halo_rows import AHEAD
-from .planned_reads import RankedNodes
 
 _FAR = 255
 
@@ -80,22 +77,6 @@ def keep_edges(csc: CSC, num_core: int, keep: np.ndarray):
     return used[num_core:], CSC(indptr, local_id[csc.indices[positions]]), positions
 
 
-def localise(
-    indptr: np.ndarray, sources: np.ndarray, begin: int, end: int, held: RankedNodes, indices: np.ndarray, positions
-) -> None:
-    """Translate core rows from store ids to local ids, ascending in a row again.
-
-    Args:
-        indptr: (num_core + 1,) int64 from 0.
-        sources: (num_edges,) store ids in [begin, end) or in the halo.
-        begin, end: Store ids that bound the core.
-        held: The nodes of the halo, counted.
-        indices: (num_edges or more,) int32; the first num_edges are filled with local ids.
-        positions: (num_edges or more,) int64; filled with where each source was; empty: they are not needed.
-    """
-    _localise(indptr, sources, begin, end, held.words, held.before, indices, positions)
-
-
 @kernel
 def _mark_sources(indptr, indices, frontier, distance, step):
     for node in frontier:
@@ -145,31 +126,3 @@ def _assigned(indptr, indices, num_core, original, seed):
             bits = combine(combine(seed, min(core, other)), max(core, other))
             keep[i] = (core < other) == (bits & np.uint64(1) == np.uint64(0))
     return keep
-
-
-@kernel
-def _localise(indptr, sources, begin, end, words, before, out, position):
-    num_core = end - begin
-    with_position = len(position) > 0
-    for row in range(len(indptr) - 1):
-        place = indptr[row]
-        for i in range(indptr[row], indptr[row + 1]):
-            if begin <= sources[i] < end:
-                out[place] = sources[i] - begin
-                if with_position:
-                    position[place] = i
-                place += 1
-        if place == indptr[row + 1]:
-            continue
-        for i in range(indptr[row], indptr[row + 1]):
-            if i + AHEAD < len(sources):
-                prefetch(words, np.int64(sources[i + AHEAD]) >> 6)
-                prefetch(before, np.int64(sources[i + AHEAD]) >> 6)
-            node = np.int64(sources[i])
-            if begin <= node < end:
-                continue
-            below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
-            out[place] = num_core + before[node >> 6] + np.int64(popcount(below))
-            if with_position:
-                position[place] = i
-            place += 1

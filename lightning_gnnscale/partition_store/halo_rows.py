@@ -100,18 +100,6 @@ def halo_and_edges(
     return held.count(), (int(counts[0]), int(counts[1]), int(_count_roots(parent)))
 
 
-def transpose_halo(csc: CSC, num_core: int) -> None:
-    """Fill each halo row with the core rows that name its node, ascending.
-
-    Args:
-        csc: A part in local ids whose core rows are filled; the halo rows, zeros in `indptr`, are filled in place.
-        num_core: The number of core rows.
-
-    Cost: two passes over the core's edges.
-    """
-    _transpose_halo(csc.indptr, csc.indices, num_core)
-
-
 def count_halos(nodes: np.ndarray, count: np.ndarray) -> None:
     """Add to (num_nodes,) uint8 how often each node is in (num_halo,) ids; at most 255."""
     _count_halos(nodes, count)
@@ -203,28 +191,6 @@ def _add_sources(sources, begin, end, num_nodes, words):
 def _count_halos(nodes, count):
     for node in nodes:
         count[node] += count[node] < 255
-
-
-@kernel
-def _transpose_halo(indptr, indices, num_core):
-    """Row h's cursor is at indptr[h + 1]: it begins where the row does and ends where the next one begins."""
-    num_local = len(indptr) - 1
-    core_edges = indptr[num_core]
-    for i in range(core_edges):
-        if i + AHEAD < core_edges:
-            prefetch(indptr, np.int64(indices[i + AHEAD]) + 2)
-        if indices[i] >= num_core and indices[i] + 2 <= num_local:
-            indptr[indices[i] + 2] += 1
-    for row in range(num_core, num_local):
-        indptr[row + 1] += indptr[row]
-    for row in range(num_core):
-        for i in range(indptr[row], indptr[row + 1]):
-            if i + AHEAD < core_edges:
-                prefetch(indptr, np.int64(indices[i + AHEAD]) + 1)
-            if indices[i] >= num_core:
-                place = indptr[indices[i] + 1]
-                indptr[indices[i] + 1] += 1
-                indices[place] = row
 
 
 @kernel

@@ -13,11 +13,24 @@ from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
 
+_BLOCK = 1 << 15  # ids whose rows are taken at a time: what numpy makes of them stays in the cache
+
 
 def local_rows(values: np.ndarray, graph) -> np.ndarray:
     """Return the rows of a column of the nodes by local id; a slice of it where there is no halo."""
     core = values[graph.core_start : graph.core_start + graph.num_core]
-    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
+    if not len(graph.halo_nodes):
+        return np.asarray(core)
+    out = np.empty((graph.num_local, *values.shape[1:]), values.dtype)
+    out[: graph.num_core] = core
+    take_items(values, graph.halo_nodes, out[graph.num_core :])
+    return out
+
+
+def take_items(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """Fill (num, ...) with the rows of a column for (num,) ids, of a dtype that holds them; without large copies."""
+    for at in range(0, len(ids), _BLOCK):
+        out[at : at + _BLOCK] = values[ids[at : at + _BLOCK]]
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:

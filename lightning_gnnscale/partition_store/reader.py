@@ -19,12 +19,13 @@ from .coded_neighbors import CODE, OFFSETS, PLAIN, CodedNeighbors, read_run
 from .csc_writer import MOST_DEGREE
 from .features import Column, CSRFeatures, DenseFeatures, SparseRows
 from .halo import degree_dtype
-from .halo_depth import assigned_edges, distances, keep_edges, localise, rows_within
-from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
+from .halo_depth import assigned_edges, distances, keep_edges, rows_within
+from .halo_rows import HaloForm, decode_halo, decode_lengths, halo_of_rows
+from .local_ids import localise, number_halo, outside_edges
 from .manifest import EDGE_FILES, MANIFEST, REMEDY, digest, read_manifest, read_source, type_prefix
 from .packed_features import PackedFeatures, features_of_part
-from .part_graph import PartGraph
-from .planned_reads import RankedNodes, read_ranges, read_slice
+from .part_graph import PartGraph, take_items
+from .planned_reads import read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again, sparse_rows
 from .self_loops import spread
 from .typed_features import NodeTypes, TypedFeatures
@@ -540,7 +541,9 @@ class PartitionStore:
         """
         begin, end = self._core(part)
         if hops == 1:
-            return self._checked_halo(part, self.read_beyond(begin, end))
+            nodes = self.read_beyond(begin, end)
+            self._check_halo(part, len(nodes))
+            return nodes
         if hops == 0:
             return self.load_part(part, 0).halo_nodes
         distance = distances(self.whole_csc, begin, end, _checked_hops(hops))
@@ -555,7 +558,10 @@ class PartitionStore:
         self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_edges)
         first, last = self._csc.indptr[[begin, end]].tolist()
         with self._held(PLAIN, first, last):
-            return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
+            held = halo_of_rows(self._csc, begin, end)
+        if held is None:
+            raise self._no_node(begin, end)
+        return held.nodes.astype(self.original_nid.dtype)
 
     def load_part(self, part: int, hops: int = 1) -> PartGraph:
         """Load a part's graph into memory.
@@ -571,9 +577,9 @@ class PartitionStore:
             PartGraph with arrays of its own.
 
         Cost: hops 0 and 1: sequential reads of the part's rows, of what is stored of its halo's, and of a byte for
-            the degree of each node; 8 bytes an edge (16 with edge ids) and two bits a node of the whole graph while it
-            runs, and 27 (35) at the peak of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the
-            whole graph, and reads of the rows of other parts.
+            the degree of each node; at most 8 bytes an edge (16 with edge ids) while it runs, and 27 (35) at the peak
+            of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the whole graph, and reads of the rows
+            of other parts.
         """
         begin, end = self._core(part)
         self._compare(self.edge_file, "halo_code")
@@ -619,54 +625,54 @@ class PartitionStore:
         rows = read_slice(self._csc.indptr[begin : end + 1])
         self._check_rises("csc_indptr", rows, self.num_edges)
         first, last = int(rows[0]), int(rows[-1])
-        with self._held(PLAIN, first, last):
-            sources = read_run(self._csc.indices, first, last)
-        held = RankedNodes.empty(self.num_nodes)
-        crossing = add_sources(sources, begin, end, self.num_nodes, held)
-        halo_nodes = self._checked_halo(part, self._listed(begin, end, None if crossing < 0 else held.count()))
-        num_core, form = end - begin, self._halo_form
-        indptr = np.zeros(num_core + len(halo_nodes) + 1, np.int64)
+        num_core, num_halo, form = end - begin, int(np.diff(self._halo_offsets[part : part + 2])[0]), self._halo_form
+        indptr = np.zeros(num_core + num_halo + 1, np.int64)
         indptr[: num_core + 1] = rows - first
-        code = self._halo_code_of(part)
+        code, spare = self._halo_code_of(part), last - first
         if form.rows:
             if not decode_lengths(form, code, indptr[num_core:]):
                 raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
-            crossing = int(indptr[-1]) - len(sources)
-        indices = np.empty(len(sources) + crossing, np.int32)
-        places = np.empty(len(indices) if form.places else 0, np.int64)
-        localise(indptr[: num_core + 1], sources, begin, end, held, indices, places)
-        del sources
-        places[: last - first] += first
-        csc = CSC(indptr, indices)
+            spare = int(indptr[-1]) - spare
+        with self._held(PLAIN, first, last):
+            sources, indices = read_run(self._csc.indices, first, last, spare)
+        core = indptr[: num_core + 1]
+        outside = outside_edges(core, sources, begin, end, self.num_nodes)
+        if outside is None:
+            raise self._no_node(begin, end)
         if not form.rows:
-            transpose_halo(csc, num_core)
+            indices = indices[: last - first + outside.num_edges]
+        csc, halo_nodes = CSC(indptr, indices), np.empty(num_halo, self.original_nid.dtype)
+        self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows))
+        places = np.empty(len(indices) if form.places else 0, np.int64)
+        localise(core, sources, begin, outside, indices, places)
+        del sources, outside
+        places[: last - first] += first
         if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_edges, places):
             raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
-        degree = self._degree_of(halo_nodes)
+        degree = np.empty(num_core + num_halo, degree_dtype(self.num_edges))
+        np.subtract(core[1:], core[:-1], out=degree[:num_core], casting="unsafe")
+        self._find_degrees(halo_nodes, degree[num_core:])
         return PartGraph(
             part=part,
             core_start=begin,
             num_core=num_core,
             halo_nodes=halo_nodes,
             csc=csc,
-            degree=np.concatenate([np.diff(indptr[: num_core + 1]).astype(degree.dtype), degree]),
+            degree=degree,
             edge_id=places if form.places else None,
             hops=1,
             symmetric=self.symmetric,
         )
 
-    def _listed(self, begin: int, end: int, held: RankedNodes | None) -> np.ndarray:
-        if held is None:
-            raise broken(self, self.edge_file, f"a row in [{begin}, {end}) names a node that does not exist")
-        return held.nodes.astype(self.original_nid.dtype)
+    def _no_node(self, begin: int, end: int) -> PartitionStoreError:
+        return broken(self, self.edge_file, f"a row in [{begin}, {end}) names a node that does not exist")
 
-    def _checked_halo(self, part: int, nodes: np.ndarray) -> np.ndarray:
-        """Return the nodes of a part's halo, once they are as many as were written."""
+    def _check_halo(self, part: int, num_halo: int) -> None:
+        """Refuse a part whose rows name another number of nodes beyond the core than was written."""
         first, last = self._halo_offsets[part : part + 2].tolist()
-        if len(nodes) != last - first:
-            what = f"part {part} reads {len(nodes)} nodes of other parts instead of {last - first}"
+        if num_halo != last - first:
+            what = f"part {part} reads {num_halo} nodes of other parts instead of {last - first}"
             raise broken(self, self.edge_file, what)
-        return nodes
 
     def _halo_code_of(self, part: int) -> np.ndarray:
         if self._halo_code is None:
@@ -675,14 +681,13 @@ class PartitionStore:
         with self._held("halo_code", begin, end):
             return read_slice(self._halo_code[begin:end])
 
-    def _degree_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
-        degree = self._in_degree[nodes].astype(degree_dtype(self.num_edges))
+    def _find_degrees(self, nodes: np.ndarray, degree: np.ndarray) -> None:
+        """Fill in the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
+        take_items(self._in_degree, nodes, degree)
         large = np.flatnonzero(degree == MOST_DEGREE)
         if len(large):
             known, values = self._large_degrees
             degree[large] = values[np.searchsorted(known, nodes[large])]
-        return degree
 
     @cached_property
     def _large_degrees(self) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,8 @@ from lightning_gnnscale.partition_store.halo_rows import (
     encode_halo,
     encode_halo_end,
     halo_of_rows,
-    transpose_halo,
 )
+from lightning_gnnscale.partition_store.local_ids import localise, number_halo, outside_edges
 
 FORMS = [HaloForm(rows, places) for rows, places in ((True, False), (True, True), (False, True))]
 
@@ -126,23 +126,51 @@ def test_any_bytes_are_decoded_within_bounds_or_refused(code, rows, form):
         assert all((values >= 0).all() and (values < most).all() for values, most in zip(found, (5, 70), strict=True))
 
 
-@given(case=part_rows())
-def test_rows_of_the_halo_are_the_transpose(case):
+@given(case=part_rows(), bits=st.integers(0, 5), row_bits=st.integers(0, 4), in_place=st.booleans())
+def test_local_ids_and_rows_that_are_a_transpose(case, bits, row_bits, in_place):
     csc, begin, end, _ = case
     num_core, halo = end - begin, halo_of_rows(csc, begin, end).nodes
     local = np.full(csc.num_rows, -1)
     local[begin:end], local[halo] = np.arange(num_core), num_core + np.arange(len(halo))
-    core = local[csc.indices[csc.indptr[begin] : csc.indptr[end]]]
+    first, last = csc.indptr[[begin, end]]
+    sources, core = csc.indices[first:last].astype(np.int32), local[csc.indices[first:last]]
     rows = np.repeat(np.arange(num_core), np.diff(csc.indptr[begin : end + 1]))
+    order = np.lexsort([core, rows])
     expected = [sorted(rows[core == node].tolist()) for node in range(num_core, num_core + len(halo))]
-    indptr = np.zeros(num_core + len(halo) + 1, np.int64)
+
+    indptr, found = np.zeros(num_core + len(halo) + 1, np.int64), np.full(len(halo), -1, np.int32)
+    indptr[: num_core + 1] = csc.indptr[begin : end + 1] - first
+    indices, places = np.full(2 * len(sources), -1, np.int32), np.full(len(sources), -1)
+    if in_place:
+        indices[: len(sources)] = sources
+        sources = indices[: len(sources)]
+    outside = outside_edges(indptr[: num_core + 1], sources, begin, end, csc.num_rows, bits, row_bits)
+    assert outside.num_edges == (core >= num_core).sum()
+    part = CSC(indptr, indices[: len(sources) + outside.num_edges])
+    assert number_halo(outside, found, part, num_core, True) == len(halo)
+    localise(indptr[: num_core + 1], sources, begin, outside, part.indices, places)
+    assert found.tolist() == halo.tolist()
+    assert part.indices[: len(core)].tolist() == core[order].tolist() and places.tolist() == order.tolist()
+    assert [
+        part.indices[indptr[row] : indptr[row + 1]].tolist() for row in range(num_core, len(indptr) - 1)
+    ] == expected
+    assert indptr[-1] == len(part.indices)
+
+
+@given(case=part_rows(), num_halo=st.integers(0, 12))
+def test_a_halo_of_another_size_is_counted_within_bounds(case, num_halo):
+    csc, begin, end, _ = case
+    num_core, sources = end - begin, csc.indices[csc.indptr[begin] : csc.indptr[end]]
+    indptr = np.zeros(num_core + num_halo + 1, np.int64)
     indptr[: num_core + 1] = csc.indptr[begin : end + 1] - csc.indptr[begin]
-    part = CSC(indptr, np.concatenate([core, np.full((core >= num_core).sum(), -1)]).astype(np.int32))
-    transpose_halo(part, num_core)
-    found = [part.indices[indptr[row] : indptr[row + 1]].tolist() for row in range(num_core, len(indptr) - 1)]
-    assert found == expected and (len(halo) == 0 or indptr[-1] == len(part.indices))
+    outside = outside_edges(indptr[: num_core + 1], sources, begin, end, csc.num_rows, 2, 2)
+    part = CSC(indptr, np.zeros(len(sources) + outside.num_edges, np.int32))
+    found = number_halo(outside, np.zeros(num_halo, np.int32), part, num_core, True)
+    assert found == len(halo_of_rows(csc, begin, end))
 
 
 def test_a_source_that_is_no_node_is_seen():
     for source in (-1, 4, 2**31 - 1):
-        assert halo_of_rows(CSC(np.array([0, 1, 1, 1, 1]), np.array([source], np.int32)), 0, 2) is None
+        sources = np.array([source], np.int32)
+        assert halo_of_rows(CSC(np.array([0, 1, 1, 1, 1]), sources), 0, 2) is None
+        assert outside_edges(np.array([0, 1, 1]), sources, 0, 2, 4) is None

@@ -12,7 +12,7 @@ from test_packed_features import dense, rows_by_hand, sparse, sparse_rows
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import CSRFeatures, DenseFeatures, LoadedRows, RankedNodes, features_of_part
 from lightning_gnnscale.partition_store import planned_reads as module
-from lightning_gnnscale.partition_store.planned_reads import read_ranges, read_rows
+from lightning_gnnscale.partition_store.planned_reads import read_once, read_ranges, read_rows
 from tests.says import said
 from tests.tiers import all_pairs, each_value
 
@@ -53,6 +53,22 @@ def test_ranges_of_any_length(table):
     plain = np.array(table).reshape(-1).view(np.uint8)
     expected = np.concatenate([plain[begin:end] for begin, end in ends])
     np.testing.assert_array_equal(read_ranges(table, *ends.T), expected)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_run_is_read_once_with_memory_behind_it(tmp_path, monkeypatch, fits):
+    monkeypatch.setattr(module, "fits_twice", lambda num_bytes: fits)
+    values = np.arange(30_000, dtype=np.int32)
+    array = mapped(tmp_path / "ids.npy", values)
+    for begin, end, spare in ((0, 0, 5), (3, 20_000, 7), (29_999, 30_000, 100_000), (0, 30_000, 0)):
+        found = read_once(array[begin:end], spare)
+        assert len(found) == end - begin + spare and found.dtype == values.dtype
+        found[end - begin :] = -1
+        np.testing.assert_array_equal(found[: end - begin], values[begin:end])
+    with open(tmp_path / "ids.npy", "r+b") as file:
+        file.truncate(100_000)
+    with pytest.raises(PartitionStoreError, match="was shortened"):
+        read_once(array)
 
 
 def test_a_file_that_was_shortened_is_one_line(tmp_path):
