@@ -29,7 +29,7 @@ from ..events import clock
 from ..graph import StepBatches, batch_of, batches_of
 from ..model import checkpoint_file, made_again
 from ..scratch import keep_sockets
-from ..system import end_with_parent
+from ..system import end_with_parent, keep_freed_memory
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -247,6 +247,7 @@ class GNNScaleStrategy(DDPStrategy):
         self._exchange_run = start_run(self.exchange, trainer)
         if fitting:
             self.weights.setup(trainer)
+            keep_freed_memory(self.root_device.type == "cpu")
             # None is how a rank without further batches stays in step: nothing to warn of.
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
             # sync_dist in training_step would wait for ranks that have no batch left.
@@ -521,6 +522,7 @@ class GNNScaleStrategy(DDPStrategy):
                 self._exchange_run.detach()
                 self._exchange_run = None
         finally:
+            keep_freed_memory(False)
             launcher.restore_environment(self._environment)
             self._environment = {}
 
