@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import os
-import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,6 @@ MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 MADV_RANDOM = getattr(mmap, "MADV_RANDOM", None)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened before a fork, which must not wait for locks
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_OWN_HEAP = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # a user's word on it
 
 
 def usable_cores() -> int:
@@ -38,24 +35,6 @@ def end_with_parent() -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def keep_freed_memory(keep: bool) -> None:
-    """Let the C library keep freed memory for the next that is asked for; else give back what is free.
-
-    A training step asks for the same tensors again and again. glibc maps those over 32 MiB anew each time, and returns
-    the end of its heap: each page of a step is then faulted and cleared again. A no-op without glibc, and where the
-    environment sets glibc's thresholds.
-
-    Args:
-        keep: True: keep all but blocks of 1 GiB. False: give back what is free, now and from now on.
-    """
-    if _LIBC is None or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _OWN_HEAP):
-        return
-    _LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 30 if keep else 32 << 20)
-    _LIBC.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1 if keep else 64 << 20)
-    if not keep:
-        _LIBC.malloc_trim(0)
 
 
 def advise(fd: int, start: int, num_bytes: int, how: str) -> None:

@@ -27,9 +27,10 @@ from ..across_ranks import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds, short
 from ..events import clock
 from ..graph import StepBatches, batch_of, batches_of
+from ..memory import free_memory_bytes, keep_freed_memory, return_freed_memory, trim_heap
 from ..model import checkpoint_file, made_again
 from ..scratch import keep_sockets
-from ..system import end_with_parent, keep_freed_memory
+from ..system import end_with_parent
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -40,6 +41,11 @@ from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
+
+
+# Free memory of a process on a CPU from which on what a step frees is kept for the next: what lies between arrays in
+# use, a few hundred MiB, is little of it.
+_KEEPING_BYTES = 2 << 30
 
 
 class RoundCallback(Callback):
@@ -53,6 +59,7 @@ class RoundCallback(Callback):
 
     def __init__(self, weights: WeightPolicy) -> None:
         self._weights = weights
+        self._keeps_freed = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
@@ -60,6 +67,10 @@ class RoundCallback(Callback):
         trainer.fit_loop._load_combined_loader_states()
         averaging.begin_next_epoch(trainer)
         self._weights.on_train_start()
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        self._keeps_freed = on_cpu and free_memory_bytes() >= trainer.num_devices * _KEEPING_BYTES
+        if self._keeps_freed:  # as late as here: reads that were planned for little memory have it returned
+            keep_freed_memory()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -81,6 +92,10 @@ class RoundCallback(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             self._weights.publish()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._keeps_freed and trainer.state.fn == TrainerFn.FITTING:
+            keep_freed_memory()  # a pass that streams layers has it returned
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._weights.publish()
@@ -247,7 +262,6 @@ class GNNScaleStrategy(DDPStrategy):
         self._exchange_run = start_run(self.exchange, trainer)
         if fitting:
             self.weights.setup(trainer)
-            keep_freed_memory(self.root_device.type == "cpu")
             # None is how a rank without further batches stays in step: nothing to warn of.
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
             # sync_dist in training_step would wait for ranks that have no batch left.
@@ -522,7 +536,8 @@ class GNNScaleStrategy(DDPStrategy):
                 self._exchange_run.detach()
                 self._exchange_run = None
         finally:
-            keep_freed_memory(False)
+            return_freed_memory()
+            trim_heap()
             launcher.restore_environment(self._environment)
             self._environment = {}
 
