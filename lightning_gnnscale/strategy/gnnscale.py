@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
 
 
-# Free memory of a process on a CPU from which on what a step frees is kept for the next: what lies between arrays in
-# use, a few hundred MiB, is little of it.
-_KEEPING_BYTES = 2 << 30
+# Free memory of a process on a CPU from which on what a step frees is kept for the next: what lies unused between
+# arrays, an eighth of what was free in the case measured, is little of it.
+_KEEPING_BYTES = 4 << 30
 
 
 class RoundCallback(Callback):
