@@ -50,7 +50,7 @@ _RANGES = {
 _BENCH_AXES = ("graphs", "models", "methods", "partitioners", "policies", "samplers", "sources", "workloads", "parts")
 _BENCH_AXES += ("seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas")
 _MAY_BE_ZERO = ("sample_ms", "minutes", "seed", "patience", "replicate_share", "requests_ahead", "warm_runs")
-_MAY_BE_ZERO += ("import_repeats", "timed_batches")
+_MAY_BE_ZERO += ("import_repeats", "timed_batches", "column_bytes")
 # Of each of the callbacks.
 _RANGES_OF_CALLBACK = {
     "": ("null or settings with a _target_", lambda value: isinstance(value, dict)),
@@ -172,7 +172,7 @@ def check_ranges(config: DictConfig) -> None:
         lowest = 0 if name in _MAY_BE_ZERO else 1
         if isinstance(value, int) and not isinstance(value, bool) and value < lowest:
             raise UsageError(f"bench.{name} must be at least {lowest}, got {value}")
-        if name in _BENCH_AXES and not isinstance(value, int) and not value:
+        if name in _BENCH_AXES and value is not None and not isinstance(value, int) and not value:
             raise UsageError(f"bench.{name} must name at least one, got {value}")
     if "dataset" not in config:  # the sizes that are planned for are given
         return

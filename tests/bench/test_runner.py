@@ -13,10 +13,12 @@ import psutil
 import pytest
 import yaml
 from hydra.utils import get_object
+from omegaconf import OmegaConf
 
 from benchmarks import runner as bench
 from benchmarks.present import LEFT, average, grouped, table
 from benchmarks.runner import Case, RowFile, Runner, benchmark
+from lightning_gnnscale.cli.typed import check_ranges
 from tests.says import said
 
 
@@ -152,6 +154,7 @@ def test_every_benchmark_takes_the_runners_settings():
         config = yaml.safe_load(path.read_text())
         assert {"/bench_run": None} in config["defaults"] or "/bench_run" in config["defaults"], path
         assert {"minutes", "again"} <= signature(get_object(config["bench"]["_target_"])).parameters.keys()
+        check_ranges(OmegaConf.create({"bench": config["bench"]}))  # a benchmark's own settings are not refused
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,9 @@ def test_run_takes_the_fields_of_its_settings(tmp_path):
 
 STARTS = """
 import subprocess
+from omegaconf import OmegaConf
+
+from lightning_gnnscale.cli.typed import check_ranges
 from lightning_gnnscale.system import end_with_parent
 started = subprocess.Popen(["sleep", "60"], preexec_fn=end_with_parent, stdout=subprocess.DEVNULL)
 print(started.pid, flush=True)
