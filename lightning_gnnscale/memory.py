@@ -150,7 +150,7 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> None:
     """Have the C library keep freed arrays of up to 1 GiB for the next that are asked for, from now on; glibc alone.
 
-    A training step asks for the same tensors again and again. Where they are mapped anew, faults and the zeroing of
+    A training step asks for the same tensors again and again. Where they are mapped again, faults and the zeroing of
     pages are a fifth to a third of its CPU time.
     """
     _set_thresholds(1 << 30, (1 << 31) - 1)
