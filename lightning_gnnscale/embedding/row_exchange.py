@@ -425,9 +425,8 @@ class GroupRows:
         self.received_bytes = 0
         self.owner = RowOwner(table.arrays, optimizer, int(table.counter[0]), watched=several)
         self._away = np.array(hosts.host_of_rank) != hosts.host  # ranks of other hosts
-        self._begun: tuple[GroupPull, GroupPull | None] | None = (
-            None  # ahead, and in its place, of the step that begins
-        )
+        # What was pulled ahead for the step that begins, and what takes its place.
+        self._begun: tuple[GroupPull, GroupPull | None] | None = None
         # Of the thread: what was asked for the step that is under way, and by rank the steps that its rows have seen.
         self._under_way: list[GroupPull] = []
         self._since = np.full(len(hosts.host_of_rank), -1, np.int64)

@@ -14,7 +14,7 @@ from ..across_ranks import rank
 from ..errors import StrategyError, short
 from ..events import record
 from ..jit import kernel
-from ..memory import free_memory_bytes, parse_bytes, pass_bytes, return_freed_memory, trim_heap
+from ..memory import free_memory_bytes, parse_bytes, pass_bytes, return_freed_memory
 from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
@@ -262,7 +262,6 @@ class _Pass:
         if broadcast is not None:
             everything = NodeSet.of_mask(np.ones(self.source.num_nodes, bool)) if targets is None else targets
             return_freed_memory()  # of chunks, in each thread's own heap
-            trim_heap()  # of training
             self.spool = self.spool or self.source.spool()  # tables have been made in its folder
             # Rows that are asked for are read, not mapped.
             yield from broadcast.run(self._blocks(everything), self.spool)

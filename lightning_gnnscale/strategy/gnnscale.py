@@ -59,7 +59,6 @@ class RoundCallback(Callback):
 
     def __init__(self, weights: WeightPolicy) -> None:
         self._weights = weights
-        self._keeps_freed = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
@@ -68,9 +67,9 @@ class RoundCallback(Callback):
         averaging.begin_next_epoch(trainer)
         self._weights.on_train_start()
         on_cpu = trainer.strategy.root_device.type == "cpu"
-        self._keeps_freed = on_cpu and free_memory_bytes() >= trainer.num_devices * _KEEPING_BYTES
-        if self._keeps_freed:  # as late as here: reads that were planned for little memory have it returned
-            keep_freed_memory()
+        if on_cpu and free_memory_bytes() >= trainer.num_devices * _KEEPING_BYTES:
+            trainer.strategy.keeps_freed = True
+            keep_freed_memory()  # as late as here: reads that were planned for little memory have it returned
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -92,9 +91,11 @@ class RoundCallback(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             self._weights.publish()
+        if trainer.strategy.keeps_freed:
+            trim_heap()  # a pass plans with what is free
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._keeps_freed and trainer.state.fn == TrainerFn.FITTING:
+        if trainer.strategy.keeps_freed:
             keep_freed_memory()  # a pass that streams layers has it returned
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -158,6 +159,8 @@ class GNNScaleStrategy(DDPStrategy):
     """
 
     strategy_name = "gnnscale"
+
+    keeps_freed = False  # of a run that trains: what a step frees is kept for the next
 
     def __init__(
         self,
@@ -536,8 +539,10 @@ class GNNScaleStrategy(DDPStrategy):
                 self._exchange_run.detach()
                 self._exchange_run = None
         finally:
-            return_freed_memory()
-            trim_heap()
+            if self.keeps_freed:
+                self.keeps_freed = False
+                return_freed_memory()
+                trim_heap()
             launcher.restore_environment(self._environment)
             self._environment = {}
 
