@@ -1,6 +1,7 @@
 """What an epoch is predicted to take on several machines, and takes on machines made of namespaces."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from itertools import product
 from pathlib import Path
 
 from lightning_gnnscale.cli.ranks import exit_on_sigterm
-from lightning_gnnscale.dataset import load_npz
+from lightning_gnnscale.dataset import GraphDataset, load_npz
+from lightning_gnnscale.dataset.generated import generate
+from lightning_gnnscale.edge_stream import lfr_graph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store import StoreSource
 from tests.machines.several_machines import cannot_be_made, machines, start_ray, start_training, wait_for
@@ -18,6 +21,7 @@ from .present import LEFT, show
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 
 _MIB = 2**20
+_LFR = re.compile(r"lfr:(\d+):(\d+)")
 COLUMNS = {
     "graph": ("graph", LEFT),
     "rows": ("rows", LEFT),
@@ -58,7 +62,7 @@ class MachinesBench:
     Nothing is validated; after training the test nodes are evaluated exactly, which is in no figure.
 
     Attributes:
-        graphs: Names that `load_npz` knows.
+        graphs: Names that `load_npz` knows; "lfr:EDGES:NODES", with 128 features and 16 classes.
         num_parts: Parts of their stores.
         set_ups: [machines that train, machines that prepare, Mbit/s of a link] of each run. Beside machines that
             prepare one trains.
@@ -81,6 +85,9 @@ class MachinesBench:
 
     def __post_init__(self):
         check_names("rows", self.rows, ROWS)
+        for name in self.graphs:
+            if name.startswith("lfr:") and _LFR.fullmatch(name) is None:
+                raise ValueError(f"bench.graphs must hold names of public graphs, or lfr:EDGES:NODES, got {name!r}")
         for one in self.set_ups:
             whole = len(one) == 3 and all(isinstance(number, int) for number in one)
             if not whole or one[0] < 1 or one[1] < 0 or one[2] < 1 or (one[1] and one[0] > 1):
@@ -111,16 +118,18 @@ class MachinesBench:
         return Case({**key, "settings": facts}, lambda: self._measured(folder, graph, rows, *set_up))
 
     def _measured(self, folder: Path, graph: str, rows: str, training: int, preparing: int, link: int) -> dict:
-        store, alone = folder / "stores" / graph, folder / "runs" / f"{graph}-one"
+        name = graph.replace(":", "-")
+        store, alone = folder / "stores" / name, folder / "runs" / f"{name}-one"
         if not store.exists():
             store.parent.mkdir(exist_ok=True)
-            StoreSource(load_npz(graph), store, num_parts=self.num_parts, seed=self.seed).prepare(self.num_parts)
+            source = StoreSource(_dataset(graph, folder), store, num_parts=self.num_parts, seed=self.seed)
+            source.prepare(self.num_parts)
         if not (alone / "summary.json").exists():
             self._run(store, alone, ROWS["copies"], 1, 0, 1000)
         words = [*ROWS[rows], f"machines.link_gbit={link / 1000}", "machines.cores=1"]
         words += ["machines.run=/mnt/alone", f"machines.preparing={preparing}", "machines.price_per_hour=1"]
         words += [*_PREPARED, f"source.num_workers={preparing}"] if preparing else []
-        run = folder / "runs" / f"{graph}-{rows}-{training}-{preparing}-{link}"
+        run = folder / "runs" / f"{name}-{rows}-{training}-{preparing}-{link}"
         found = self._run(store, run, words, training, preparing, link, alone, asks=rows in _ASKS)
         predicted, measured = (found["machines"][name] for name in ("predicted", "measured"))
         sent = [one["sent_bytes"] + one["averaged_bytes"] for one in (predicted, measured)]
@@ -156,6 +165,17 @@ class MachinesBench:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(Path(made_in) / "machine0" / "home" / "run", folder)
         return json.loads((folder / "summary.json").read_text())
+
+
+def _dataset(name: str, folder: Path) -> GraphDataset:
+    """Return a graph of the configuration; a generated one is written to the folder."""
+    lfr = _LFR.fullmatch(name)
+    if lfr is None:
+        return load_npz(name)
+    num_edges, num_nodes = map(int, lfr.groups())
+    graph = lfr_graph(num_nodes, num_edges, min_community=min(50, num_nodes / 2))
+    num_classes = min(16, graph.num_communities)
+    return generate(folder=str(folder), num_classes=num_classes, feature_dim=128, **graph.parameters())
 
 
 run = benchmark(MachinesBench)

@@ -75,6 +75,10 @@ class FewNodes:
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
         return self._whole.gather(self.nodes[nodes]) if table is None else table[nodes]
 
+    def expect(self, nodes: np.ndarray, table: np.ndarray | None = None) -> None:
+        if table is None:
+            self._whole.expect(self.nodes[nodes])
+
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         table[rows] = values
 

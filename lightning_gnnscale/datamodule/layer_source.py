@@ -215,10 +215,19 @@ class StoreLayerSource:
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
-        rows = np.asarray(dense[nodes]) if file is None else file.read(nodes, nodes + 1)
+        rows = np.asarray(dense[nodes]) if file is None else file.rows(nodes)
         if table is None:  # codes are decoded, other rows are as they were read
             rows = replace(self._features, array=rows).read(np.arange(len(rows))) if self._features.storage else rows
         return torch.from_numpy(rows)
+
+    def expect(self, nodes: np.ndarray, table: np.ndarray | None = None) -> None:
+        """Read rows of (num,) ascending nodes at once, for this thread's next calls of `gather`; nothing if mapped."""
+        dense = table
+        if table is None and type(self._features) is DenseFeatures:
+            dense = self._features.array
+        file = None if dense is None else self._file(dense)
+        if file is not None:
+            file.expect(np.asarray(nodes, np.int64))
 
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         """Write (num, dim) values to (num,) ascending rows of a table; consecutive ones in one run of the file."""
@@ -345,16 +354,36 @@ class FileRows:
         self._past_cache, direct = past_cache, open_direct(path) if past_cache else None
         self._direct = None if direct is None else os.fdopen(direct, "rb", buffering=0)
 
-    def read(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def expect(self, numbers: np.ndarray) -> None:
+        """Read single rows, (num,) int64 ascending, into memory of this thread, for its next calls of `rows`."""
+        size, held = len(numbers) * self.row_bytes, getattr(self._local, "coming_bytes", None)
+        if held is None or len(held) < size:
+            held = self._local.coming_bytes = np.empty(size, np.uint8)
+        out = held[:size].view(self.dtype).reshape(len(numbers), *self.row_shape)
+        self._local.coming = numbers, self.read(numbers, numbers + 1, out)
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return single rows, (num,) int64; of those that `expect` has read the next ones, until it is called again."""
+        coming, found = getattr(self._local, "coming", None), None
+        if coming is not None:
+            count = len(numbers)
+            if np.array_equal(coming[0][:count], numbers):
+                found = coming[1][:count]
+                coming = coming[0][count:], coming[1][count:]
+            self._local.coming = coming if found is not None and len(coming[0]) else None
+        return self.read(numbers, numbers + 1) if found is None else found
+
+    def read(self, begins: np.ndarray, ends: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the rows [begins[i], ends[i]) of each i, concatenated, bit for bit.
 
         Args:
             begins, ends: (num,) int64. Where they ascend, near ones are read together.
+            out: (num rows, ...) of the file's dtype, filled and returned where given.
         """
         lengths = ends - begins
         if not (lengths > 0).all():
             begins, ends, lengths = begins[lengths > 0], ends[lengths > 0], lengths[lengths > 0]
-        out = np.empty((int(lengths.sum()), *self.row_shape), self.dtype)
+        out = np.empty((int(lengths.sum()), *self.row_shape), self.dtype) if out is None else out
         if not self.row_bytes or not len(out):
             return out
         gap, most = GAP_BYTES // self.row_bytes, max(1, READ_BYTES // self.row_bytes)

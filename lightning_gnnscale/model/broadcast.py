@@ -29,6 +29,7 @@ from .layer_source import RowBlock, Spool, join_blocks, split_block
 
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
 READ_BYTES = 960 << 10  # of values that are read and mapped at once: memory of 1 MiB would be new each time
+STEPS_READ = 9  # that are read from the disk at once: a chunk of features of 8 bits
 WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 20, 64 << 20  # of edges that are read at once, at least and at most
 MOST_EDGES = 4 << 20  # that are read and sorted at once
 AHEAD, MOST_AHEAD = 2, 8  # chunks that are read and mapped while one is added: one a thread
@@ -90,12 +91,14 @@ class Broadcast:
         """Yield (nodes, outputs) of the rows of blocks; a bucket's edges lie in the spool, or with None in memory."""
         self.spool = spool
         shape = (self.plan.most_rows, self.streamed.channels)
-        sums = torch.empty(shape, dtype=self.reader.dtype)  # unused pages take no memory
+        # Edges reach rows all over the sums. Numpy asks for large pages, torch does not: with small ones nearly each
+        # row is a miss of the processor's table of pages too.
+        sums = torch.from_numpy(np.empty(shape, torch.empty(0, dtype=self.reader.dtype).numpy().dtype))
         kept = None
         if self.streamed.keeps_own:
             kept = torch.empty((self.plan.most_rows, self.streamed.width), dtype=self.reader.dtype)
         with _one_thread_of_torch() as self._num_threads:
-            self._ahead = min(max(AHEAD, self._num_threads), MOST_AHEAD)
+            self._ahead = min(max(AHEAD, self._num_threads + 1), MOST_AHEAD)  # one of them waits for the disk
             yield from self._run(blocks, sums, kept)
 
     def _run(
@@ -231,6 +234,8 @@ class Broadcast:
         step = _rows_of_bytes(READ_BYTES, self.streamed.width)
         for start in range(0, len(local), step):
             some = local[start : start + step]
+            if start % (STEPS_READ * step) == 0:
+                self.reader.expect(local[start : start + STEPS_READ * step] + first_node)
             chosen = slice(*np.searchsorted(own_local, [some[0], some[-1] + 1])) if self._takes_own else slice(0, 0)
             x = self.reader.read(some + first_node)
             self._map(x, some + first_node, values[start : start + len(some)])

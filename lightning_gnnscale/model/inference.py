@@ -14,7 +14,7 @@ from ..across_ranks import rank
 from ..errors import StrategyError, short
 from ..events import record
 from ..jit import kernel
-from ..memory import free_memory_bytes, parse_bytes, pass_bytes, return_freed_memory
+from ..memory import free_memory_bytes, keep_freed_memory, parse_bytes, pass_bytes, return_freed_memory, trim_heap
 from ..triton_kernels.aggregate import add_edges
 from .backbone import Backbone
 from .block import Block
@@ -24,6 +24,7 @@ from .layer_inputs import check_times, is_sparse
 from .layer_source import LayerSource, LayerTables, NodeSet, RowBlock, join_blocks, split_block
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
+KEEPING_BYTES = 2 << 30  # of a pass that keeps what is freed: a block of edges and its columns are a small share
 CHUNK_BYTES = 4 << 20  # of rows that are read, mapped or written at once
 TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
 _log = logging.getLogger("lightning.pytorch.evaluation")
@@ -162,6 +163,8 @@ class _Pass:
     def close(self) -> None:
         if self.spool is not None:
             self.spool.close()
+            return_freed_memory()
+            trim_heap()
 
     def run(self) -> LayerwiseOutput:
         backbone, source, rows = self.backbone, self.source, []
@@ -261,7 +264,8 @@ class _Pass:
         """Yield (nodes, outputs) of a layer for this rank's targets."""
         if broadcast is not None:
             everything = NodeSet.of_mask(np.ones(self.source.num_nodes, bool)) if targets is None else targets
-            return_freed_memory()  # of chunks, in each thread's own heap
+            # Of blocks of edges, and of chunks in each thread's own heap: new memory costs as much as the work in it.
+            (keep_freed_memory if self.memory_bytes >= KEEPING_BYTES else return_freed_memory)()
             self.spool = self.spool or self.source.spool()  # tables have been made in its folder
             # Rows that are asked for are read, not mapped.
             yield from broadcast.run(self._blocks(everything), self.spool)
@@ -422,6 +426,13 @@ class _Pass:
             return self.source.gather(nodes)
         values = self._stored(nodes)
         return values.view(torch.bfloat16) if values.dtype == torch.int16 else values
+
+    def expect(self, nodes: np.ndarray) -> None:
+        """Have rows of some nodes read at once, which this thread reads next in this order, some at a time."""
+        if self.table is None:
+            self.source.expect(nodes)
+        elif self.index == 0 or not self.has_earlier:
+            self.source.expect(_rows_of(nodes, self.held), self.table)
 
     def _stored(self, nodes: np.ndarray) -> Tensor:
         """Return rows of the layer's input table, those that this pass has not computed from the kept ones."""

@@ -131,6 +131,12 @@ class LayerSource(Protocol):
             table: what `table` returned; its rows, numbered as `nodes` says, are returned instead of features.
         """
 
+    def expect(self, nodes: np.ndarray, table: np.ndarray | None = None) -> None:
+        """Read rows of (num,) ascending nodes at once, for this thread's next calls of `gather`.
+
+        Each of them asks for some of these nodes, those that follow on the ones before; arguments as there.
+        """
+
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         """Write (num, dim) values of the table's dtype to (num,) ascending rows of a table."""
 

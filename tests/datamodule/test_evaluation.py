@@ -74,6 +74,23 @@ def test_rows_read_in_runs_are_those_of_plain_indexing(tmp_path, monkeypatch, dt
 
 
 @pytest.mark.parametrize("past_cache", [False, True])
+def test_expected_rows_are_read_once_and_others_as_ever(tmp_path, past_cache):
+    rows = np.random.default_rng(0).random((500, 3), np.float32)
+    np.save(tmp_path / "rows.npy", rows)
+    file = FileRows(tmp_path / "rows.npy", 128, rows.dtype, (3,), past_cache)
+    nodes = np.arange(1, 400, 3)
+    for asked in ([nodes[:50], nodes[50:]], [nodes[:50], nodes[51:]], [nodes[:50], nodes[:50]], [nodes[2:], nodes]):
+        file.expect(nodes)
+        assert all(np.array_equal(file.rows(some), rows[some]) for some in asked)
+    file.expect(nodes)
+    os.truncate(tmp_path / "rows.npy", 0)
+    assert np.array_equal(file.rows(nodes[:100]), rows[nodes[:100]])
+    assert np.array_equal(file.rows(nodes[100:]), rows[nodes[100:]])
+    with pytest.raises(gs.errors.PartitionStoreError, match=said("rows.npy")):
+        file.rows(nodes)
+
+
+@pytest.mark.parametrize("past_cache", [False, True])
 def test_a_file_that_was_cut_short_is_named(tmp_path, past_cache, monkeypatch):
     monkeypatch.setattr(layer_source, "_SHORT_READ", 0)
     np.save(tmp_path / "rows.npy", np.zeros((100, 4), np.float32))

@@ -128,6 +128,9 @@ class MemorySource:
             return self.features[torch.from_numpy(nodes)]
         return to_sparse(self.graph.x[torch.from_numpy(nodes)])
 
+    def expect(self, nodes, table=None):
+        assert (np.diff(nodes) > 0).all()
+
     def store_ids(self, nodes):
         return np.asarray(nodes, np.int64)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...jit import kernel
-from ..intrinsics import LINE_BYTES, prefetch
+from ..intrinsics import LINE_BYTES, prefetch, prefetch_line
 
 AHEAD = 8  # edges whose source rows are prefetched; 4 to 16 measured alike, none costs 25% to 50%
 MIN_WORK = 1 << 17  # values a thread must have to be worth waking (about 50 microseconds)
@@ -350,9 +350,11 @@ def _add_edges(x, rows, local, position, factor, weight, out, first, last):
     for e in range(first, last):
         if e + AHEAD < last:
             source, target = np.int64(position[local[e + AHEAD]]) * channels, np.int64(rows[e + AHEAD]) * channels
+            if len(factor):
+                prefetch(factor, np.int64(rows[e + AHEAD]))
             for c in range(0, channels, line):
-                prefetch(flat, source + c)
-                prefetch(sums, target + c)  # few edges of a chunk share a row: sums come from memory
+                prefetch_line(flat, source + c)
+                prefetch_line(sums, target + c)  # few edges of a chunk share a row: sums come from memory
         row = rows[e]
         share = factor[row] if len(factor) else one
         if len(weight):
