@@ -117,7 +117,7 @@ def pass_bytes(free_bytes: int) -> int:
     Two thirds, or more where much is free. The rest is for pages of files that are written, and for what else the
     processes do meanwhile.
     """
-    return max(2 * free_bytes // 3, min(free_bytes - LEFT_BYTES, 9 * free_bytes // 10))
+    return max(2 * free_bytes // 3, min(free_bytes - LEFT_BYTES, 7 * free_bytes // 8))
 
 
 def sums_bytes(memory_bytes: int, fixed_bytes: int = FIXED_BYTES) -> int:
