@@ -14,6 +14,7 @@ from ..errors import StrategyError, short
 from ..events import record
 from ..loader import (
     HOWS,
+    BufferPool,
     Interleave,
     LoaderOptions,
     MachineSweeps,
@@ -311,6 +312,8 @@ def settle_row_reads(
         shared = MachineSweeps.join(None if first is None else choose_reads(*given, place.num_local), place.num_local)
         if shared is not None:
             reads, sweeps = shared
+            if first is not None:
+                loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
             return_freed_memory()
             _tell(place, reads.how, reads.why, not_placed, predicted_bytes=reads.predicted_bytes)
             loader.set_reads(reads, packed, sweeps)
@@ -323,6 +326,8 @@ def settle_row_reads(
     if first is None:
         return
     reads = choose_reads(*given)
+    # No more than was planned for parts: what one leaves is there for the next, as new memory is zeroed first.
+    loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
     if capped and how == "auto" and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
@@ -401,7 +406,7 @@ def choose_reads(
     batches_ahead = loader.options.batches_ahead
     part_bytes = part_sizes(store, first, list(parts), whole)
     two_held = min(2 * loader.parts_together, len(parts)) + (not source.in_process)
-    held_bytes = loader.walk.most_held(part_bytes, parts_held)
+    held_bytes = _held_bytes(loader, store, source, first, halo_hops)
     reads = choose_row_reads(
         packed,
         first,
@@ -432,6 +437,15 @@ def choose_reads(
         open_share=min(loader.parts_held / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
         num_processes=num_processes,
     )
+
+
+def _held_bytes(
+    loader: PartLoader, store: PartitionStore, source: SourceSettings, first: Footprint, halo_hops: int | None
+) -> int:
+    """Return the most bytes of parts, without features, that are in memory at a time; see `choose_reads`."""
+    parts = list(loader.walk.num_batches)
+    part_bytes = part_sizes(store, first, parts, halo_hops is None or halo_hops > 1)
+    return int(loader.walk.most_held(part_bytes, min(loader.parts_held, len(parts)) + (not source.in_process)))
 
 
 def reads_by_memory(
@@ -546,7 +560,7 @@ def make_part_loader(
         shares = [[part for step in zip(*trained, strict=True) for part in step]]
     return PartLoader(
         shares[0],
-        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
+        _data_of_parts(store, halo_hops, features, options),
         targets,
         sampler,
         options,
@@ -580,8 +594,7 @@ def make_interleaved_loader(
         edges = SourceTraits(source).owners is None
         data = _data(store, partial(load_whole_graph, store), features, options, is_whole=True, edges=edges)
     else:
-        load = partial(load_part_graph, store, halo_hops, rows=features is not None)
-        data = _data(store, load, features, options)
+        data = _data_of_parts(store, halo_hops, features, options)
     targets, connected = part_targets(store, sampler), source.connect(place)
     cap = SourceTraits(connected).machine_bytes
     if cap is not None and halo_hops is not None and open_parts > 1:
@@ -660,8 +673,8 @@ def make_alone_loader(
     num_batches = -(-sum(map(len, targets.values())) // (place.num_ranks * options.batch_size))
     idle = tuple(part for part in targets if part not in trained)
     shares = PartShares(trained, idle, place.num_ranks, every, num_batches, options.seed)
-    load = partial(load_part_graph, store, 1, rows=features is not None)
-    data = replace(_data(store, load, features, options), shares=shares, part_offsets=np.asarray(store.part_offsets))
+    alone = {"shares": shares, "part_offsets": np.asarray(store.part_offsets)}
+    data = replace(_data_of_parts(store, 1, features, options), **alone)
     return PartLoader(
         place.ranks, data, targets, sampler, options, per_step=len(place.ranks), source=source.connect(place)
     )
@@ -807,3 +820,10 @@ def _data(
         edges = {name: mapped_at_random(values) for name, values in edges.items()}
     nodes = node_values(store.labels, store.masks) | store.node_columns
     return PartData(load_part, features, nodes, edges, is_whole)
+
+
+def _data_of_parts(store: PartitionStore, halo_hops: int, features, options: LoaderOptions) -> PartData:
+    """Return what batches of parts with some hops of halo are made of; the parts' memory is a pool's."""
+    pool = BufferPool(0)
+    load = partial(load_part_graph, store, halo_hops, rows=features is not None, allocate=pool.take)
+    return replace(_data(store, load, features, options), pool=pool)

@@ -33,6 +33,9 @@ class BufferPool:
         self._returned: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
 
+    def __reduce__(self):
+        return BufferPool, (self.max_bytes,)  # each process takes memory of its own
+
     def take(self, shape: tuple[int, ...] | int, dtype: np.dtype | type) -> np.ndarray:
         """Return an array with undefined contents, 64-byte aligned; usable as `allocate` of the operations.
 

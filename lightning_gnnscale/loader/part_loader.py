@@ -67,6 +67,7 @@ class PartData:
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
         shares: Who holds which parts, where each rank samples its own alone; None: they see each other.
         part_offsets: (num_parts + 1,) of the store, where there are shares.
+        pool: Memory of the parts that `load_part` takes, used again for the next ones; it keeps nothing at first.
     """
 
     load_part: Callable[[int], Any]
@@ -76,6 +77,7 @@ class PartData:
     is_whole: bool = False
     shares: PartShares | None = None
     part_offsets: np.ndarray | None = None
+    pool: BufferPool = field(default_factory=lambda: BufferPool(0))
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -164,6 +166,7 @@ class PartLoader:
 
     Attributes:
         columns, columns_bytes: The further columns of the nodes by name, and how they are read: see `set_columns`.
+        parts_pool: Memory of its parts; see `PartData`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -191,7 +194,7 @@ class PartLoader:
                 f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
             )
         self.interleave, self.per_step = interleave, per_step if interleave is None else interleave.num_ranks
-        self._shares = data.shares
+        self._shares, self.parts_pool = data.shares, data.pool
         # A batch is this many chunks, each of one part.
         self.chunks = (
             1 if interleave is None else max(1, min(interleave.open_parts, sum(len(targets[p]) > 0 for p in parts)))

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -143,12 +143,17 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
 
 
 def read_run(
-    indices: np.ndarray | CodedNeighbors, first: int, last: int, spare: int = 0
+    indices: np.ndarray | CodedNeighbors,
+    first: int,
+    last: int,
+    spare: int = 0,
+    allocate: Callable[..., np.ndarray] = np.empty,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a copy of neighbours [first, last) of a store's CSC, read once, and memory for as many ids of a part.
 
     Args:
         spare: How many more ids the memory is for; pages of theirs that are not written take none.
+        allocate: Returns memory of a shape and dtype.
 
     Returns:
         (last - first,) neighbours, and (last - first + spare,) int32, which begins with them where they are int32.
@@ -156,8 +161,8 @@ def read_run(
     if isinstance(indices, CodedNeighbors) or indices.dtype != np.int32:
         coded = isinstance(indices, CodedNeighbors)
         found = indices[first:last] if coded else read_once(indices[first:last])
-        return found, np.empty(last - first + spare, np.int32)
-    memory = read_once(indices[first:last], spare)
+        return found, allocate(last - first + spare, np.int32)
+    memory = read_once(indices[first:last], spare, allocate)
     return memory[: last - first], memory
 
 

@@ -6,6 +6,7 @@ what is looked up in any order is of one run. At last the rows of the core take 
 were put, in the same order. A look-up in tables of the whole graph and of the halo costs several times as much.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ def outside_edges(
     num_nodes: int,
     bits: int = RUN_BITS,
     row_bits: int = ROW_BITS,
+    allocate: Callable[..., np.ndarray] = np.empty,
 ) -> OutsideEdges | None:
     """Return the edges of core rows from outside of the core; None where a source is not a node of the graph.
 
@@ -56,12 +58,13 @@ def outside_edges(
         begin, end: Store ids that bound the core.
         num_nodes: Of the graph.
         bits, row_bits: Of a run of nodes and of a block of rows, together at most 32.
+        allocate: Returns memory of a shape and dtype.
 
     Cost: two passes over the edges, some rows at a time; 4 bytes an edge from outside.
     """
     num_runs, num_blocks = -(-num_nodes >> bits), -(-(end - begin) >> row_bits)
     starts = np.zeros((num_blocks, num_runs + 1), np.int64)
-    edges = np.empty(len(sources), np.uint32)  # pages that are not written take no memory
+    edges = allocate(len(sources), np.uint32)  # pages that are not written take no memory
     valid = _sort_by_runs(indptr, sources, begin, end, num_nodes, bits, row_bits, starts, edges)
     return OutsideEdges(bits, row_bits, starts, edges) if valid else None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph import CSC, GraphSchema
 from ..jit import kernel
+from ..triton_kernels.gather_rows import gather_rows
 from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
@@ -29,8 +30,11 @@ def local_rows(values: np.ndarray, graph) -> np.ndarray:
 
 def take_items(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     """Fill (num, ...) with the rows of a column for (num,) ids, of a dtype that holds them; without large copies."""
+    if values.dtype == out.dtype and values.flags.c_contiguous and out.flags.c_contiguous:
+        gather_rows(values, ids, out)
+        return
     for at in range(0, len(ids), _BLOCK):
-        out[at : at + _BLOCK] = values[ids[at : at + _BLOCK]]
+        out[at : at + _BLOCK] = gather_rows(values, ids[at : at + _BLOCK])
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
@@ -417,11 +421,16 @@ def _fill_rows(indptr, sources, num_core, place, is_core, cursor, indices, origi
         cursor[place[row]] = out
 
 
-def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
-    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
+def load_part_graph(
+    store, halo_hops: int, part: int, rows: bool = False, allocate: Callable[..., np.ndarray] = np.empty
+) -> PartGraph:
+    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well.
+
+    allocate: See `PartitionStore.load_part`.
+    """
     store.fetch_part(part, rows)
-    graph = store.load_part(part, halo_hops)
-    return _with_columns(store, graph, graph.nodes)
+    graph = store.load_part(part, halo_hops, allocate)
+    return _with_columns(store, graph, None if store.mapped("self_loop_nodes") is None else graph.nodes)
 
 
 def load_whole_graph(store, part: int, edges: bool = True) -> WholeGraph:
@@ -433,7 +442,7 @@ def _with_columns(store, graph, nodes: np.ndarray | None = None, edges: bool = T
     """Return a graph with its types, times and weights; degrees are sums of weights then, what GCN normalises by.
 
     Args:
-        nodes: (num_local,) store ids of its nodes; None: all.
+        nodes: (num_local,) store ids of its nodes, where the store has self-loops; None: all.
         edges: Whether the columns of the edges may be read.
     """
     columns = {name: edge_values(graph, store.edge_column(name, edges)) for name in ("edge_type", "edge_time")}

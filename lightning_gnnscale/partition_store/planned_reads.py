@@ -1,7 +1,7 @@
 """Rows read into memory ahead of their use: ids in order, neighbours in one read, many reads under way at once."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,7 +154,7 @@ def _shortened(path, byte: int) -> PartitionStoreError:
     return PartitionStoreError(f"{what}; restore it, or write the store again")
 
 
-def read_once(array: np.ndarray, spare: int = 0) -> np.ndarray:
+def read_once(array: np.ndarray, spare: int = 0, allocate: Callable[..., np.ndarray] = np.empty) -> np.ndarray:
     """Return a copy of a contiguous array, with memory behind it, as `read_slice` reads it.
 
     A mapped array is read past the page cache where free memory does not hold its file: that saves a copy, and the
@@ -163,6 +163,7 @@ def read_once(array: np.ndarray, spare: int = 0) -> np.ndarray:
     Args:
         array: (num,) mapped or not.
         spare: Items behind; pages of theirs that are not written take no memory.
+        allocate: Returns memory of a shape and dtype.
 
     Returns:
         (num + spare,) of the array's dtype.
@@ -172,14 +173,14 @@ def read_once(array: np.ndarray, spare: int = 0) -> np.ndarray:
     if place is not None and not fits_twice(os.path.getsize(place[0])):
         descriptor = open_direct(place[0])
     if descriptor is None:
-        out = np.empty(len(array) + spare, array.dtype)
+        out = allocate(len(array) + spare, array.dtype)
         read_slice(array, out[: len(array)])
         return out
     path, begin = place
     before, done = begin % _PAGE_BYTES, 0
     needed = before + array.nbytes
     length = -(-needed // _PAGE_BYTES) * _PAGE_BYTES
-    memory = np.empty(length + size + _PAGE_BYTES, np.uint8)
+    memory = allocate(length + size + _PAGE_BYTES, np.uint8)
     memory = memory[-memory.ctypes.data % _PAGE_BYTES :]
     try:
         while done < needed:

@@ -1,6 +1,6 @@
 """The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -563,7 +563,7 @@ class PartitionStore:
             raise self._no_node(begin, end)
         return held.nodes.astype(self.original_nid.dtype)
 
-    def load_part(self, part: int, hops: int = 1) -> PartGraph:
+    def load_part(self, part: int, hops: int = 1, allocate: Callable[..., np.ndarray] = np.empty) -> PartGraph:
         """Load a part's graph into memory.
 
         Args:
@@ -572,6 +572,7 @@ class PartitionStore:
                 more: rows nearer than `hops` complete, those at `hops` cut to nearer neighbours. 0: each cross edge
                 is given to one of its two parts, by a hash of its ends and the store's seed, and only that part
                 sees it; where edges go one way, only if the edge's target is in its core or feeds it.
+            allocate: Returns memory of a shape and dtype, which the part's arrays of hops 1 are made in.
 
         Returns:
             PartGraph with arrays of its own.
@@ -585,7 +586,7 @@ class PartitionStore:
         self._compare(self.edge_file, "halo_code")
         if _checked_hops(hops) >= 2:
             return self._load_far(part, begin, end, hops)
-        near = self._load_near(part, begin, end)
+        near = self._load_near(part, begin, end, allocate)
         return near if hops == 1 else self._without_halo(near)
 
     def fetch_part(self, part: int, rows: bool = True) -> None:
@@ -621,35 +622,36 @@ class PartitionStore:
         if self.verifies and self.fetched is None:
             compare_once(self, names)
 
-    def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
+    def _load_near(self, part: int, begin: int, end: int, allocate: Callable[..., np.ndarray]) -> PartGraph:
         rows = read_slice(self._csc.indptr[begin : end + 1])
         self._check_rises("csc_indptr", rows, self.num_edges)
         first, last = int(rows[0]), int(rows[-1])
         num_core, num_halo, form = end - begin, int(np.diff(self._halo_offsets[part : part + 2])[0]), self._halo_form
-        indptr = np.zeros(num_core + num_halo + 1, np.int64)
-        indptr[: num_core + 1] = rows - first
+        indptr = allocate(num_core + num_halo + 1, np.int64)
+        np.subtract(rows, first, out=indptr[: num_core + 1])
+        indptr[num_core + 1 :] = 0
         code, spare = self._halo_code_of(part), last - first
         if form.rows:
             if not decode_lengths(form, code, indptr[num_core:]):
                 raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
             spare = int(indptr[-1]) - spare
         with self._held(PLAIN, first, last):
-            sources, indices = read_run(self._csc.indices, first, last, spare)
+            sources, indices = read_run(self._csc.indices, first, last, spare, allocate)
         core = indptr[: num_core + 1]
-        outside = outside_edges(core, sources, begin, end, self.num_nodes)
+        outside = outside_edges(core, sources, begin, end, self.num_nodes, allocate=allocate)
         if outside is None:
             raise self._no_node(begin, end)
         if not form.rows:
             indices = indices[: last - first + outside.num_edges]
-        csc, halo_nodes = CSC(indptr, indices), np.empty(num_halo, self.original_nid.dtype)
+        csc, halo_nodes = CSC(indptr, indices), allocate(num_halo, self.original_nid.dtype)
         self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows))
-        places = np.empty(len(indices) if form.places else 0, np.int64)
+        places = allocate(len(indices) if form.places else 0, np.int64)
         localise(core, sources, begin, outside, indices, places)
         del sources, outside
         places[: last - first] += first
         if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_edges, places):
             raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
-        degree = np.empty(num_core + num_halo, degree_dtype(self.num_edges))
+        degree = allocate(num_core + num_halo, degree_dtype(self.num_edges))
         np.subtract(core[1:], core[:-1], out=degree[:num_core], casting="unsafe")
         self._find_degrees(halo_nodes, degree[num_core:])
         return PartGraph(

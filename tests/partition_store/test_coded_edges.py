@@ -10,6 +10,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PartitionStoreError
+from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.partition_store import coded_neighbors, publish, published
 from lightning_gnnscale.partition_store.edge_code import BLOCK, PADDING, decode, encode, id_bits
 from tests.loader.test_typed_batches import description
@@ -75,9 +76,33 @@ def stores(tmp_path_factory):
 
 
 def same_part(one, other, part, hops):
-    left, right = one.load_part(part, hops), other.load_part(part, hops)
+    return same_graph(one.load_part(part, hops), other.load_part(part, hops))
+
+
+def same_graph(left, right):
     arrays = [(graph.nodes, *graph.csc, graph.degree, graph.edge_id) for graph in (left, right)]
     return all(np.array_equal(*pair) for pair in zip(*arrays, strict=True))
+
+
+def used_memory(shape, dtype):
+    out = np.empty(shape, dtype)
+    out.view(np.uint8)[...] = 0xA5
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_is_the_same_in_memory_that_was_used(stores, kind):
+    for store in stores[kind]:
+        parts, pool = range(store.num_parts), BufferPool(1 << 20)
+        for hops in (0, 1):
+            loaded = [store.load_part(part, hops, used_memory) for part in parts]
+            loaded += [store.load_part(part, hops, pool.take) for part in parts]
+            assert all(same_graph(store.load_part(one.part, hops), one) for one in loaded)
+        held = pool.held_bytes
+        del loaded
+        again = [store.load_part(part, 1, pool.take) for part in parts]
+        assert pool.held_bytes == held > 0
+        assert all(same_graph(store.load_part(one.part), one) for one in again)
 
 
 @pytest.mark.parametrize("kind", KINDS)
