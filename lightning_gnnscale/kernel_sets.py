@@ -21,6 +21,7 @@ SWITCH = "GNNSCALE_COMPILE_AHEAD"  # 0: kernels are compiled where they are firs
 _AHEAD = "lightning_gnnscale.compile_ahead"
 
 _started: "Ahead | None" = None
+_compiled: set[str] = set()  # sets of which this process has seen that nothing was missing
 
 
 class Kernel(NamedTuple):
@@ -182,8 +183,9 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     global _started
     if not _wanted() or running() is not None:
         return None
-    names = list(names)
+    names = [name for name in names if name not in _compiled]
     if not missing(of_sets(names)):
+        _compiled.update(names)
         return None
     try:
         _started = Ahead(names, tell)

@@ -24,6 +24,7 @@ def fresh(tmp_path, monkeypatch):
     """An empty cache, and nothing that compiles ahead of this process."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_sets, "_started", None)
+    monkeypatch.setattr(kernel_sets, "_compiled", set())
     kernel_sets.compiled_list.cache_clear()
     yield tmp_path / "cache" / "lightning_gnnscale"
     kernel_sets.compiled_list.cache_clear()

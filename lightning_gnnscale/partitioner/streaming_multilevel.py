@@ -330,11 +330,13 @@ class StreamedParts:
         load = part_loads(graph.node_weight, part, len(cap))
         (number, few), last = state.get("round", np.zeros(2, np.int64)).tolist(), rounds  # a sweep more than rounds
         self.price = price = state.get("price", self.price)
+        border = np.ones(graph.num_nodes, np.bool_)
         while number <= last and rounds:
             if number == 0 or (number == last and (load > _SWEPT_BACK * cap).any()):
                 self._balance(part, load, number)
+                border[:] = True
             pressure, slack = SWEEPS[max(0, len(SWEEPS) - 1 - (last - number))]
-            gained = sweep(graph, part, load, cap, price, pressure, slack, self.threads, number % 2 == 0)
+            gained = sweep(graph, part, load, cap, price, pressure, slack, self.threads, number % 2 == 0, border)
             little = gained < _WORTHWHILE / self.in_vain * graph.total_edge_weight / 2
             few = few + 1 if little else 0
             number = last if few >= self.in_vain and number < last else number + 1  # the last one balances

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
-from lightning_gnnscale.partitioner.multilevel import clustering, pair_table, quotient, weighted_graph
+from lightning_gnnscale.partitioner.multilevel import clustering, pair_table, quotient, sweeps, weighted_graph
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 
 
@@ -62,6 +62,7 @@ def check_balance(p, num_nodes, edges, balance, masks=None):
 def use_threads_everywhere(monkeypatch):
     """Rows are shared out although the graph is small; the list returned gets the ranges that ran side by side."""
     monkeypatch.setattr(weighted_graph, "MIN_ENTRIES", 16)
+    monkeypatch.setattr(sweeps, "MIN_ENTRIES", 1)
     monkeypatch.setattr(clustering, "MIN_SHARED_WORK", 1)
     original, shared = RowThreads.map, []
 

@@ -25,6 +25,8 @@ _SRC_FACTOR, _DST_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27
 _ONE = np.uint64(1)
 _MAX_COPIES = 3  # of one pair in the sample: more than the two that `both_ways` allows is all that matters
 _BLOCK = 32  # edges
+_DIGIT_BITS = 11  # of a hash, when it is sorted
+_DIGITS, _DIGIT = 1 << _DIGIT_BITS, np.uint64((1 << _DIGIT_BITS) - 1)
 
 
 class ScanState(NamedTuple):
@@ -243,15 +245,7 @@ def _sample_pairs(src, dst, is_sampled, counts, sample):
 @kernel
 def _shrink_sample(counts, sample):
     """Make space: at most _MAX_COPIES copies of one pair and direction, then halve the threshold until half is free."""
-    gap = len(sample) // 2
-    while gap:  # Shell's sort: numba's own takes a second to compile
-        for i in range(gap, len(sample)):
-            value, at = sample[i], i
-            while at >= gap and sample[at - gap] > value:
-                sample[at] = sample[at - gap]
-                at -= gap
-            sample[at] = value
-        gap = 1 if gap == 2 else gap * 5 // 11
+    _sort_hashes(sample)
     kept = 0
     for i in range(len(sample)):
         if kept < _MAX_COPIES or sample[kept - _MAX_COPIES] != sample[i]:
@@ -262,3 +256,21 @@ def _shrink_sample(counts, sample):
         while kept > 0 and (sample[kept - 1] & ~_ONE) >= counts[_THRESHOLD]:
             kept -= 1
     counts[_SAMPLED] = np.uint64(kept)
+
+
+@kernel(inline="always")
+def _sort_hashes(hashes):
+    """Sort by six digits, the last first. Numba's own sort takes a second to compile."""
+    other, places = np.empty_like(hashes), np.empty(_DIGITS + 1, np.int64)
+    for digit in range(6):
+        shift = np.uint64(_DIGIT_BITS * digit)
+        places[:] = 0
+        for one in hashes:
+            places[((one >> shift) & _DIGIT) + _ONE] += 1
+        for i in range(_DIGITS):
+            places[i + 1] += places[i]
+        for one in hashes:
+            place = places[(one >> shift) & _DIGIT]
+            other[place] = one
+            places[(one >> shift) & _DIGIT] += 1
+        hashes, other = other, hashes

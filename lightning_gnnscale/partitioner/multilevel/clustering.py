@@ -161,15 +161,56 @@ def _propagate(
     bounds = np.unique(np.append(bounds, len(order)))
     choice = np.empty((2, int(np.diff(bounds).max(initial=0))), label.dtype)
     state = (*block, node_weight, limit, group, label, weight, key, sample)
-    shared = threads.num_threads > 1 and batch_work >= MIN_SHARED_WORK
+    if threads.num_threads == 1 or batch_work < MIN_SHARED_WORK:
+        return _take_batches(bounds, order, choice, favourite, *state)
     moved = 0
     for start, stop in pairwise(bounds.tolist()):
         batch = order[start:stop]
-        if shared:
-            threads.run(choose_clusters, reach[start : stop + 1], batch, choice, *state)
-        else:
-            choose_clusters(0, len(batch), batch, choice, *state)
+        threads.run(choose_clusters, reach[start : stop + 1], batch, choice, *state)
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
+    return moved
+
+
+@kernel
+def _take_batches(
+    bounds,
+    order,
+    choice,
+    favourite,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    limit,
+    group,
+    label,
+    weight,
+    key,
+    sample,
+):
+    """Let the nodes of one batch after the other choose and move, by one thread; return how many moved."""
+    moved = 0
+    for b in range(len(bounds) - 1):
+        batch = order[bounds[b] : bounds[b + 1]]
+        choose_clusters(
+            np.int64(0),
+            len(batch),
+            batch,
+            choice,
+            first_node,
+            indptr,
+            indices,
+            edge_weight,
+            node_weight,
+            limit,
+            group,
+            label,
+            weight,
+            key,
+            sample,
+        )
+        moved += _join(batch, choice, node_weight, limit, label, weight, favourite, first_node)
     return moved
 
 

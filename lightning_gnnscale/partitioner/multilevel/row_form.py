@@ -1,5 +1,7 @@
 """The steps of the multilevel method over rows: a node's row holds all its neighbours, so that one look settles it."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...jit import kernel
@@ -10,8 +12,10 @@ from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 _CLUSTER_SALT = 0x464C4147  # separates this use of the seed from all others
 _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
+_NODES_AHEAD, _FEW = 8, 8
 _ROUNDED = 1 + 2.0**-40  # sums of prices come in another order
 _EVERYWHERE = np.ones(1, np.bool_)  # a border that all nodes are on
+_ALL = np.empty(0, np.int64)  # no list of nodes: all rows are read
 
 
 def potential(load: np.ndarray, cap: np.ndarray) -> float:
@@ -142,7 +146,7 @@ class RowSteps:
             known.
         part: (num_nodes,) int16, the parts that the border is one of.
 
-    Cost: 3 bytes a node of a graph in memory, from the first `select` on.
+    Cost: 3 bytes a node of a graph in memory, from the first `select` on, and 8 for those that are read.
     """
 
     def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads, border=None, part=None):
@@ -166,32 +170,43 @@ class RowSteps:
         if first:
             self._border = np.ones(len(part), np.bool_)
         self._follow(part)
-        for block in self.graph.blocks():
-            state = (*block, weight, part, price, loss, target, gain, moved, self._border)
-            across += sum(self.threads.run(_find_candidates, block.indptr, *state))
+        if self._seen is not None:
+            target[:] = -1
+        for some in self._rows_of(self._border):
+            state = (*some, weight, part, price, loss, target, gain, moved, self._border)
+            across += sum(self.threads.run(_find_candidates, *state))
         if first and 2 * np.count_nonzero(self._border) < len(part):
             self._seen = part.copy()
         elif first:
             self._border = np.ones(1, np.bool_)
         return across // 2
 
+    def _rows_of(self, chosen) -> Iterator[tuple]:
+        """Yield what `RowThreads.run` divides, and nodes and block for a kernel: all rows, or those that are chosen."""
+        for block in self.graph.blocks():
+            if self._seen is None:
+                yield block.indptr, _ALL, *block
+            else:
+                nodes = np.flatnonzero(chosen)
+                yield range(len(nodes) + 1), nodes, *block
+
     def _follow(self, part) -> None:
         """Extend the border by the nodes that have moved since the last look, and their neighbours."""
         if self._seen is not None:
-            indptr, indices = self.graph[:2]
-            self.threads.run(_extend_border, indptr, indptr, indices, part, self._seen, self._border)
+            nodes = np.flatnonzero(part != self._seen)
+            self._seen[nodes] = part[nodes]
+            self.threads.run(_extend_border, range(len(nodes) + 1), nodes, *self.graph[:2], self._border)
 
     def cut(self, part) -> int:
         """Return what `select` returns, and choose nothing."""
         self._follow(part)
-        state = (part, self._border)
-        return sum(sum(self.threads.run(_weigh_cut, rows.indptr, *rows, *state)) for rows in self.graph.blocks()) // 2
+        return sum(sum(self.threads.run(_weigh_cut, *some, part)) for some in self._rows_of(self._border)) // 2
 
     def reconsider(self, part, price, target, gain, moved) -> None:
         """Mark in `moved` the candidates that do not lose once all better candidates have moved, and no others."""
-        for block in self.graph.blocks():
-            state = (*block, self.graph.node_weight, part, price, target, gain, moved)
-            self.threads.run(_reconsider, block.indptr, *state)
+        moved[:] = False
+        for some in self._rows_of(target >= 0):
+            self.threads.run(_reconsider, *some, self.graph.node_weight, part, price, target, gain, moved)
 
     def find_ways_out(self, part, load, cap, over, strict: bool, key, target, ratio) -> None:
         """For the nodes of overfull parts: the part to leave to (-1: none), and what to compare moves by.
@@ -212,29 +227,43 @@ class RowSteps:
 
 @kernel
 def _find_candidates(
-    start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved, border
+    start,
+    stop,
+    nodes,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    part,
+    price,
+    loss,
+    target,
+    gain,
+    moved,
+    border,
 ):
-    """Write target and gain of rows [start, stop); return the weight of their edges to other parts.
+    """Write target and gain of rows [start, stop), or of so many of some nodes; return the weight of edges across.
 
-    Rows that are not on the border are left out; those that no longer are, are taken off it.
+    Those that are no longer on the border are taken off it.
     """
-    bordered = ~np.uint64(0) if len(border) == len(part) else np.uint64(0)
+    some, bordered = len(nodes) > 0, len(border) == len(part)
     each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     num_parts = len(price)
     conn = np.zeros(num_parts, np.int64)
-    across, last = np.int64(0), np.uint64(indptr[stop])
+    across, last = np.int64(0), np.uint64(len(indices))
     # Unsigned indices: numba tests every signed one for a negative.
-    for row in range(np.uint64(start), np.uint64(stop)):
+    for i in range(start, stop):
+        if some:
+            _fetch_ahead(i, nodes, indptr, indices, part)
+        row = np.uint64(nodes[i]) if some else np.uint64(i)
         v = np.uint64(first_node) + row
-        target[v] = -1
-        if not border[v & bordered]:
-            continue
-        own = part[v]
+        own, target[v] = part[v], -1
         low, high = np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])
         total = inner = np.int64(0)
         for e in range(low, high):
-            if e + _ENTRIES_AHEAD < last:
+            if not some and e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
             w = np.int64(edge_weight[e & each])
             total += w
@@ -265,6 +294,17 @@ def _find_candidates(
     return across
 
 
+@kernel(inline="always")
+def _fetch_ahead(i, nodes, indptr, indices, part):
+    """Fetch what rows of a graph in memory need that come after the i-th of some nodes, which lie apart."""
+    if i + 3 * _NODES_AHEAD < len(nodes):
+        prefetch(indptr, nodes[i + 3 * _NODES_AHEAD])
+        prefetch(indices, indptr[nodes[i + 2 * _NODES_AHEAD]])
+        near = nodes[i + _NODES_AHEAD]
+        for e in range(indptr[near], min(indptr[near] + _FEW, indptr[near + 1])):
+            prefetch(part, np.int64(indices[e]))
+
+
 def border_of(graph: WeightedGraph, part: np.ndarray) -> np.ndarray:
     """Return (num_nodes,) bool: which nodes have a neighbour in another part; one pass over the graph in memory."""
     border = np.empty(graph.num_nodes, np.bool_)
@@ -285,41 +325,44 @@ def _find_border(indptr, indices, part, border):
 
 
 @kernel
-def _extend_border(start, stop, indptr, indices, part, seen, border):
-    """Put nodes [start, stop) that have moved, and their neighbours, on the border; `seen` is brought up to date."""
-    for v in range(start, stop):
-        if part[v] != seen[v]:
-            seen[v] = part[v]
-            border[v] = True
-            for e in range(indptr[v], indptr[v + 1]):
-                border[indices[e]] = True
+def _extend_border(start, stop, nodes, indptr, indices, border):
+    """Put nodes[start:stop] and their neighbours on the border."""
+    for i in range(start, stop):
+        v = nodes[i]
+        border[v] = True
+        for e in range(indptr[v], indptr[v + 1]):
+            border[indices[e]] = True
 
 
 @kernel
-def _weigh_cut(start, stop, first_node, indptr, indices, edge_weight, part, border):
-    """Return the weight of the edges of rows [start, stop) to other parts."""
-    bordered = ~np.uint64(0) if len(border) == len(part) else np.uint64(0)
-    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
-    across, last = np.int64(0), np.uint64(indptr[stop])
-    for row in range(np.uint64(start), np.uint64(stop)):
-        v = np.uint64(first_node) + row
-        if not border[v & bordered]:
-            continue
-        own = part[v]
+def _weigh_cut(start, stop, nodes, first_node, indptr, indices, edge_weight, part):
+    """Return the weight of the edges of rows [start, stop), or of so many of some nodes, to other parts."""
+    some, each = len(nodes) > 0, ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
+    across, last = np.int64(0), np.uint64(len(indices))
+    for i in range(start, stop):
+        if some:
+            _fetch_ahead(i, nodes, indptr, indices, part)
+        row = np.uint64(nodes[i]) if some else np.uint64(i)
+        own = part[np.uint64(first_node) + row]
         for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
-            if e + _ENTRIES_AHEAD < last:
+            if not some and e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
             across += edge_weight[e & each] * np.int64(part[np.uint64(indices[e])] != own)
     return across
 
 
 @kernel
-def _reconsider(start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, target, gain, moved):
-    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
+def _reconsider(
+    start, stop, nodes, first_node, indptr, indices, edge_weight, node_weight, part, price, target, gain, moved
+):
+    """Mark the candidates among rows [start, stop), or among so many of some nodes, that are to move."""
+    some, each = len(nodes) > 0, ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for row in range(np.uint64(start), np.uint64(stop)):
+    for i in range(start, stop):
+        if some:
+            _fetch_ahead(i, nodes, indptr, indices, part)
+        row = np.uint64(nodes[i]) if some else np.uint64(i)
         v = np.uint64(first_node) + row
-        moved[v] = False
         mine = target[v]
         if mine < 0:
             continue

@@ -7,7 +7,7 @@ import numpy as np
 from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
 from .row_form import has_space
-from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, total_weight
+from .weighted_graph import MIN_ENTRIES, PART_DTYPE, BlockGraph, RowThreads, total_weight
 
 BATCHES = 32  # a block; a fixed part of the method, whatever the threads
 # Pressure and slack of the last sweeps: parts that may grow for a while let more nodes find their place.
@@ -26,6 +26,7 @@ def sweep(
     slack: float,
     threads: RowThreads,
     backwards: bool,
+    border: np.ndarray,
 ) -> int:
     """Read the graph once, and let each node go to the part that it shares most edges with, less a price.
 
@@ -44,6 +45,8 @@ def sweep(
         slack: of the cap, >= 1: up to there parts are entered.
         threads: threads that choose; their number does not change the result.
         backwards: from the last block on.
+        border: (num_nodes,) bool, true at least of all nodes that have a neighbour in another part; rows of others are
+            passed over. Changed in place: nodes that moved and their neighbours are put on it, others are taken off.
 
     Returns:
         By how much the cut fell; negative where balance cost more.
@@ -59,18 +62,63 @@ def sweep(
         bounds = np.searchsorted(block.indptr, np.linspace(0, len(block.indices), BATCHES + 1).astype(np.int64))
         bounds = np.unique(np.append(bounds, len(block.indptr) - 1))
         target = np.empty(int(np.diff(bounds).max(initial=0)), PART_DTYPE)
+        state = (*block[:3], graph.node_weight, part, load, cap, most, price, target, border)
+        prices = (lasting, per_load, pressure, float(max(1, graph.total_edge_weight)))
+        if threads.num_threads == 1 or len(block.indices) < BATCHES * MIN_ENTRIES:
+            gained += _take_batches(bounds, *prices, *state)
+            continue
         for start, stop in pairwise(bounds.tolist()):
-            over, share = load / cap - 1.0, (block.indptr[stop] - block.indptr[start]) / max(1, graph.total_edge_weight)
-            lasting[:] = np.maximum(0.0, lasting + LASTING * share * per_load * over)
-            price[:] = lasting + pressure * per_load * np.maximum(0.0, over)
-            state = (start, *block[:3], graph.node_weight, part, load, cap, most, price, target)
-            threads.run(_choose_parts, block.indptr[start : stop + 1], *state)
-            gained += _move(stop - start, *state)
+            _set_prices(int(block.indptr[stop] - block.indptr[start]), load, cap, *prices, price)
+            threads.run(_choose_parts, block.indptr[start : stop + 1], start, *state)
+            gained += _move(stop - start, start, *state)
     return gained
 
 
 @kernel
-def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target):
+def _take_batches(
+    bounds,
+    lasting,
+    per_load,
+    pressure,
+    total,
+    first_node,
+    indptr,
+    indices,
+    node_weight,
+    part,
+    load,
+    cap,
+    limit,
+    price,
+    target,
+    border,
+):
+    """Let the nodes of one batch after the other choose and move, by one thread; return the gain."""
+    gained = np.int64(0)
+    for b in range(len(bounds) - 1):
+        start, num_rows = bounds[b], bounds[b + 1] - bounds[b]
+        _set_prices(indptr[bounds[b + 1]] - indptr[start], load, cap, lasting, per_load, pressure, total, price)
+        state = (start, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border)
+        _choose_parts(np.int64(0), num_rows, *state)
+        gained += _move(num_rows, *state)
+    return gained
+
+
+@kernel
+def _set_prices(num_entries, load, cap, lasting, per_load, pressure, total, price):
+    """Raise or lower the lasting prices for a batch of so many of all entries, and write the prices."""
+    share = num_entries / total
+    for p in range(len(load)):
+        for d in range(load.shape[1]):
+            over = load[p, d] / max(1, cap[p, d]) - 1.0
+            lasting[p, d] = max(0.0, lasting[p, d] + LASTING * share * per_load[d] * over)
+            price[p, d] = lasting[p, d] + pressure * per_load[d] * max(0.0, over)
+
+
+@kernel
+def _choose_parts(
+    start, stop, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border
+):
     """Write to target[start:stop] where rows from offset + start on would go; -1: they stay."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     longest = np.int64(0)
@@ -82,6 +130,9 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
     for i in range(start, stop):
         row = np.uint64(offset + i)
         v = np.uint64(first_node) + row
+        target[i] = -1
+        if not border[v]:
+            continue
         own, low = part[v], np.uint64(indptr[row])
         degree = np.uint64(indptr[row + _STEP]) - low
         inside = np.int64(0)
@@ -91,11 +142,11 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
             p = part[np.uint64(indices[low + k])]
             near[k] = p
             inside += np.int64(p == own)
+        border[v] = inside < np.int64(degree)
         at = np.int64(v) & every
         best, score = own, np.float64(inside) - _rent(at, np.int64(own), price, node_weight)
         # Prices are not negative: no part has more than all neighbours outside.
         if np.float64(np.int64(degree) - inside) <= score:
-            target[i] = -1
             continue
         for k in range(degree):
             conn[np.uint64(near[k])] += 1
@@ -111,7 +162,7 @@ def _choose_parts(start, stop, offset, first_node, indptr, indices, node_weight,
             conn[np.uint64(near[k])] = 0
 
 
-@kernel
+@kernel(inline="always")
 def _rent(v, part, price, node_weight):
     """Return what a node pays in a part; `v` is its row in `node_weight`."""
     total = 0.0
@@ -121,7 +172,7 @@ def _rent(v, part, price, node_weight):
 
 
 @kernel
-def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target):
+def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border):
     """Move rows from offset on where they want to go, one after the other, if they gain still; return the gain."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     gained = np.int64(0)
@@ -138,6 +189,8 @@ def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load
             for d in range(node_weight.shape[1]):
                 load[own, d] -= node_weight[v & every, d]
                 load[other, d] += node_weight[v & every, d]
-            part[v] = other
+            part[v], border[v] = other, True
+            for e in range(indptr[row], indptr[row + 1]):
+                border[indices[e]] = True
             gained += gain
     return gained

@@ -26,7 +26,8 @@ def test_what_a_sweep_gains_is_what_the_cut_falls_by(opened, backwards, monkeypa
     for num_threads in (1, 3):
         part, cap, threads = start.copy(), np.full((4, 1), 70), RowThreads(num_threads)
         load = part_loads(graph.node_weight, part, 4)
-        gained = sweep(graph, part, load, cap, np.zeros(cap.shape), 16.0, 1.0, threads, backwards)
+        border = np.ones(240, np.bool_)
+        gained = sweep(graph, part, load, cap, np.zeros(cap.shape), 16.0, 1.0, threads, backwards, border)
         threads.close()
         assert gained == cut_of(edges, start) - cut_of(edges, part) > 0
         assert np.array_equal(load, part_loads(graph.node_weight, part, 4)) and load.max() <= 70
@@ -39,5 +40,22 @@ def test_a_part_over_its_cap_is_left(opened):
     part = np.where((group == 1) & (np.arange(240) % 3 > 0), 0, group).astype(PART_DTYPE)
     load, cap = part_loads(graph.node_weight, part, 4), np.full((4, 1), 62)
     before = load[:, 0].tolist()
-    sweep(graph, part, load, cap, np.zeros(cap.shape), 100.0, 1.0, RowThreads(1), False)
+    sweep(graph, part, load, cap, np.zeros(cap.shape), 100.0, 1.0, RowThreads(1), False, np.ones(240, np.bool_))
     assert before[0] > 90 and load[0, 0] < before[0] and before[1] < load[1, 0] <= 62
+
+
+def test_sweeps_along_the_border_are_sweeps_over_all_rows(opened):
+    edges, group, graph = opened
+    start = np.where(np.random.default_rng(1).random(240) < 0.3, np.arange(240) % 4, group).astype(PART_DTYPE)
+    found, cap, kept = [], np.full((4, 1), 66), np.ones(240, np.bool_)
+    for border in (kept, None):
+        part, price = start.copy(), np.zeros(cap.shape)
+        load = part_loads(graph.node_weight, part, 4)
+        for number, pressure in enumerate((4.0, 8.0, 16.0, 16.0)):
+            every = np.ones(240, np.bool_) if border is None else border
+            sweep(graph, part, load, cap, price, pressure, 1.1, RowThreads(1), number % 2 == 0, every)
+        found.append((part, price, load))
+    assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
+    across = np.zeros(240, np.bool_)
+    across[edges[part[edges[:, 0]] != part[edges[:, 1]]].ravel()] = True
+    assert (kept >= across).all() and not kept.all()
