@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +29,7 @@ from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .device_batches import DeviceBatches
 from .epoch_reads import EpochReads
-from .local_source import LocalSource
+from .local_source import THREAD_NAME, LocalSource
 from .mixed_batch import mixed_batches, run_lengths
 from .part_walk import (
     Interleave,
@@ -51,6 +52,7 @@ from .waiting_batch import WaitingBatch, waiting_ahead
 _OF_NODES = columns_of("nodes")
 # Beside the batches that wait for a sweep, those that are prepared before it takes them: about those of parts in turn.
 _AHEAD_BYTES, _AHEAD_SHARE = 128 << 20, 16
+_FOOTPRINTS_AT_ONCE = 2
 _OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
 
@@ -357,7 +359,7 @@ class PartLoader:
         return self._device is not None and not (self._device.looks_ahead or self.reads.fills_here)
 
     def first_footprint(self, parts: Sequence[int] = ()) -> Footprint | None:
-        """Load a part, sample its first chunk, and return their sizes; None without batches.
+        """Load a part, sample its first chunk, and return their sizes; None without batches. Two at a time.
 
         Args:
             parts: Parts with batches, whose first chunks are averaged; sizes of parts are those of the first. None
@@ -366,7 +368,9 @@ class PartLoader:
         first = next(self.walk.positions(self.epoch), None)
         if first is None:
             return None
-        found = [self._footprint(first._replace(part=part)) for part in parts or [first.part]]
+        chosen = [first._replace(part=part) for part in parts or [first.part]]
+        with ThreadPoolExecutor(_FOOTPRINTS_AT_ONCE, thread_name_prefix=f"{THREAD_NAME}-part") as pool:
+            found = list(pool.map(self._footprint, chosen))
         means = {name: sum(getattr(one, name) for one in found) // len(found) for name in _OF_BATCHES}
         return found[0]._replace(**means, uses=tuple(use for one in found for use in one.uses))
 

@@ -27,6 +27,7 @@ _BLOCK_BITS, _LEVELS = 4, 32  # a halo lies in blocks of 16 nodes of the likenes
 _POWERS = (-1.0, 3.0)
 _TRIES = 20  # of a bisection
 _SAMPLE = 1 << 14  # degrees of which powers are found
+_NODES_AT_ONCE = 1 << 18
 
 
 class PartUse(NamedTuple):
@@ -74,12 +75,13 @@ class PartUse(NamedTuple):
 
 def blocks_touched(nodes: np.ndarray) -> np.ndarray:
     """Return in how many blocks of 2 ** level nodes (num,) ascending nodes lie, for each level."""
-    found = np.zeros(_LEVELS, np.int64)
-    for level in range(_LEVELS):
-        found[level] = len(nodes)
-        nodes = nodes >> 1
-        nodes = nodes[np.diff(nodes, prepend=-1) > 0]
-    return found
+    # Two neighbours of the list are in one block of a level from the highest bit on in which they differ.
+    bits = np.zeros(65, np.int64)
+    for first in range(0, len(nodes) - 1, _NODES_AT_ONCE):
+        some = nodes[first : first + _NODES_AT_ONCE + 1]
+        _, lengths = np.frexp(np.bitwise_xor(some[1:], some[:-1]).astype(np.float64))
+        bits += np.bincount(lengths, minlength=len(bits))
+    return min(len(nodes), 1) + bits.sum() - np.cumsum(bits)[:_LEVELS]
 
 
 def _some(values: np.ndarray, most: int = _SAMPLE) -> np.ndarray:
