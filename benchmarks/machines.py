@@ -99,7 +99,7 @@ class MachinesBench:
             raise ValueError(f"bench.epochs must be at least 2, got {self.epochs}")
 
     def measure(self, runner: Runner) -> list[dict]:
-        """Return a row for each set-up: bytes are of rows, batches and averages, not of learned rows."""
+        """Return a row for each set-up: bytes are of rows, learned ones among them, batches and averages."""
         if cannot_be_made():
             raise GNNScaleError(f"machines cannot be made here: {cannot_be_made()}")
         cases = [

@@ -38,6 +38,7 @@ from .models import make_model
 _COUNTED = ("preparing", "link_gbit", "batches")  # of `machines`, those of `Machines`
 _RATES = ("price_per_hour", "preparing_price_per_hour", "link_gbit", "latency_ms", "disk_gb_per_s")
 _NOT_OF_A_STEP = ("wait", "ranks", "average", "exchange", "validation", "save", *BESIDE)
+_SENT = ("from other machines", "from workers of Ray", "learned rows and their gradients")  # of the report's `tiers`
 _WARM_UP, _TRIED = 3, 20  # batches of a trial
 _LEAST_SHARE = 0.1  # of measured preparation that is no waiting for other machines
 
@@ -248,7 +249,7 @@ def predicted_against_measured(
     found = tiers(run)
     measured = {
         "seconds": trained_seconds(run),
-        "sent_bytes": found.get("from other machines", 0.0) + found.get("from workers of Ray", 0.0),
+        "sent_bytes": sum(found.get(name, 0.0) for name in _SENT),
     }
     averaged = found.get("sent: averages", 0.0) / costs.devices
     # On CPUs gradients go in slices, counted as they travel; else what ranks hand to the process group is counted.
