@@ -14,7 +14,7 @@ from .array_file import mapped_at_random
 from .planned_reads import read_rows, read_slice
 from .typed_features import NodeTypes
 
-_BLOCK = 1 << 15  # ids whose rows are taken at a time: what numpy makes of them stays in the cache
+_BLOCK = 1 << 16  # ids whose rows are taken at a time: what is made of them stays in the cache
 
 
 def local_rows(values: np.ndarray, graph) -> np.ndarray:
@@ -30,11 +30,10 @@ def local_rows(values: np.ndarray, graph) -> np.ndarray:
 
 def take_items(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     """Fill (num, ...) with the rows of a column for (num,) ids, of a dtype that holds them; without large copies."""
-    if values.dtype == out.dtype and values.flags.c_contiguous and out.flags.c_contiguous:
-        gather_rows(values, ids, out)
-        return
+    in_bytes = values.ndim == values.itemsize == 1 and values.flags.c_contiguous
     for at in range(0, len(ids), _BLOCK):
-        out[at : at + _BLOCK] = gather_rows(values, ids[at : at + _BLOCK])
+        some = ids[at : at + _BLOCK].astype(np.int64, copy=False)
+        out[at : at + _BLOCK] = gather_rows(values, some) if in_bytes else values[some]
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:
