@@ -108,9 +108,12 @@ class RowsSetting:
     def source(self, source: SourceSettings, sampler: Any, scope: str) -> SourceSettings:
         """Return the settings of a source that reads rows this way; of workers that ask owners, these know them.
 
+        Threads that ask them are several, where no number is given.
+
         Raises:
             ValueError: owners cannot serve such batches.
         """
+        source = source.settled(self.owners is not None) if isinstance(source, Threads) else source
         if self.owners is None:
             return source
         if scope in ("part", "parts"):

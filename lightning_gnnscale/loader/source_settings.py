@@ -1,7 +1,7 @@
 """Settings of a rank's source of batches: plain values that open the source they describe."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -77,34 +77,44 @@ def check_prefetch(prefetch_batches: int | None) -> None:
         check_count("prefetch_batches", prefetch_batches)
 
 
+ASKING_THREADS = 4  # a thread waits for rows of other machines most of the time
+
+
 @dataclass(frozen=True)
 class Threads:
     """Threads of the training process, each of which prepares a whole batch; see `LocalSource`.
 
     Args:
-        num_threads: >= 1.
+        num_threads: >= 1; None: 1, or `ASKING_THREADS` where batches need rows of other machines.
         prefetch_batches: batches kept ready or under way, >= 1; None: num_threads + 1.
 
     Raises:
         ValueError: an argument is below 1.
     """
 
-    num_threads: int = 1
+    num_threads: int | None = None
     prefetch_batches: int | None = None
     in_process = True
 
     def __post_init__(self):
-        check_count("num_threads", self.num_threads)
+        if self.num_threads is not None:
+            check_count("num_threads", self.num_threads)
         check_prefetch(self.prefetch_batches)
+
+    def settled(self, asks: bool) -> "Threads":
+        """Return settings with a number of threads; asks: whether batches need rows of other machines."""
+        if self.num_threads is not None:
+            return self
+        return replace(self, num_threads=ASKING_THREADS if asks else 1)
 
     @property
     def batches_ahead(self) -> int:
         """Batches requested ahead of their use: `prefetch_batches`, or one more than there are threads."""
-        return self.prefetch_batches or self.num_threads + 1
+        return self.prefetch_batches or (self.num_threads or 1) + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
         """Return the factory of this rank's `LocalSource`; nothing is started yet."""
-        return partial(LocalSource, num_threads=self.num_threads)
+        return partial(LocalSource, num_threads=self.num_threads or 1)
 
 
 @dataclass(frozen=True)

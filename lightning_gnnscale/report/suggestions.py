@@ -141,7 +141,7 @@ def waits_for_samples(run: RunRecord) -> Suggestion | None:
     wait = run.waiting
     if wait < _FEW or run.prepares("sample") <= run.prepares("read"):
         return None
-    threads, cores = run.get("source.num_threads", 1), run.machine.get("cores")
+    threads, cores = run.get("source.num_threads") or (4 if run.of("owner_reads") else 1), run.machine.get("cores")
     why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be sampled"
     if "num_threads" in (run.config.get("source") or {}) and cores and cores >= run.num_ranks * (threads + 2):
         free = f"by {threads} thread{'s' * (threads > 1)} a process, on {cores} cores"

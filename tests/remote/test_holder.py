@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from ray_world import NUM_NODES, all_contents, start_cluster, wait_until, write_store
 
+from lightning_gnnscale.datamodule.train_loader import RowsSetting
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, Threads
 from lightning_gnnscale.loader.staged_part import node_values
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import SparseRows
@@ -196,3 +197,10 @@ def test_a_holder_that_is_killed_is_stood_in_for_and_comes_back(two_machines, st
 
     assert wait_until(answers_again, 180)
     assert all_contents(loader_over(store, graph)) == expected
+
+
+def test_threads_that_ask_other_machines_are_several_where_no_number_is_given():
+    owners, alone, sampler = RowsSetting.of("owners"), RowsSetting.of("auto"), NeighborSampler([2])
+    assert owners.source(Threads(), sampler, "graph") == Threads(4)
+    assert owners.source(Threads(2), sampler, "graph") == Threads(2)
+    assert alone.source(Threads(), sampler, "graph") == Threads(1)
