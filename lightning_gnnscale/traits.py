@@ -206,6 +206,9 @@ class LoaderTraits(Traits):
     announce_steps = None
 
 
+ASKING_THREADS = 4  # where no number is given: a thread waits for rows of other machines most of the time
+
+
 class SourceTraits(Traits):
     """Of a source of batches.
 

@@ -221,7 +221,7 @@ class StoreLayerSource:
         return torch.from_numpy(rows)
 
     def expect(self, nodes: np.ndarray, table: np.ndarray | None = None) -> None:
-        """Read rows of (num,) ascending nodes at once, for this thread's next calls of `gather`; nothing if mapped."""
+        """Read rows of (num,) ascending nodes at once, for this thread's next calls of `gather`; of a file only."""
         dense = table
         if table is None and type(self._features) is DenseFeatures:
             dense = self._features.array
@@ -356,7 +356,7 @@ class FileRows:
 
     def expect(self, numbers: np.ndarray) -> None:
         """Read single rows, (num,) int64 ascending, into memory of this thread, for its next calls of `rows`."""
-        size, held = len(numbers) * self.row_bytes, getattr(self._local, "coming_bytes", None)
+        size, held = len(numbers) * self.row_bytes, vars(self._local).get("coming_bytes")
         if held is None or len(held) < size:
             held = self._local.coming_bytes = np.empty(size, np.uint8)
         out = held[:size].view(self.dtype).reshape(len(numbers), *self.row_shape)
@@ -364,7 +364,7 @@ class FileRows:
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Return single rows, (num,) int64; of those that `expect` has read the next ones, until it is called again."""
-        coming, found = getattr(self._local, "coming", None), None
+        coming, found = vars(self._local).get("coming"), None
         if coming is not None:
             count = len(numbers)
             if np.array_equal(coming[0][:count], numbers):
@@ -437,7 +437,7 @@ class FileRows:
 
     def _memory(self, num_bytes: int) -> np.ndarray:
         """Return memory of so many bytes at least, from a page's begin on, that this thread reuses."""
-        held = getattr(self._local, "held", None)
+        held = vars(self._local).get("held")
         if held is None or len(held) < num_bytes:
             memory = np.empty(max(READ_BYTES, num_bytes) + 4 * _PAGE_BYTES, np.uint8)
             held = self._local.held = memory[-memory.ctypes.data % _PAGE_BYTES :]

@@ -310,13 +310,14 @@ def settle_row_reads(
         return
     fits = how == "auto" and not capped and fits_in_memory(store.features, free)
     first = None if fits else loader.first_footprint(_typical_parts(loader, store))
+    if first is not None:
+        # No more than is planned for parts: what one leaves is there for the next, as new memory is zeroed first.
+        loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
     given = loader, store, source, first, how, halo_hops, free
     if place.num_local > 1 and torch.distributed.is_initialized():
         shared = MachineSweeps.join(None if first is None else choose_reads(*given, place.num_local), place.num_local)
         if shared is not None:
             reads, sweeps = shared
-            if first is not None:
-                loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
             return_freed_memory()
             _tell(place, reads.how, reads.why, not_placed, predicted_bytes=reads.predicted_bytes)
             loader.set_reads(reads, packed, sweeps)
@@ -329,8 +330,6 @@ def settle_row_reads(
     if first is None:
         return
     reads = choose_reads(*given)
-    # No more than was planned for parts: what one leaves is there for the next, as new memory is zeroed first.
-    loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
     if capped and how == "auto" and reads.how == "mapped":
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from ..across_ranks import own_ranks
 from ..errors import check_count, check_seconds, short
 from ..memory import read_sizes
+from ..traits import ASKING_THREADS
 from .batch_maker import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
@@ -77,15 +78,12 @@ def check_prefetch(prefetch_batches: int | None) -> None:
         check_count("prefetch_batches", prefetch_batches)
 
 
-ASKING_THREADS = 4  # a thread waits for rows of other machines most of the time
-
-
 @dataclass(frozen=True)
 class Threads:
     """Threads of the training process, each of which prepares a whole batch; see `LocalSource`.
 
     Args:
-        num_threads: >= 1; None: 1, or `ASKING_THREADS` where batches need rows of other machines.
+        num_threads: >= 1; None: 1, or 4 where batches need rows of other machines.
         prefetch_batches: batches kept ready or under way, >= 1; None: num_threads + 1.
 
     Raises:

@@ -93,7 +93,7 @@ class Broadcast:
         shape = (self.plan.most_rows, self.streamed.channels)
         # Edges reach rows all over the sums. Numpy asks for large pages, torch does not: with small ones nearly each
         # row is a miss of the processor's table of pages too.
-        sums = torch.from_numpy(np.empty(shape, torch.empty(0, dtype=self.reader.dtype).numpy().dtype))
+        sums = torch.from_numpy(np.empty(shape, self._numpy_dtype))
         kept = None
         if self.streamed.keeps_own:
             kept = torch.empty((self.plan.most_rows, self.streamed.width), dtype=self.reader.dtype)
@@ -162,7 +162,7 @@ class Broadcast:
 
     def _add(self, block: RowBlock, first_slot: int, pool: ThreadPoolExecutor) -> np.ndarray | None:
         """Put the edges of rows into bins and return the factors of the rows' sums; None: all are 1."""
-        dtype = torch.empty(0, dtype=self.reader.dtype).numpy().dtype
+        dtype = self._numpy_dtype
         self._weighted, weight = block.edge_weight is not None, None
         if self.streamed.by_type:
             weight = np.empty(len(block.indices), dtype)
@@ -245,6 +245,10 @@ class Broadcast:
         if self.reader.backbone.symmetric_sums:
             own = self._symmetric_own(values[torch.from_numpy(position[own_local].astype(np.int64))], slots)
         return [(edges[0], position, values)], slots, own
+
+    @property
+    def _numpy_dtype(self) -> np.dtype:
+        return torch.empty(0, dtype=self.reader.dtype).numpy().dtype
 
     @property
     def _takes_own(self) -> bool:

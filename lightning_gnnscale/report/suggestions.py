@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..memory import format_bytes, format_seconds
+from ..traits import ASKING_THREADS
 from .run_record import RunRecord
 
 _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
@@ -141,7 +142,8 @@ def waits_for_samples(run: RunRecord) -> Suggestion | None:
     wait = run.waiting
     if wait < _FEW or run.prepares("sample") <= run.prepares("read"):
         return None
-    threads, cores = run.get("source.num_threads") or (4 if run.of("owner_reads") else 1), run.machine.get("cores")
+    threads = run.get("source.num_threads") or (ASKING_THREADS if run.of("owner_reads") else 1)
+    cores = run.machine.get("cores")
     why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be sampled"
     if "num_threads" in (run.config.get("source") or {}) and cores and cores >= run.num_ranks * (threads + 2):
         free = f"by {threads} thread{'s' * (threads > 1)} a process, on {cores} cores"
