@@ -12,7 +12,6 @@ import torch
 
 from ..jit import kernel
 from ..sampler.minibatch import MiniBatch
-from .local_source import THREAD_NAME
 
 _NARROW = tuple(np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "int32"))
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
@@ -106,7 +105,8 @@ def waiting_ahead(batches: Iterator[WaitingBatch], most_bytes: int) -> Iterator[
             error = raised
         put(None, error)
 
-    thread = threading.Thread(target=run, name=f"{THREAD_NAME}-ahead", daemon=True)
+    # It is none of a source's threads by its name: it waits for those to end.
+    thread = threading.Thread(target=run, name="gnnscale-ahead", daemon=True)
     thread.start()
     try:
         while True:

@@ -48,7 +48,8 @@ def all_contents(batches) -> list[dict]:
 
 
 def loader_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gnnscale-batch")]
+    names = ("gnnscale-batch", "gnnscale-ahead")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 @pytest.fixture(autouse=True)
