@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..across_ranks import failing_together, gather_from_ranks, group_device, rank, world_size
+from ..edge_stream.read_ahead import read_ahead
 from ..errors import PartitionStoreError, clear_error, wait_for_others
 from ..graph import Batch
 from ..jit import kernel
@@ -110,7 +111,10 @@ class StoreLayerSource:
         return {"indices": self.store.csc.indices, **given}
 
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
-        """Yield the blocks of some of this rank's rows."""
+        """Yield the blocks of some of this rank's rows; a thread reads the next one meanwhile."""
+        return read_ahead(lambda stop: self._read_blocks(needed))
+
+    def _read_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         columns = self._columns()
         for nodes, edges, begins, ends in self._needed_rows(needed):
             first = 0

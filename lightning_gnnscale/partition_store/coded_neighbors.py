@@ -81,7 +81,8 @@ class CodedNeighbors:
         opens = np.append(True, first[1:] > last[:-1])[: len(first)]  # else it goes on in the blocks before
         first, closes = first[opens], np.append(np.flatnonzero(opens)[1:] - 1, len(last) - 1)[: int(opens.sum())]
         last = last[closes]
-        blocks = np.concatenate([np.empty(0, np.int64), *(np.arange(*pair) for pair in zip(first, last, strict=True))])
+        counts = last - first
+        blocks = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         sizes = self._offsets[blocks + 1] - self._offsets[blocks]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         code = np.empty(int(offsets[-1]) + PADDING, np.uint8)
@@ -90,10 +91,8 @@ class CodedNeighbors:
         if len(blocks) and blocks[-1] == len(self._offsets) - 2:
             held = held[: len(held) - (-self._num % BLOCK)]
         self._decode(code, offsets, held)
-        lengths = ends - begins
-        places = np.searchsorted(blocks, begins // BLOCK) * BLOCK + begins % BLOCK
-        places -= np.cumsum(lengths) - lengths
-        return held[np.repeat(places, lengths) + np.arange(int(lengths.sum()))]
+        places = (np.searchsorted(blocks, begins // BLOCK) * BLOCK + begins % BLOCK) * self.itemsize
+        return read_ranges(held, places, places + (ends - begins) * self.itemsize).view(self.dtype)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         """Return all, mapped from a file beside the store that is made once."""
