@@ -30,7 +30,7 @@ from .layer_source import RowBlock, Spool, join_blocks, split_block
 CHUNK_BYTES = 4 << 20  # of values that the sources of a chunk give; it decides the order of sums, so memory does not
 READ_BYTES = 960 << 10  # of values that are read and mapped at once: memory of 1 MiB would be new each time
 STEPS_READ = 9  # that are read from the disk at once: a chunk of features of 8 bits
-WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 20, 64 << 20  # of edges that are read at once, at least and at most
+WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 19, 32 << 20  # of edges that are read at once, at least and at most
 MOST_EDGES = 4 << 20  # that are read and sorted at once
 AHEAD, MOST_AHEAD = 2, 8  # chunks that are read and mapped while one is added: one a thread
 # BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
@@ -105,12 +105,16 @@ class Broadcast:
         self, blocks: Iterator[RowBlock], sums: Tensor, kept: Tensor | None
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         with ThreadPoolExecutor(self._ahead, thread_name_prefix="gnnscale-layer") as pool:
-            for rows, factor in self._buckets(blocks, pool):
+            zeroed = pool.submit(sums.zero_)  # new memory takes seconds: while the first edges are sorted
+            for number, (rows, factor) in enumerate(self._buckets(blocks, pool), 1):
                 self._rows, self._factor = rows, factor
                 self._order = None if bool((rows[1:] > rows[:-1]).all()) else np.argsort(rows, kind="stable")
-                self._stream(sums[: len(rows)].zero_(), kept, pool)
+                zeroed.result()
+                self._stream(sums[: len(rows)], kept, pool)
                 self._bins.clear()
-                yield from self._finish(sums, kept)
+                yield from self._finish(sums, kept, pool)
+                if number < self.plan.num_buckets:
+                    zeroed = pool.submit(sums.zero_)
 
     def _buckets(
         self, blocks: Iterator[RowBlock], pool: ThreadPoolExecutor
@@ -172,8 +176,8 @@ class Broadcast:
             edge_shares(block.indptr, types, given, self.sizes.num_types, weight)
         if self._bins is None:
             weight_dtype = dtype if self._weighted or weight is not None else None
-            window = max(WINDOW_BYTES, min(self.memory_bytes // 32, MOST_WINDOW_BYTES))
-            self._bins = EdgeBins(self.sizes, weight_dtype, self.plan.keep_bytes, window, self.spool)
+            window = max(WINDOW_BYTES, min(self.memory_bytes // 64, MOST_WINDOW_BYTES))
+            self._bins = EdgeBins(self.sizes, weight_dtype, self.plan.keep_bytes, window, self.spool, pool.submit)
         self._bins.add(block, first_slot, weight, pool.map)
         if self.streamed.by_type:
             return None
@@ -311,19 +315,32 @@ class Broadcast:
         in_steps(lambda some, of=None: backbone.map_own(self.index, some, of), chosen, own, types)
         return parts, slots, own
 
-    def _finish(self, sums: Tensor, kept: Tensor | None) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield (nodes, outputs) of the bucket whose sums are complete."""
-        backbone, num_rows = self.reader.backbone, len(self._rows)
-        few = _rows_of_bytes(READ_BYTES, max(sums.shape[1], backbone.layer_channels(self.index + 1)))
+    def _finish(
+        self, sums: Tensor, kept: Tensor | None, pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of the bucket whose sums are complete; the next ones are computed meanwhile."""
+        width = max(sums.shape[1], self.reader.backbone.layer_channels(self.index + 1))
+        few, num_rows, coming = _rows_of_bytes(READ_BYTES, width), len(self._rows), deque()
         for start in range(0, num_rows, few):
             chunk = slice(start, min(start + few, num_rows))
-            total = _padded(sums[chunk])
-            if self.streamed.form == "rows":
-                own = total[:, :0] if kept is None else _padded(kept[chunk])
-                out = backbone.layer_from_sum(self.index, total, own, False)
-            else:
-                out = backbone.layer_from_total(self.index, total)
-            yield self._rows[chunk], out[: chunk.stop - chunk.start]
+            coming.append((self._rows[chunk], pool.submit(self._outputs, chunk, sums, kept)))
+            if len(coming) > self._ahead:
+                nodes, values = coming.popleft()
+                yield nodes, values.result()
+        while coming:
+            nodes, values = coming.popleft()
+            yield nodes, values.result()
+
+    @torch.no_grad()
+    def _outputs(self, chunk: slice, sums: Tensor, kept: Tensor | None) -> Tensor:
+        """Return the outputs of some rows of the bucket; a thread of its own runs it."""
+        backbone, total = self.reader.backbone, _padded(sums[chunk])
+        if self.streamed.form == "rows":
+            own = total[:, :0] if kept is None else _padded(kept[chunk])
+            out = backbone.layer_from_sum(self.index, total, own, False)
+        else:
+            out = backbone.layer_from_total(self.index, total)
+        return out[: chunk.stop - chunk.start]
 
 
 @contextmanager

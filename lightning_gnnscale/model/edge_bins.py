@@ -1,7 +1,8 @@
 """How a layer of exact evaluation is divided so that it fits memory: rows into buckets, edges into bins by source."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -47,6 +48,23 @@ class BinnedEdges(NamedTuple):
     weight: np.ndarray | None
 
 
+class _Window(NamedTuple):
+    """Consecutive bins [first, last) in memory.
+
+    Attributes:
+        places: (num_blocks, last - first + 1) int64, where the bins of each block begin in the columns.
+        columns: Columns of the edges, block after block.
+    """
+
+    first: int
+    last: int
+    places: np.ndarray
+    columns: list[np.ndarray]
+
+
+_NO_WINDOW = _Window(0, 0, np.zeros((0, 1), np.int64), [])
+
+
 class EdgeBins:
     """Edges by bin, kept as blocks that are sorted one by one; a bin is read as its share of each block.
 
@@ -54,8 +72,11 @@ class EdgeBins:
         sizes: the bins.
         weight_dtype: dtype of the edges' weights; None: they have none.
         keep_bytes: Bytes of edges, and of where bins begin, that stay in memory; blocks beyond go to the spool.
-        window_bytes: Bytes of edges that are read from the spool at once, and that are held of a bin.
+        window_bytes: Bytes of edges that are read from the spool at once, and that are held of a bin. Two such windows
+            are in memory.
         spool: None: all edges stay in memory.
+        submit: Runs a function beside and returns its future, as an executor does: the next window is read so. None:
+            windows are read when they are needed.
 
     Cost: an edge takes 4 bytes (6 with chunks of more than 65,536 nodes), and its weight; 4 bytes a bin a block. A bin
         of more than window_bytes, of hubs or of many edges a node, is read twice.
@@ -68,8 +89,9 @@ class EdgeBins:
         keep_bytes: int,
         window_bytes: int,
         spool: Spool | None,
+        submit: Callable[..., Future] | None = None,
     ):
-        self.sizes, self.weight_dtype, self.spool = sizes, weight_dtype, spool
+        self.sizes, self.weight_dtype, self.spool, self.submit = sizes, weight_dtype, spool, submit
         self.keep_bytes, self.window_bytes = keep_bytes, window_bytes
         self.dtypes = [np.dtype(np.uint16), np.dtype(np.uint16 if sizes.shift <= 16 else np.uint32)]
         self.dtypes += [] if weight_dtype is None else [np.dtype(weight_dtype)]
@@ -78,9 +100,7 @@ class EdgeBins:
         self._starts: list[np.ndarray | int] = []  # of the bins of each block, likewise in memory or in the spool
         self._blocks: list[list[np.ndarray | int]] = []  # columns in memory, or where they begin in the spool
         self._kept_bytes = 0
-        self._window = (0, 0)
-        self._places = np.zeros((0, 1), np.int64)  # (num_blocks, bins of the window + 1): where they begin in `_held`
-        self._held: list[np.ndarray] = []  # columns of the window's edges, block after block
+        self._window, self._coming = _NO_WINDOW, None
 
     @property
     def edge_bytes(self) -> int:
@@ -102,7 +122,7 @@ class EdgeBins:
 
     def _pieces_of(self, block: RowBlock) -> Iterator[tuple[int, RowBlock]]:
         """Yield the edges of rows as blocks that are sorted at once, each with the number of its first row."""
-        most, first = max(1, 2 * self.window_bytes // self.edge_bytes), 0
+        most, first = max(1, 4 * self.window_bytes // self.edge_bytes), 0
         while first < len(block.indices):
             begin = int(np.searchsorted(block.indptr, first, side="right")) - 1
             behind = int(block.indptr[min(begin + BLOCK_ROWS, len(block.rows))])
@@ -143,34 +163,45 @@ class EdgeBins:
                 yield BinnedEdges(slots, held[1], held[2] if len(held) > 2 else None)
 
     def _read(self, number: int) -> BinnedEdges:
-        first, last = self._window
-        if not first <= number < last:
-            self._load(number)
-            first = number
-        count, held = int(self.counts[number]), self._held
+        if not self._window.first <= number < self._window.last:
+            self._next_window(number)
+        window, count = self._window, int(self.counts[number])
         out = [np.empty(count, dtype) for dtype in (np.dtype(np.int32), *self.dtypes[1:])]
-        none = [] if len(held) > 2 else [np.empty(0, np.float32)]  # no weights
+        none = [] if len(window.columns) > 2 else [np.empty(0, np.float32)]  # no weights
         firsts = np.array(self._first_slots, np.int64)
-        _join_bin(self._places, number - first, firsts, *held, *none, *out, *none)
+        _join_bin(window.places, number - window.first, firsts, *window.columns, *none, *out, *none)
         return BinnedEdges(out[0], out[1], out[2] if out[2:] else None)
 
-    def _load(self, first: int) -> None:
-        """Bring the bins from `first` on into memory, as many as a window holds."""
+    def _next_window(self, number: int) -> None:
+        """Go on to the window that begins with a bin, and have the one behind it loaded where this one was."""
+        spare, coming = self._window.columns, self._coming
+        window = _NO_WINDOW if coming is None else coming.result()
+        if not window.first <= number < window.last:
+            window, spare = self._load(number, spare), window.columns
+        self._window, self._coming = window, None
+        sizes = self.counts[window.last :] * self.edge_bytes
+        others = np.flatnonzero((sizes > 0) & (sizes <= self.window_bytes))
+        if self.submit is not None and len(others):
+            self._coming = self.submit(self._load, window.last + int(others[0]), spare)
+
+    def _load(self, first: int, spare: list[np.ndarray]) -> "_Window":
+        """Bring the bins from `first` on into memory, as many as a window holds; into that of another where it fits."""
         behind = np.cumsum(self.counts[first:]) * self.edge_bytes
         most = self.window_bytes // (8 * max(1, len(self._blocks)))  # where a bin begins in each block counts too
         last = first + max(1, min(most, int(np.searchsorted(behind, self.window_bytes, side="right"))))
         num_edges, place = int(self.counts[first:last].sum()), 0
-        if not self._held or len(self._held[0]) < num_edges:
-            self._held = [np.empty(num_edges, dtype) for dtype in self.dtypes]
-        self._window, self._places = (first, last), np.empty((len(self._blocks), last - first + 1), np.int64)
+        fits = bool(spare) and len(spare[0]) >= num_edges
+        held = spare if fits else [np.empty(num_edges, dtype) for dtype in self.dtypes]
+        places = np.empty((len(self._blocks), last - first + 1), np.int64)
         for block, columns in enumerate(self._blocks):
             starts = self._bounds(block, first, last)
             begin, end = int(starts[0]), int(starts[-1])
-            for column, held in zip(columns, self._held, strict=True):
-                self._fill(column, begin, held[place : place + end - begin])
-            self._places[block] = starts
-            self._places[block] += place - begin
+            for column, values in zip(columns, held, strict=True):
+                self._fill(column, begin, values[place : place + end - begin])
+            places[block] = starts
+            places[block] += place - begin
             place += end - begin
+        return _Window(first, last, places, held)
 
     def _bounds(self, block: int, first: int, last: int) -> np.ndarray:
         """Return where bins [first, last) of a block begin, and where the last one ends."""
@@ -194,8 +225,8 @@ class EdgeBins:
     def clear(self) -> None:
         """Forget all edges."""
         self.counts[:] = 0
-        self._first_slots, self._starts, self._blocks, self._held, self._window = [], [], [], [], (0, 0)
-        self._kept_bytes = 0
+        self._first_slots, self._starts, self._blocks = [], [], []
+        self._window, self._coming, self._kept_bytes = _NO_WINDOW, None, 0
         if self.spool is not None:
             self.spool.clear()
 
