@@ -406,9 +406,12 @@ def _present(rows: list[dict], plot: Path, title: str) -> None:
         for row in rows
     ]
     show(shown, COLUMNS, title, machine_line())
+    compared = [row for row in rows if row["speed"] is not None]
+    if not compared:
+        return
     figure, found = panels([""], size=(7, 4), beside=0)
     axes = found[""]
-    for (stage,), own in grouped((row for row in rows if row["speed"] is not None), "stage").items():
+    for (stage,), own in grouped(compared, "stage").items():
         axes.plot([row["cap"] for row in own], [row["speed"] for row in own], "-o", label=stage)
     axes.set(xlabel="cap of memory, stores", ylabel="speed, 1 = without a cap", ylim=(0, None))
     axes.grid(alpha=0.3)
