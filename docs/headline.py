@@ -1,4 +1,4 @@
-"""Draw docs/images/headline.svg from the measured rows: seconds of each stage under the cap, and what it read and wrote."""
+"""Draw docs/images/headline.svg from the measured rows: seconds of each stage under the cap, bytes read and written."""
 
 import csv
 from pathlib import Path
@@ -39,7 +39,7 @@ def picture() -> str:
             f"<style>{STYLE}\n</style>",
             f'<text x="12" y="24">{graph["num_nodes"] / 1e6:.0f} million nodes, {graph["num_edges"] / 1e9:.1f} billion '
             f"edges, {graph['feature_dim']} features, {cores} cores</text>",
-            f'<text class="small" x="12" y="44">Each stage in a process whose memory, page cache included, is capped at '
+            '<text class="small" x="12" y="44">Each stage in a process whose memory, page cache included, is capped at '
             f"{cap:.0f} GiB</text>",
             *bars,
             "</svg>\n",
