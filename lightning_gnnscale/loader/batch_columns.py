@@ -9,7 +9,7 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import SeenEdges, WholeGraph, take_items
+from ..partition_store.part_graph import SeenEdges, WholeGraph
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
@@ -53,7 +53,7 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
         found = np.asarray(values)[ids]
     elif dtype is not None and values.dtype != dtype and values.ndim == 1:
         found = allocate(shape, dtype)
-        take_items(values, ids, found)
+        found[:] = gather_rows(values, ids, allocate(shape, values.dtype))
     else:
         found = gather_rows(values, ids, allocate(shape, values.dtype))
     return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))

@@ -30,10 +30,10 @@ def local_rows(values: np.ndarray, graph) -> np.ndarray:
 
 def take_items(values: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     """Fill (num, ...) with the rows of a column for (num,) ids, of a dtype that holds them; without large copies."""
-    one_each = values.ndim == 1 and values.flags.c_contiguous
+    in_bytes = values.ndim == values.itemsize == 1 and values.flags.c_contiguous
     for at in range(0, len(ids), _BLOCK):
         some = ids[at : at + _BLOCK].astype(np.int64, copy=False)
-        out[at : at + _BLOCK] = gather_rows(values, some) if one_each else values[some]
+        out[at : at + _BLOCK] = gather_rows(values, some) if in_bytes else values[some]
 
 
 def _weights_at(graph, positions: np.ndarray) -> np.ndarray | None:

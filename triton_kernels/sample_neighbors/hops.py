@@ -181,7 +181,9 @@ class HopSampling:
         self._trees = [self._backend.trees(space) for space in spaces] if options.disjoint else None
         self._count, self._begin = [0] * len(spaces), [0] * len(spaces)  # nodes so far, and before the last hop
         self._or_freed(self._place, seeds)
-        self._types = None if type_of is None else [type_of(spaces[0].node[: self._count[0]])]  # of each hop's nodes
+        # Node types of the seeds; then how many nodes each edge type found at each hop, of the type of its sources.
+        self._types = None if type_of is None else type_of(spaces[0].node[: self._count[0]])
+        self._found: list[list[int]] = []
         if self.num_hops:
             self._or_freed(self._look_up)
         self._nodes = [[count] for count in self._count]
@@ -228,10 +230,10 @@ class HopSampling:
             )
             sizes = [rows.sizes for rows in self._rows]
             sizes = sizes[0] if len(sizes) == 1 else [sum(hop) for hop in zip(*sizes, strict=True)]
-            owner, types = self._owners[0] if self._trees else None, self._types
-            types = None if types is None else np.concatenate(types, out=allocate(n_id.shape, np.int64))
+            owner = self._owners[0] if self._trees else None
+            node_type = None if self._types is None else self._node_types(allocate)
             return SampledNeighbors(
-                n_id, edge_index, indptr, e_id, self._nodes[0], sizes, weight, owner, edge_type, types
+                n_id, edge_index, indptr, e_id, self._nodes[0], sizes, weight, owner, edge_type, node_type
             )
         finally:
             self.abandon()
@@ -259,6 +261,15 @@ class HopSampling:
     @property
     def _owners(self) -> list[np.ndarray]:
         return self._ids("owner")
+
+    def _node_types(self, allocate: Allocate) -> np.ndarray:
+        out, at = allocate((self._count[0],), np.int64), len(self._types)
+        out[:at] = self._types
+        for found in self._found:
+            for rows, count in zip(self._rows, found, strict=True):
+                out[at : at + count] = rows.relation.sources_of
+                at += count
+        return out
 
     def _ids(self, name: str) -> list[np.ndarray]:
         return [space.ids(name, count) for space, count in zip(self._spaces, self._count, strict=True)]
@@ -291,7 +302,9 @@ class HopSampling:
 
     def _look_up(self) -> None:
         """Look up the rows of the targets of the next hop."""
-        node_types = None if self._types is None else self._types[-1]
+        node_types = self._types
+        if self._types is not None and self._found:
+            node_types = np.repeat([rows.relation.sources_of for rows in self._rows], self._found[-1])
         for rows in self._rows:
             target = rows.relation.target
             rows.look_up(self.hop, self._begin[target], self._count[target], node_types)
@@ -323,8 +336,7 @@ class HopSampling:
             self._count[source] = rows.number(self._spaces[source], tree, before[-1])
             rows.add()
         if self._types is not None:
-            found = np.diff([*before, self._count[0]])
-            self._types.append(np.repeat([rows.relation.sources_of for rows in self._rows], found))
+            self._found.append(np.diff([*before, self._count[0]]).tolist())
         self._begin = ends
         self.hop += 1
         if self.hop < self.num_hops:
