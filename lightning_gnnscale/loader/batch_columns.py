@@ -9,16 +9,14 @@ import torch
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import SparseRows
-from ..partition_store.part_graph import SeenEdges, WholeGraph, take_items
+from ..partition_store.part_graph import SeenEdges, WholeGraph
 from ..partition_store.typed_features import TypedRows
 from ..sampler.minibatch import MiniBatch, columns_of, rows_by_node_type, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
-from ..triton_kernels.intrinsics import prefetch
 from .staged_part import StagedPart
 
 OF_EDGES = columns_of("edges")
-_AHEAD = 64  # nodes between a prefetch and its use
 _SMALL_BYTES = 1 << 15  # up to which new memory costs less than pooled memory
 
 
@@ -55,7 +53,7 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
         found = np.asarray(values)[ids]
     elif dtype is not None and values.dtype != dtype and values.ndim == 1:
         found = allocate(shape, dtype)
-        take_items(values, ids, found)
+        found[:] = gather_rows(values, ids, allocate(shape, values.dtype))
     else:
         found = gather_rows(values, ids, allocate(shape, values.dtype))
     return torch.from_numpy(found if dtype is None else found.astype(dtype, copy=False))
@@ -63,16 +61,16 @@ def read_column(values: np.ndarray, ids: np.ndarray, allocate: Allocate, dtype: 
 
 def node_data(staged: StagedPart, local: np.ndarray, allocate: Allocate) -> dict[str, torch.Tensor]:
     """Return degree, masks and the other columns of (num_nodes,) local ids, by their names in a batch."""
-    weighted = staged.graph.degree.dtype.kind == "f"
-    degree = allocate(local.shape, np.float32 if weighted else np.int64)
-    masks = [allocate(local.shape, np.bool_) for _ in MASK_NAMES]
-    _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
-    data = {"degree": torch.from_numpy(degree)}
-    if staged.graph.self_weight is not None:
-        data["self_weight"] = read_column(staged.graph.self_weight, local, allocate)
-    for name, mask in zip(MASK_NAMES, masks, strict=True):
-        if name in staged.mask_names:
-            data[f"{name}_mask"] = torch.from_numpy(mask)
+    graph = staged.graph
+    degree = np.float32 if graph.degree.dtype.kind == "f" else np.int64
+    data = {"degree": read_column(graph.degree, local, allocate, degree)}
+    if graph.self_weight is not None:
+        data["self_weight"] = read_column(graph.self_weight, local, allocate)
+    if staged.mask_names:
+        bits = read_column(staged.masks, local, allocate).numpy()
+        for name in staged.mask_names:
+            own = np.uint8(1 << MASK_NAMES.index(name))
+            data[f"{name}_mask"] = torch.from_numpy(np.not_equal(bits & own, 0, out=allocate(local.shape, np.bool_)))
     for name, values in staged.nodes.items():
         data[name] = read_column(values, local, allocate, staged.dtypes.get(name))
     return data
@@ -93,7 +91,8 @@ def type_data(graph, n_id: np.ndarray, sampled: Subgraph, allocate: Allocate) ->
                 raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
             data[name] = read_column(values, sampled.e_id, allocate, np.int64)
     if graph.node_types is not None:
-        data["node_type"] = torch.from_numpy(graph.node_types.type_of(n_id))
+        known = sampled.node_type
+        data["node_type"] = torch.from_numpy(graph.node_types.type_of(n_id) if known is None else known)
     return data
 
 
@@ -200,19 +199,3 @@ def positions_of(graph, edges: np.ndarray) -> np.ndarray:
             f"part {graph.part} has no edge positions: its store has neither edge weights nor edge features"
         )
     return graph.edge_id[edges]
-
-
-@kernel
-def _gather_node_data(local, degree, masks, out_degree, train, val, test):
-    """Look up per-node values; `masks` has one bit for each of the three masks."""
-    num = len(local)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(degree, local[i + _AHEAD])
-            prefetch(masks, local[i + _AHEAD])
-        node = local[i]
-        out_degree[i] = degree[node]
-        packed = masks[node]
-        train[i] = packed & 1
-        val[i] = (packed >> 1) & 1
-        test[i] = (packed >> 2) & 1

@@ -288,7 +288,11 @@ class SampledBatchMaker(BatchMaker):
         if loader.transform_sampler_output is not None:
             sampled, loader.transform_sampler_output = loader.transform_sampler_output(sampled), None
         loader.data, tables = _without_columns(loader.data)
+        whole = _take_ends(loader.data, sampled)
         batch = type(loader).filter_fn(loader, sampled)
+        for edge_type, edge_index in whole.items():
+            store = batch if edge_type is None else batch[edge_type]
+            store.edge_index = edge_index.to(store.edge_index.device)
         for node_type, name, value, of_edges in tables:
             index = sampled.edge if of_edges else sampled.node
             index = index if node_type is None else index[node_type]
@@ -299,6 +303,32 @@ class SampledBatchMaker(BatchMaker):
         for name, value in {} if values is None else values(batch.e_id.numpy()).items():
             batch[name] = value  # PyG leaves these in its stores
         return batch
+
+
+def _take_ends(data, sampled) -> dict[tuple | None, Tensor]:
+    """Take the ends of edges out of PyG's sample where they are the halves of one tensor, so that it makes no copy.
+
+    Returns:
+        That (2, num_edges) tensor by edge type; by None where `data` has one.
+    """
+    from torch_geometric.data import Data, HeteroData
+
+    whole = {}
+    if not isinstance(data, Data | HeteroData):
+        return whole
+    several = isinstance(data, HeteroData)
+    for edge_type, store in data.edge_items() if several else [(None, data)]:
+        row, col = (ends.get(edge_type) if several else ends for ends in (sampled.row, sampled.col))
+        both = None if row is None or col is None else row._base
+        halves = both is not None and both is col._base and len(both) == 2 * len(row)
+        if not halves or row.data_ptr() != both.data_ptr() or "edge_index" not in store:
+            continue
+        whole[edge_type] = both.view(2, -1)
+        if several:
+            sampled.row[edge_type], sampled.col[edge_type] = row[:0], col[:0]
+        else:
+            sampled.row, sampled.col = row[:0], col[:0]
+    return whole
 
 
 def _without_columns(data) -> tuple[Any, list[tuple]]:

@@ -359,10 +359,11 @@ def stored_row_bytes(table: DenseFeatures) -> int:
 
 @kernel
 def _locate(starts, rows, num_node_types, nodes, node_type, row):
-    run = 0
+    run = own = 0
+    first, last, shift = starts[0], starts[1], rows[0] - starts[0]
     for i in range(len(nodes)):
         node = nodes[i]
-        if not (starts[run] <= node < starts[run + 1]):  # ids near each other are mostly of one run
+        if not (first <= node < last):  # ids near each other are mostly of one run
             low, high = 0, len(starts) - 1
             while low < high:
                 middle = (low + high) >> 1
@@ -370,6 +371,7 @@ def _locate(starts, rows, num_node_types, nodes, node_type, row):
                     low = middle + 1
                 else:
                     high = middle
-            run = low
-        node_type[i] = run % num_node_types
-        row[i] = rows[run] + node - starts[run]
+            run, own = low, low % num_node_types
+            first, last, shift = starts[run], starts[run + 1], rows[run] - starts[run]
+        node_type[i] = own
+        row[i] = node + shift

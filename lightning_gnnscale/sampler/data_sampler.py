@@ -309,9 +309,9 @@ class DataSampler(PyGNeighborSampler):
 
     def _output(self, sampled: SampledNeighbors, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
         directional = self.subgraph_type == SubgraphType.directional
-        ends = ([edges[end] for edges in sampled.edge_index] for end in (0, 1))
-        owners = sampled.seed_of or []
-        node, row, col, edge, batch = _on_host(sampled.n_id, *ends, sampled.e_id, owners)
+        both = [ends.reshape(-1) for ends in sampled.edge_index]
+        node, both, edge, batch = _on_host(sampled.n_id, both, sampled.e_id, sampled.seed_of or [])
+        row, col = ([ends.view(2, -1)[end] for ends in both] for end in (0, 1))
         batch = None if sampled.seed_of is None else batch
         nodes, edges = (sampled.num_sampled_nodes, sampled.num_sampled_edges) if directional else (None, None)
         if not hetero:

@@ -346,6 +346,7 @@ class NeighborSampler(BatchSampler):
             seed_of=sampled.seed_of,
             seed_time=hops.times,
             edge_type=sampled.edge_type,
+            node_type=sampled.node_type,
         )
 
     def _grouped(self, part: Any, targets: np.ndarray) -> NeighborState:
@@ -373,10 +374,8 @@ class NeighborSampler(BatchSampler):
             if not isinstance(part, WholeGraph):
                 own = own.among(np.arange(part.core_start, part.core_start + part.num_core), part.halo_nodes)
             type_of = own.type_of
-            relations = [
-                relation._replace(rows_of=int(target))
-                for relation, target in zip(relations, schema.targets, strict=True)
-            ]
+            ends = zip(relations, schema.targets.tolist(), schema.sources.tolist(), strict=True)
+            relations = [one._replace(rows_of=target, sources_of=source) for one, target, source in ends]
         return NeighborState(
             part.csc,
             targets,

@@ -49,6 +49,7 @@ class Subgraph(NamedTuple):
             else None.
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
         edge_type: (num_edges,) int64 edge type of each edge, where the sampler knows it; None: it is read by e_id.
+        node_type: (num_nodes,) int64 node type of each node, where the sampler knows it; None: that of its id.
         stream: The `CopyStream` on which a device made the arrays, which are its tensors then; None: they are numpy's.
         columns: Columns of its edges by their names in a batch, (num_edges, ...) of the stored dtypes, where the
             sampler has them; those that are not here are read by e_id.
@@ -75,6 +76,7 @@ class Subgraph(NamedTuple):
     edge_label: np.ndarray | None = None
     pair_attr: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    node_type: np.ndarray | None = None
     stream: Any = None
     columns: Mapping[str, np.ndarray] | None = None
 

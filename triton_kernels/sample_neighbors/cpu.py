@@ -322,7 +322,13 @@ def relabel_hop(neighbor, first, last, base, label, node, count, local):
 @kernel
 def emit_edges(local, indptr, edge_index):
     """Write (2, num_edges) int64: sources from `local`, targets 0, 1, ... repeated by their rows."""
-    for target in range(len(indptr) - 1):
-        for i in range(indptr[target], indptr[target + 1]):
-            edge_index[0, i] = local[i]
-            edge_index[1, i] = target
+    target, num = edge_index[1], indptr[-1]
+    for i in range(num):
+        edge_index[0, i], target[i] = local[i], 0
+    for row in range(1, len(indptr) - 1):  # count the rows that begin at an edge, then add up: no branch by row
+        if indptr[row] < num:
+            target[indptr[row]] += 1
+    row = 0
+    for i in range(num):
+        row += target[i]
+        target[i] = row

@@ -31,6 +31,7 @@ class Relation(NamedTuple):
         number: See `edge_type`; what a joint graph calls this edge type.
         rows_of: Type of the nodes that have rows, where several node types share ids and `type_of` of
             `HopSampling` gives their types; rows of others are not read. -1: every node may have a row.
+        sources_of: Type of the nodes that edges come from, likewise.
         position: (num_edges,) int32 or int64, what each edge is called in results; None: its position in indices.
     """
 
@@ -44,6 +45,7 @@ class Relation(NamedTuple):
     edge_type: np.ndarray | None = None
     number: int = 0
     rows_of: int = -1
+    sources_of: int = -1
     position: np.ndarray | None = None
 
     @classmethod

@@ -45,6 +45,7 @@ class SampledNeighbors(NamedTuple):
             weight: the mean over the samples of the row's sum of weights, over the edge's weight.
         seed_of: (num_nodes,) int64 seed that a node was found for, in disjoint trees; else None.
         edge_type: (num_edges,) int64 `number` of the edge type of each edge, where that was asked for; else None.
+        node_type: (num_nodes,) int64 node type of each node, where node types share ids; else None.
     """
 
     n_id: np.ndarray
@@ -56,6 +57,7 @@ class SampledNeighbors(NamedTuple):
     edge_weight: np.ndarray | None = None
     seed_of: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    node_type: np.ndarray | None = None
 
 
 def check_fanouts(fanouts: Sequence[int], name: str = "fanouts", least: int = 1) -> tuple[int, ...]:
@@ -135,8 +137,8 @@ class HopSampling:
         options: How edges are sampled.
         split: For each hop rows of the one edge type with preferred neighbours first; see `sample_neighbors`.
         times: (num_seeds,) int64 time of each seed, all in one; later edges are not sampled. Only in disjoint trees.
-        type_of: Gives (num,) int64 node types of ids, where `rows_of` of an edge type names one; without it rows of
-            all nodes are read, and the result is the same.
+        type_of: Gives (num,) int64 node types of seeds, where `rows_of` and `sources_of` of all edge types name some;
+            without it rows of all nodes are read, and the result is the same but for `node_type`.
 
     Raises:
         ValueError: seeds that are out of range or repeated, a workspace or `split` that does not fit; while sampling, a
@@ -161,7 +163,7 @@ class HopSampling:
         type_of: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self.num_hops, self.hop, self.times = len(fanouts[0]) if len(fanouts) else 0, 0, times
-        self._options, self._spaces, self._type_of = options, spaces, type_of
+        self._options, self._spaces = options, spaces
         if split is not None or options.scale != 1:
             csc = CSC(relations[0].indptr, relations[0].indices)
             split = checked_split(split, options.scale, csc, self.num_hops, options.replace, options.return_e_id)
@@ -179,6 +181,9 @@ class HopSampling:
         self._trees = [self._backend.trees(space) for space in spaces] if options.disjoint else None
         self._count, self._begin = [0] * len(spaces), [0] * len(spaces)  # nodes so far, and before the last hop
         self._or_freed(self._place, seeds)
+        # Node types of the seeds; then how many nodes each edge type found at each hop, of the type of its sources.
+        self._types = None if type_of is None else type_of(spaces[0].node[: self._count[0]])
+        self._found: list[list[int]] = []
         if self.num_hops:
             self._or_freed(self._look_up)
         self._nodes = [[count] for count in self._count]
@@ -226,7 +231,10 @@ class HopSampling:
             sizes = [rows.sizes for rows in self._rows]
             sizes = sizes[0] if len(sizes) == 1 else [sum(hop) for hop in zip(*sizes, strict=True)]
             owner = self._owners[0] if self._trees else None
-            return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes[0], sizes, weight, owner, edge_type)
+            node_type = None if self._types is None else self._node_types(allocate)
+            return SampledNeighbors(
+                n_id, edge_index, indptr, e_id, self._nodes[0], sizes, weight, owner, edge_type, node_type
+            )
         finally:
             self.abandon()
 
@@ -253,6 +261,15 @@ class HopSampling:
     @property
     def _owners(self) -> list[np.ndarray]:
         return self._ids("owner")
+
+    def _node_types(self, allocate: Allocate) -> np.ndarray:
+        out, at = allocate((self._count[0],), np.int64), len(self._types)
+        out[:at] = self._types
+        for found in self._found:
+            for rows, count in zip(self._rows, found, strict=True):
+                out[at : at + count] = rows.relation.sources_of
+                at += count
+        return out
 
     def _ids(self, name: str) -> list[np.ndarray]:
         return [space.ids(name, count) for space, count in zip(self._spaces, self._count, strict=True)]
@@ -285,9 +302,9 @@ class HopSampling:
 
     def _look_up(self) -> None:
         """Look up the rows of the targets of the next hop."""
-        node_types = None
-        if self._type_of is not None:
-            node_types = self._type_of(self._spaces[0].node[self._begin[0] : self._count[0]])
+        node_types = self._types
+        if self._types is not None and self._found:
+            node_types = np.repeat([rows.relation.sources_of for rows in self._rows], self._found[-1])
         for rows in self._rows:
             target = rows.relation.target
             rows.look_up(self.hop, self._begin[target], self._count[target], node_types)
@@ -311,12 +328,15 @@ class HopSampling:
         rows.sample(begin, end, neighbor, taken)
 
     def _relabel(self) -> None:
-        ends = list(self._count)
+        ends, before = list(self._count), []
         for rows in self._rows:
             source = rows.relation.source
             tree = None if self._trees is None else self._trees[source]
-            self._count[source] = rows.number(self._spaces[source], tree, self._count[source])
+            before.append(self._count[source])
+            self._count[source] = rows.number(self._spaces[source], tree, before[-1])
             rows.add()
+        if self._types is not None:
+            self._found.append(np.diff([*before, self._count[0]]).tolist())
         self._begin = ends
         self.hop += 1
         if self.hop < self.num_hops:
