@@ -61,6 +61,9 @@ class Tries(NamedTuple):
             level in memory, and neighbours that a node looks at then, see `cluster_nodes`. Where `sample` is given,
             clusters are found in one pass, and their graph by twice as many entries of each row.
         joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
+        sweeps: See `Effort`.
+        held_blocks: Blocks of rows that are held in memory where the whole graph is no more: one, or as many as are in
+            memory while blocks are read.
     """
 
     passes: int
@@ -79,11 +82,13 @@ class Tries(NamedTuple):
     level_passes: int = Effort().passes
     sample: int | None = None
     joins: bool = False
+    sweeps: int = 0
+    held_blocks: int = 1
 
 
 _UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, 2, 2),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -209,7 +214,7 @@ def streaming_multilevel(
     form = StreamedEdges if graph.scratch is None else StreamedRows
     threads, source = RowThreads(None if num_threads is None else int(num_threads)), None
     try:
-        source = form(graph, block_edges, threads)
+        source = form(graph, block_edges, threads, tries.held_blocks)
         constraints = resolve_constraints(graph.balance, graph.masks, source.degree, num_parts)
         node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
@@ -223,7 +228,8 @@ def streaming_multilevel(
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
+        in_all = in_all._replace(joins=tries.joins, sweeps=tries.sweeps)
         sample = tries.sample if whole else None
         if whole:
             in_all = in_all._replace(tries=tries.tries, passes=tries.level_passes, sample=sample)
@@ -239,7 +245,7 @@ def streaming_multilevel(
         else:
             source.keep_degree(source.degree if whole else _volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
-            read = source.in_memory(node_weight) if whole else source.streamed(node_weight)
+            read = source.in_memory(node_weight) if source.held else source.streamed(node_weight)
             clusters = partial(_clusters, graph, read, cap, int(passes), (max_edges, tries.enough_edges), threads)
             clusters = partial(clusters, sample=sample)
             parts = StreamedParts(graph, read, cap, in_all, threads, tries.sweeps_in_vain)
@@ -446,17 +452,19 @@ class StreamedRows:
 
     Args:
         given: what the method was given.
-        block_edges, threads: see `open_external_csc`.
+        block_edges, threads, held_blocks: see `open_external_csc`.
 
     Attributes:
         degree: (num_nodes,) entries a row.
         one_block: whether the whole graph fits a block.
+        held: whether it is to be read `in_memory`.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
-        self._csc = given.open_rows(block_edges, threads, holds_one_block=True)
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads, held_blocks: int = 1):
+        self._csc = given.open_rows(block_edges, threads, held_blocks)
         self.degree = self._csc.degree
-        self.one_block = self._csc.num_blocks <= 1
+        self.one_block = max(len(self.degree), 2 * self._csc.num_edges) <= block_edges
+        self.held = self.one_block or self._csc.held
 
     def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
         """Return the whole graph; its arrays are valid until the next read."""
@@ -480,11 +488,11 @@ class StreamedEdges:
     Cost: one pass, and an id a node for the degrees.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads, held_blocks: int = 1):
         self._given, self.degree = given, given.open_simple()
         if self.degree is None:  # a resumed run has them where they are balanced
             self.degree = given.left.get("degree", np.zeros(given.num_nodes, id_dtype(given.num_nodes)))
-        self.one_block = max(len(self.degree), 2 * given.simple.num_edges) <= block_edges
+        self.held = self.one_block = max(len(self.degree), 2 * given.simple.num_edges) <= block_edges
 
     def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
         return rows_of(self.streamed(node_weight), self.degree)
