@@ -1,4 +1,4 @@
-"""Refinement of a graph on disk in one pass a round: batch by batch, nodes move where they gain more than a price."""
+"""Refinement on disk or in memory, one pass a round: in batches, nodes move where they gain more than a price."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
 def sweep(
-    graph: BlockGraph,
+    graph: BlockGraph | WeightedGraph,
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
@@ -36,7 +36,7 @@ def sweep(
     part that all would like to enter, that of the hubs, exchanges its nodes for better ones.
 
     Args:
-        graph: the graph; its edges weigh one each.
+        graph: the graph.
         part: (num_nodes,) int16; changed in place.
         load: (num_parts, D) int64, weight of each part; kept up to date.
         cap: (num_parts, D) int64.
@@ -120,7 +120,21 @@ def _set_prices(num_entries, load, cap, lasting, per_load, pressure, total, pric
 
 @kernel
 def _choose_parts(
-    start, stop, offset, first_node, indptr, indices, edge_weight, node_weight, part, load, cap, limit, price, target, border
+    start,
+    stop,
+    offset,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    part,
+    load,
+    cap,
+    limit,
+    price,
+    target,
+    border,
 ):
     """Write to target[start:stop] where rows from offset + start on would go; -1: they stay."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
@@ -178,7 +192,22 @@ def _rent(v, part, price, node_weight):
 
 
 @kernel
-def _move(num_rows, offset, first_node, indptr, indices, edge_weight, node_weight, part, load, cap, limit, price, target, border):
+def _move(
+    num_rows,
+    offset,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    part,
+    load,
+    cap,
+    limit,
+    price,
+    target,
+    border,
+):
     """Move rows from offset on where they want to go, one after the other, if they gain still; return the gain."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     each = np.int64(-1) if len(edge_weight) > 1 else np.int64(0)
