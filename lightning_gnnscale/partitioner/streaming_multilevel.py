@@ -61,7 +61,6 @@ class Tries(NamedTuple):
             level in memory, and neighbours that a node looks at then, see `cluster_nodes`. Where `sample` is given,
             clusters are found in one pass, and their graph by twice as many entries of each row.
         joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
-        sweeps: See `Effort`.
         loosely: How nodes leave parts that are over their caps after sweeps, see `rebalance`.
         held_blocks: Blocks of rows that are held in memory where the whole graph is no more: one, or as many as are in
             memory while blocks are read.
@@ -83,14 +82,13 @@ class Tries(NamedTuple):
     level_passes: int = Effort().passes
     sample: int | None = None
     joins: bool = False
-    sweeps: int = 0
     loosely: bool = True
     held_blocks: int = 1
 
 
 _UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, 2, False, 2),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, False, 2),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -233,8 +231,7 @@ def streaming_multilevel(
         runs = tries.runs[at_once] if runs is None else int(runs)
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
-        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds)
-        in_all = in_all._replace(joins=tries.joins, sweeps=tries.sweeps)
+        in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
         sample = tries.sample if whole else None
         if whole:
             in_all = in_all._replace(tries=tries.tries, passes=tries.level_passes, sample=sample)

@@ -11,8 +11,7 @@ from .low_degrees import join_low_degrees, parts_along
 from .neighbour_joins import join_neighbours
 from .quotient import contract
 from .refinement import JetSpace, refine
-from .row_form import RowSteps, border_of
-from .sweeps import SWEEPS, sweep
+from .row_form import border_of
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
@@ -33,7 +32,6 @@ class Effort(NamedTuple):
         cycles: Number of further cycles from there; each contracts within parts and refines again.
         sample: Neighbours that a node looks at, see `cluster_nodes`.
         joins: Whether nodes with few neighbours join one of them each, without passes.
-        sweeps: Sweeps that each initial partition is given, after which the best is refined. 0: all are refined.
     """
 
     per_part: float = 20.0
@@ -46,7 +44,6 @@ class Effort(NamedTuple):
     cycles: int = 0
     sample: int | None = None
     joins: bool = False
-    sweeps: int = 0
 
 
 def partition_in_memory(
@@ -147,8 +144,6 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
 
         tries = threads.each(make, range(effort.tries + (along is not None)))
         part = min(tries, key=lambda found: found[0])[1]
-        if effort.sweeps and levels:
-            _improve(coarse, part, at_level, fold(seed, 4), effort, threads, space, False)
     # Up: the parts are carried over to each finer graph and refined there.
     state = None
     for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
@@ -196,21 +191,10 @@ def _carried_border(coarse: WeightedGraph, part: np.ndarray, coarse_of: np.ndarr
 
 
 def _try(graph, part, cap, seed: int, effort: Effort, threads: RowThreads):
-    if effort.sweeps:
-        cut, load = _swept(graph, part, cap, effort.sweeps, threads)
-    else:
-        state, load = _improve(graph, part, cap, seed, effort, threads, JetSpace.empty(graph.num_nodes), False)
-        cut = state[1]
+    state, load = _improve(graph, part, cap, seed, effort, threads, JetSpace.empty(graph.num_nodes), False)
     over = np.maximum(0.0, load / cap - 1)
     penalty = float((over + 20 * over**2).sum())
-    return (cut + 1) * (1 + 4 * penalty / len(cap)), part
-
-
-def _swept(graph, part, cap, sweeps: int, threads: RowThreads):
-    load, price, border = part_loads(graph.node_weight, part, len(cap)), np.zeros(cap.shape), np.ones(len(part), bool)
-    for pressure, slack in SWEEPS[-sweeps:]:
-        sweep(graph, part, load, cap, price, pressure, slack, threads, False, border)
-    return RowSteps(graph, threads).cut(part), load
+    return (state[1] + 1) * (1 + 4 * penalty / len(cap)), part
 
 
 def _improve(

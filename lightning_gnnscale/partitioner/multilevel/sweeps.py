@@ -1,4 +1,4 @@
-"""Refinement on disk or in memory, one pass a round: in batches, nodes move where they gain more than a price."""
+"""Refinement of a graph on disk in one pass a round: batch by batch, nodes move where they gain more than a price."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ import numpy as np
 from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
 from .row_form import has_space
-from .weighted_graph import MIN_ENTRIES, PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, total_weight
+from .weighted_graph import MIN_ENTRIES, PART_DTYPE, BlockGraph, RowThreads, total_weight
 
 BATCHES = 32  # a block; a fixed part of the method, whatever the threads
 # Pressure and slack of the last sweeps: parts that may grow for a while let more nodes find their place.
@@ -17,7 +17,7 @@ _ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
 def sweep(
-    graph: BlockGraph | WeightedGraph,
+    graph: BlockGraph,
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
@@ -36,7 +36,7 @@ def sweep(
     part that all would like to enter, that of the hubs, exchanges its nodes for better ones.
 
     Args:
-        graph: the graph.
+        graph: the graph; its edges weigh one each.
         part: (num_nodes,) int16; changed in place.
         load: (num_parts, D) int64, weight of each part; kept up to date.
         cap: (num_parts, D) int64.
@@ -57,14 +57,13 @@ def sweep(
     """
     gained = 0
     per_load = graph.total_edge_weight / np.maximum(1, total_weight(graph))
-    entries = len(graph.indices) if isinstance(graph, WeightedGraph) else graph.total_edge_weight
     price, most = np.empty(load.shape), (cap * slack).astype(np.int64)
     for block in graph.blocks(backwards):
         bounds = np.searchsorted(block.indptr, np.linspace(0, len(block.indices), BATCHES + 1).astype(np.int64))
         bounds = np.unique(np.append(bounds, len(block.indptr) - 1))
         target = np.empty(int(np.diff(bounds).max(initial=0)), PART_DTYPE)
-        state = (*block, graph.node_weight, part, load, cap, most, price, target, border)
-        prices = (lasting, per_load, pressure, float(max(1, entries)))
+        state = (*block[:3], graph.node_weight, part, load, cap, most, price, target, border)
+        prices = (lasting, per_load, pressure, float(max(1, graph.total_edge_weight)))
         if threads.num_threads == 1 or len(block.indices) < BATCHES * MIN_ENTRIES:
             gained += _take_batches(bounds, *prices, *state)
             continue
@@ -85,7 +84,6 @@ def _take_batches(
     first_node,
     indptr,
     indices,
-    edge_weight,
     node_weight,
     part,
     load,
@@ -100,8 +98,7 @@ def _take_batches(
     for b in range(len(bounds) - 1):
         start, num_rows = bounds[b], bounds[b + 1] - bounds[b]
         _set_prices(indptr[bounds[b + 1]] - indptr[start], load, cap, lasting, per_load, pressure, total, price)
-        rows = (start, first_node, indptr, indices, edge_weight)
-        state = (*rows, node_weight, part, load, cap, limit, price, target, border)
+        state = (start, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border)
         _choose_parts(np.int64(0), num_rows, *state)
         gained += _move(num_rows, *state)
     return gained
@@ -120,25 +117,10 @@ def _set_prices(num_entries, load, cap, lasting, per_load, pressure, total, pric
 
 @kernel
 def _choose_parts(
-    start,
-    stop,
-    offset,
-    first_node,
-    indptr,
-    indices,
-    edge_weight,
-    node_weight,
-    part,
-    load,
-    cap,
-    limit,
-    price,
-    target,
-    border,
+    start, stop, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border
 ):
     """Write to target[start:stop] where rows from offset + start on would go; -1: they stay."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    each = ~np.uint64(0) if len(edge_weight) > 1 else np.uint64(0)
     longest = np.int64(0)
     for row in range(offset + start, offset + stop):
         longest = max(longest, indptr[row + 1] - indptr[row])
@@ -153,23 +135,21 @@ def _choose_parts(
             continue
         own, low = part[v], np.uint64(indptr[row])
         degree = np.uint64(indptr[row + _STEP]) - low
-        inside = outside = np.int64(0)
+        inside = np.int64(0)
         for k in range(degree):
             if low + k + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[low + k + _ENTRIES_AHEAD]))
             p = part[np.uint64(indices[low + k])]
             near[k] = p
-            w = np.int64(edge_weight[(low + k) & each])
-            inside += w * np.int64(p == own)
-            outside += w * np.int64(p != own)
-        border[v] = outside > 0
+            inside += np.int64(p == own)
+        border[v] = inside < np.int64(degree)
         at = np.int64(v) & every
         best, score = own, np.float64(inside) - _rent(at, np.int64(own), price, node_weight)
         # Prices are not negative: no part has more than all neighbours outside.
-        if np.float64(outside) <= score:
+        if np.float64(np.int64(degree) - inside) <= score:
             continue
         for k in range(degree):
-            conn[np.uint64(near[k])] += np.int64(edge_weight[(low + k) & each])
+            conn[np.uint64(near[k])] += 1
         for k in range(degree):
             p = near[k]
             c = np.float64(conn[np.uint64(p)])
@@ -192,25 +172,9 @@ def _rent(v, part, price, node_weight):
 
 
 @kernel
-def _move(
-    num_rows,
-    offset,
-    first_node,
-    indptr,
-    indices,
-    edge_weight,
-    node_weight,
-    part,
-    load,
-    cap,
-    limit,
-    price,
-    target,
-    border,
-):
+def _move(num_rows, offset, first_node, indptr, indices, node_weight, part, load, cap, limit, price, target, border):
     """Move rows from offset on where they want to go, one after the other, if they gain still; return the gain."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    each = np.int64(-1) if len(edge_weight) > 1 else np.int64(0)
     gained = np.int64(0)
     for i in range(num_rows):
         row, other = offset + i, target[i]
@@ -220,7 +184,7 @@ def _move(
             continue
         for e in range(indptr[row], indptr[row + 1]):
             p = part[indices[e]]
-            gain += np.int64(edge_weight[e & each]) * (np.int64(p == other) - np.int64(p == own))
+            gain += np.int64(p == other) - np.int64(p == own)
         if gain > _rent(at, other, price, node_weight) - _rent(at, own, price, node_weight):
             for d in range(node_weight.shape[1]):
                 load[own, d] -= node_weight[v & every, d]

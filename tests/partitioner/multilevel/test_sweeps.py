@@ -7,7 +7,6 @@ from lightning_gnnscale.partitioner.graph_access.external_csc import open_extern
 from lightning_gnnscale.partitioner.multilevel.sweeps import sweep
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import PART_DTYPE, BlockGraph, RowThreads, part_loads
 from tests.partitioner.graphs import stream_of
-from tests.partitioner.multilevel import graphs
 from tests.partitioner.streamed_runs import cut_of, planted, use_threads_everywhere
 
 
@@ -34,22 +33,6 @@ def test_what_a_sweep_gains_is_what_the_cut_falls_by(opened, backwards, monkeypa
         assert np.array_equal(load, part_loads(graph.node_weight, part, 4)) and load.max() <= 70
         found[num_threads] = part
     assert np.array_equal(found[1], found[3])
-
-
-def test_edges_of_a_graph_in_memory_have_weights(monkeypatch):
-    use_threads_everywhere(monkeypatch)
-    edges, group = planted(size=60, outside=4)
-    weights = np.random.default_rng(1).integers(1, 6, len(edges)).tolist()
-    graph = graphs.weighted_graph(240, dict(zip(map(tuple, edges.tolist()), weights, strict=True)))
-    start, found = np.where(np.arange(240) % 4 == 0, (group + 1) % 4, group).astype(PART_DTYPE), []
-    for num_threads in (1, 3):
-        part, cap, threads = start.copy(), np.full((4, 1), 70), RowThreads(num_threads)
-        state = (part, part_loads(graph.node_weight, part, 4), cap, np.zeros(cap.shape), 16.0, 1.0, threads)
-        gained = sweep(graph, *state, False, np.ones(240, np.bool_))
-        threads.close()
-        assert gained == graphs.cut_of(graph, start) - graphs.cut_of(graph, part) > 0
-        found.append(part)
-    assert np.array_equal(*found)
 
 
 def test_a_part_over_its_cap_is_left(opened):
