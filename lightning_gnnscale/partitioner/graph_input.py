@@ -107,13 +107,13 @@ class GraphInput:
             self.simple, degree = open_simple_graph(self.stream, *given)
         return degree
 
-    def open_rows(self, block_edges: int, threads=None, holds_one_block: bool = False) -> ExternalCSC:
+    def open_rows(self, block_edges: int, threads=None, held_blocks: int = 0) -> ExternalCSC:
         """Open the graph as rows on scratch disk, see `open_external_csc`; a run that goes on sorts them again."""
         self._load()
         scan, self._scan = self._scan, None
         after_chunk = None if self.phase or self._saved.path is None else self._save_scan
         given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk, threads)
-        return open_external_csc(self.stream, *given, holds_one_block)
+        return open_external_csc(self.stream, *given, held_blocks)
 
     def left_in(self, phase: str) -> dict[str, np.ndarray]:
         """Return the arrays that an earlier process saved in a phase, once; {} where it was left in another one."""

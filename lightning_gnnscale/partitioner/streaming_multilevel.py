@@ -61,6 +61,9 @@ class Tries(NamedTuple):
             level in memory, and neighbours that a node looks at then, see `cluster_nodes`. Where `sample` is given,
             clusters are found in one pass, and their graph by twice as many entries of each row.
         joins: Whether a graph whose nodes have few neighbours is contracted from the start, see `join_neighbours`.
+        loosely: How nodes leave parts that are over their caps after sweeps, see `rebalance`.
+        held_blocks: Blocks of rows that are held in memory where the whole graph is no more: one, or as many as are in
+            memory while blocks are read.
     """
 
     passes: int
@@ -79,11 +82,13 @@ class Tries(NamedTuple):
     level_passes: int = Effort().passes
     sample: int | None = None
     joins: bool = False
+    loosely: bool = True
+    held_blocks: int = 1
 
 
 _UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, False, 2),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
 }
@@ -109,13 +114,15 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     wanted = max(MIN_QUOTIENT_EDGES, per_node * num_nodes)
     edges = min(wanted, num_edges)
     # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
-    held = edges if options["scratch"] is None else max(edges, min(JOINED_EDGES * num_nodes, num_edges))
-    clusters = 20 * num_nodes + max(quotient_bytes(held), _IN_MEMORY * edges)
+    counted = edges if options["scratch"] is None else max(edges, min(JOINED_EDGES * num_nodes, num_edges))
+    clusters = 20 * num_nodes + max(quotient_bytes(counted), _IN_MEMORY * edges)
     if whole:
         return max(20 * num_nodes + _IN_MEMORY // 2 * num_edges, clusters + 8 * num_edges)
     if options["scratch"] is None:
         return max(63 * num_nodes, clusters + 12 * num_nodes)
-    return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
+    # Two blocks; or the rows of a graph that fills no more, which are held, and where each begins.
+    held = max(num_nodes, 2 * num_edges) <= EFFORTS[options["effort"]].held_blocks * options["block_edges"]
+    return max(32 * num_nodes, clusters) + 2 * 4 * options["block_edges"] + 8 * num_nodes * held
 
 
 @graph_partitioner("streaming_multilevel", memory=_memory, slack=1.03)
@@ -138,7 +145,8 @@ def streaming_multilevel(
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. Where clusters are hardly more than trees and there are hubs,
     these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is read
-    into memory, without scratch disk, and but for "fast" refined once more by Jet. One of trees and chains is
+    into memory, without scratch disk, and but for "fast" refined once more by Jet; "fast" also holds the rows of one
+    that fits two, which it treats as a larger one otherwise. One of trees and chains is
     contracted level by level from the start; by "fast" also one whose nodes have few neighbours
     (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
@@ -209,7 +217,7 @@ def streaming_multilevel(
     form = StreamedEdges if graph.scratch is None else StreamedRows
     threads, source = RowThreads(None if num_threads is None else int(num_threads)), None
     try:
-        source = form(graph, block_edges, threads)
+        source = form(graph, block_edges, threads, tries.held_blocks)
         constraints = resolve_constraints(graph.balance, graph.masks, source.degree, num_parts)
         node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
@@ -239,10 +247,10 @@ def streaming_multilevel(
         else:
             source.keep_degree(source.degree if whole else _volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
-            read = source.in_memory(node_weight) if whole else source.streamed(node_weight)
+            read = source.in_memory(node_weight) if source.held else source.streamed(node_weight)
             clusters = partial(_clusters, graph, read, cap, int(passes), (max_edges, tries.enough_edges), threads)
             clusters = partial(clusters, sample=sample)
-            parts = StreamedParts(graph, read, cap, in_all, threads, tries.sweeps_in_vain)
+            parts = StreamedParts(graph, read, cap, in_all, threads, tries.sweeps_in_vain, tries.loosely)
             part = parts.refined(clusters, int(refinement_rounds))
             polish = tries.polish[not few_neighbours]
             if whole and polish[1]:
@@ -281,7 +289,7 @@ class StreamedParts:
         cap: (num_parts, D) int64, what each part may weigh.
         effort: how hard to try in memory.
         threads: their number does not change the result.
-        in_vain: see `Tries.sweeps_in_vain`.
+        in_vain, loosely: see `Tries`.
 
     Attributes:
         price: (num_parts, D) float64, what a unit of weight costs in each part after the sweeps.
@@ -295,9 +303,10 @@ class StreamedParts:
         effort: Effort,
         threads: RowThreads,
         in_vain: int = 1,
+        loosely: bool = True,
     ):
         self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
-        self.in_vain, self.price = in_vain, np.zeros(cap.shape)
+        self.in_vain, self.loosely, self.price = in_vain, loosely, np.zeros(cap.shape)
 
     def refined(self, clusters: Callable[[], tuple[WeightedGraph | None, np.ndarray]], rounds: int) -> np.ndarray:
         """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
@@ -350,7 +359,8 @@ class StreamedParts:
             return
         target, ratio = np.empty(len(part), PART_DTYPE), np.empty(len(part), np.float64)
         key = fold(self.given.seed, _SALT, 2, number)
-        rebalance(self.graph, part, load, self.cap, inner_cap(self.cap), key, self.threads, target, ratio)
+        space = (target, ratio, self.loosely)
+        rebalance(self.graph, part, load, self.cap, inner_cap(self.cap), key, self.threads, *space)
 
     def _coarse(self, clusters: Callable[[], tuple[WeightedGraph | None, np.ndarray]]) -> np.ndarray:
         """Partition the graph of clusters, and carry its parts over to the nodes."""
@@ -446,17 +456,19 @@ class StreamedRows:
 
     Args:
         given: what the method was given.
-        block_edges, threads: see `open_external_csc`.
+        block_edges, threads, held_blocks: see `open_external_csc`.
 
     Attributes:
         degree: (num_nodes,) entries a row.
         one_block: whether the whole graph fits a block.
+        held: whether it is to be read `in_memory`.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
-        self._csc = given.open_rows(block_edges, threads, holds_one_block=True)
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads, held_blocks: int = 1):
+        self._csc = given.open_rows(block_edges, threads, held_blocks)
         self.degree = self._csc.degree
-        self.one_block = self._csc.num_blocks <= 1
+        self.one_block = max(len(self.degree), 2 * self._csc.num_edges) <= block_edges
+        self.held = self.one_block or self._csc.held
 
     def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
         """Return the whole graph; its arrays are valid until the next read."""
@@ -480,11 +492,11 @@ class StreamedEdges:
     Cost: one pass, and an id a node for the degrees.
     """
 
-    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads):
+    def __init__(self, given: GraphInput, block_edges: int, threads: RowThreads, held_blocks: int = 1):
         self._given, self.degree = given, given.open_simple()
         if self.degree is None:  # a resumed run has them where they are balanced
             self.degree = given.left.get("degree", np.zeros(given.num_nodes, id_dtype(given.num_nodes)))
-        self.one_block = max(len(self.degree), 2 * given.simple.num_edges) <= block_edges
+        self.held = self.one_block = max(len(self.degree), 2 * given.simple.num_edges) <= block_edges
 
     def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
         return rows_of(self.streamed(node_weight), self.degree)

@@ -85,12 +85,16 @@ def test_odd_graphs(name):
 
 
 @first(1)
-@pytest.mark.parametrize(("block_edges", "at_once"), [(ONE_BLOCK, ONE_BLOCK), (ONE_BLOCK, 0), (SOME_BLOCKS, 0)])
-def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges, at_once):
+@pytest.mark.parametrize(
+    ("block_edges", "at_once", "effort"),
+    [(ONE_BLOCK, ONE_BLOCK, "default"), (ONE_BLOCK, 0, "default"), (SOME_BLOCKS, 0, "default"), (2_600, 0, "fast")],
+)
+def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges, at_once, effort):
     monkeypatch.setattr(streaming_multilevel, "AT_ONCE", at_once)
     edges, _ = planted(size=60, outside=6)
-    options = {"block_edges": block_edges, "balance": {"nodes": 1.05, "volume": 1.1}}
+    options = {"block_edges": block_edges, "balance": {"nodes": 1.05, "volume": 1.1}, "effort": effort}
     expected = multilevel(stream_of(edges, 240, layout="once"), 5, **options).part_id
+    assert effort == "default" or block_edges < 2 * len(edges) < 2 * block_edges  # two blocks are held in memory
     shared = use_threads_everywhere(monkeypatch)
     grow_tables(monkeypatch)
     for num_threads in (1, 2, 3):

@@ -47,12 +47,13 @@ class ExternalCSC:
         file: the rows, one after the other; None: they are held.
         degree, report: see below.
         block_edges: entries, and rows, of a block at most.
-        held: offsets and neighbours of all rows, which fit one block.
+        held: offsets and neighbours of all rows, which then are one block.
 
     Attributes:
         num_nodes, num_edges: nodes, and undirected edges; each edge is an entry of two rows.
         degree: (num_nodes,) `id_dtype(num_nodes)`, entries a row.
         report: what the first pass over the stream found.
+        held: whether the rows are in memory.
         block_start: (num_blocks + 1,) int64, block b has the rows from block_start[b] to block_start[b + 1]: at most
             block_edges rows and entries, or a single row. Depends on the graph and block_edges alone.
     """
@@ -60,7 +61,8 @@ class ExternalCSC:
     def __init__(self, file, degree: np.ndarray, report: LayoutReport, block_edges: int, held: CSC | None = None):
         self.degree, self.report, self._held = degree, report, held
         self.num_edges = int(degree.sum(dtype=np.int64)) // 2
-        self.block_start = cut_ranges(degree, block_edges, block_edges)
+        most = block_edges if held is None else max(block_edges, len(degree), 2 * self.num_edges)
+        self.block_start = cut_ranges(degree, most, most)
         self._first_entry = np.zeros(self.num_blocks + 1, np.int64)
         sum_ranges(degree, self.block_start, self._first_entry[1:])
         np.cumsum(self._first_entry, out=self._first_entry)
@@ -70,6 +72,10 @@ class ExternalCSC:
     @property
     def num_nodes(self) -> int:
         return len(self.degree)
+
+    @property
+    def held(self) -> bool:
+        return self._held is not None
 
     @property
     def num_blocks(self) -> int:
@@ -139,7 +145,7 @@ def open_external_csc(
     state: ScanState | None = None,
     after_chunk=None,
     threads=None,
-    holds_one_block: bool = False,
+    held_blocks: int = 0,
 ) -> ExternalCSC:
     """Read a stream twice and put the rows of its undirected simple graph onto scratch disk.
 
@@ -150,7 +156,8 @@ def open_external_csc(
             needed.
         block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
         threads: `RowThreads` that count, spread and sort; None: one thread.
-        holds_one_block: hold the rows in memory where, with all repeats, they fit one block: no scratch disk is used.
+        held_blocks: hold the rows in memory where, with all repeats, they are no more than so many blocks: no scratch
+            disk is used. Two blocks are what is held while they are read.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
         disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
@@ -170,7 +177,7 @@ def open_external_csc(
         if deduplicate is None:
             deduplicate = report.asks_for_deduplication
         graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2)
-        if holds_one_block and max(len(degree), 2 * graph.num_edges) <= block_edges:
+        if max(len(degree), 2 * graph.num_edges) <= held_blocks * block_edges:
             held = symmetric_adjacency(graph, degree, degree.dtype, progress)
             held = without_repeats(held, degree) if deduplicate else held
             csc = ExternalCSC(None, degree, report, int(block_edges), held)

@@ -189,6 +189,7 @@ def rebalance(
     threads: RowThreads,
     target: np.ndarray,
     ratio: np.ndarray,
+    loosely: bool = True,
 ) -> bool:
     """Move nodes until no part is over its cap in any dimension, or until no single move helps.
 
@@ -210,6 +211,8 @@ def rebalance(
         threads: threads that read; their number does not change the result.
         target: (num_nodes,) int16, overwritten.
         ratio: (num_nodes,) float64, overwritten.
+        loosely: whether there are rounds first in which a move need not fit; without, each takes what there is space
+            for, which is enough where parts are over their caps by little.
 
     Returns:
         Whether all parts are within their caps.
@@ -220,6 +223,7 @@ def rebalance(
     stuck = stalled = False
     in_memory = isinstance(graph, WeightedGraph)
     loose_rounds = LOOSE_ROUNDS if in_memory and cap.shape[1] > 1 else FEW_LOOSE_ROUNDS
+    loose_rounds *= loosely
     enough = inner if in_memory else cap
     before = potential(load, inner)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):

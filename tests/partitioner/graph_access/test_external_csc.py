@@ -52,7 +52,7 @@ def test_every_layout_gives_the_rows_in_stream_order(graph, layout, data):
         check(csc, expected, block_edges)
         first_block = data.draw(st.integers(0, csc.num_blocks))
         assert rows_read(csc, first_block) == expected[csc.block_start[first_block] :]
-    with open_external_csc(stream, block_edges=100, holds_one_block=True) as csc:
+    with open_external_csc(stream, block_edges=100, held_blocks=1) as csc:
         check(csc, expected, 100)
 
 
@@ -199,16 +199,18 @@ def test_rows_that_fit_a_block_need_no_scratch_disk(monkeypatch, tmp_path):
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: type("Disk", (), {"free": 0}))
     edges = np.ascontiguousarray(random_edges(200, 3_000).T.astype(np.int32))
     stream = open_edge_stream(edges, num_nodes=200)
-    with open_external_csc(stream, tmp_path, 6_000, True, holds_one_block=True) as csc:
-        assert rows_read(csc) == rows_read(csc) == rows_of([tuple(edge) for edge in edges.T.tolist()], 200, "directed")
+    for block_edges, blocks in ((6_000, 1), (3_000, 2)):
+        with open_external_csc(stream, tmp_path, block_edges, True, held_blocks=blocks) as csc:
+            expected = rows_of([tuple(edge) for edge in edges.T.tolist()], 200, "directed")
+            assert csc.held and rows_read(csc) == rows_read(csc) == expected
 
     def rewire(what, done, total):
         edges[0, :7] = (edges[0, :7] + 1) % 200
 
     with pytest.raises(EdgeStreamError, match=said("edges changed partitioned")):
-        open_external_csc(stream, tmp_path, 6_000, progress=rewire, holds_one_block=True)
+        open_external_csc(stream, tmp_path, 6_000, progress=rewire, held_blocks=1)
     with pytest.raises(GNNScaleError, match=said("scratch disk")):
-        open_external_csc(stream, tmp_path, 1_000, holds_one_block=True)
+        open_external_csc(stream, tmp_path, 1_000, held_blocks=1)
 
 
 def test_rows_that_do_not_match_their_degrees_are_an_error(tmp_path):
