@@ -314,14 +314,14 @@ class _Jobs:
 
 
 class GroupPull:
-    """Rows that a `GroupRows` was asked for. Only `result` is for the thread that asks.
+    """Rows that a `GroupRows` was asked for. Only `wait` and `result` are for the thread that asks.
 
     Attributes:
         ids, out, sizes, ahead: As asked for.
         since: Steps that the rows of other hosts have seen.
         asked, asked_ids, counts: Rows that are asked of each rank, on their hosts, the first rank's first, their ids,
-            and (world_size,) how many. Of a step they are all of its rows, the distinct ones of each batch: ranks of this host need not
-            serve them, but step them. Else they are those of other hosts.
+            and (world_size,) how many. Of a step they are all of its rows, the distinct ones of each batch: ranks of
+            this host need not serve them, but step them. Else they are those of other hosts.
         places: Places of the rows of other hosts in `out`, in the order of `asked`; of repeats the first one's.
         nobody: No rank has asked for any row by the same call.
         served, wanted: Rows of this rank that the same pull of the others asked for, and (world_size,) how many each.
