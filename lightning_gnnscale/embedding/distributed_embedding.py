@@ -51,8 +51,8 @@ class DistributedEmbedding:
     Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or are appended to
     its stored ones. Rows of other hosts are pulled a batch ahead, while the batch before trains; those that its step
     changes follow as soon as their owner has stepped them. Gradients are pushed after the backward pass, while those of
-    the layers are averaged. Its weights are not parameters of the module: weight policies, schedulers and clipping
-    leave them alone.
+    the layers are averaged, and those of rows that no rank's next batch reads while that trains. Its weights are not
+    parameters of the module: weight policies, schedulers and clipping leave them alone.
 
     Args:
         num_nodes, dim: Number of nodes and length of a row, >= 1.
