@@ -562,37 +562,35 @@ class GroupRows:
     ) -> list[Callable[[], None]]:
         """Send gradients, and what they change of the rows that come; return what is left to do."""
         host, rows = self.locate(ids)
-        rank = rank_of_rows(host, rows, self.hosts)
+        rank, gradients = rank_of_rows(host, rows, self.hosts), np.ascontiguousarray(gradients)
         order = np.argsort(rank, kind="stable")
-        ids, rows, gradients = ids[order], rows[order], gather_rows(np.ascontiguousarray(gradients), order)
         counts = np.bincount(rank, minlength=len(self._away)).astype(np.int64)
         since = np.where(self._away & is_step, self._since, -1)
         begun, self._under_way = self._under_way if is_step else [], [] if is_step else self._under_way
         if not begun:
-            self._send(rows, gradients, counts, _exchange_counts(counts, self.hosts.group), since)
+            arriving = _exchange_counts(counts, self.hosts.group)
+            self._send(rows[order], gather_rows(gradients, order), counts, arriving, since)
             return []
         # Owners know of so many rows; where a batch had no gradients, of more.
         known, arriving = (sum(getattr(one, name) for one in begun) for name in ("counts", "wanted"))
+
+        def send(chosen: np.ndarray, counts: np.ndarray, known: np.ndarray, arriving: np.ndarray, **options) -> None:
+            padded = _padded(rows[chosen], gather_rows(gradients, chosen), counts, known)
+            self._send(*padded, known, arriving, since, **options)
+
         if coming is None or coming.nobody or self._staleness:
-            self._send(*_padded(rows, gradients, counts, known), known, arriving, since)
+            send(order, counts, known, arriving)
             return []
         assert len(coming.first) == len(begun), "rows are pulled ahead when all of the step's are asked for"
-        leads = _reads_first(ids, begun, [asked for asked, _ in coming.first])
-        known_first = sum(_count(asked, one.counts) for (asked, _), one in zip(coming.first, begun, strict=True))
-        arriving_first = sum(_count(served, one.wanted) for (_, served), one in zip(coming.first, begun, strict=True))
-        counts_first = _count(leads, counts)
-        parts = [
-            (*_padded(rows[chosen], gradients[chosen], number, all_of_them), all_of_them, arrive)
-            for chosen, number, all_of_them, arrive in (
-                (leads, counts_first, known_first, arriving_first),
-                (~leads, counts - counts_first, known - known_first, arriving - arriving_first),
-            )
-        ]
-        self._send(*parts[0], since)
+        leads = _reads_first(ids[order], begun, [asked for asked, _ in coming.first])
+        number = _count(leads, counts)
+        asked = sum(_count(flags, one.counts) for (flags, _), one in zip(coming.first, begun, strict=True))
+        served = sum(_count(flags, one.wanted) for (_, flags), one in zip(coming.first, begun, strict=True))
+        send(order[leads], number, asked, served)
         # A message without rows is waited for, too: the ranks of this host have stepped theirs then.
         coming.since = self.owner.clock
         self._bring(coming, coming.places[coming.late], *coming.later, _count(coming.late, coming.counts * self._away))
-        return [lambda: self._send(*parts[1], since, goes_on=True)]
+        return [lambda: send(order[~leads], counts - number, known - asked, arriving - served, goes_on=True)]
 
     def _send(
         self,
