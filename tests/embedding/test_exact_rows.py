@@ -79,8 +79,8 @@ def learn_on_ranks(folder, hosts, staleness=0, ranks=RANKS, told=True, save=None
     inputs.settle()
     if hosts:
         dist.barrier()
-    counts = inputs.told() | {"after": inputs._rows.num_after}
-    return inputs.pull(np.arange(NUM)).clone(), inputs.num_pushes, counts, kept
+    rows = inputs.pull(np.arange(NUM)).clone()
+    return rows, inputs.num_pushes, inputs.told() | {"after": inputs._rows.num_after}, kept
 
 
 def count_what_follows(rows):
