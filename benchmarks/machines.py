@@ -37,17 +37,20 @@ COLUMNS = {
     "bytes_ratio": ("times", ".2f"),
     "rows_bytes": ("of them\nrows, MiB", lambda number: f"{number / _MIB:,.1f}"),
     "blocked_share": ("blocked by\nfetching", ".1%"),
+    "stale_rows": ("rows\nstale", ","),
     "test_acc": ("test\naccuracy", ".1%"),
+    "test_loss": ("test\nloss", ".4f"),
 }
 _AVERAGED = ["strategy/weights=gradient_averaging"]
-_LEARNED = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 64}"
+_LEARNED = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 64, staleness: %d}"
 ROWS = {
     "owners": [*_AVERAGED, "datamodule.scope=graph", "rows=owners"],
-    "learned": [*_AVERAGED, "datamodule.scope=graph", "rows=owners", f"model.inputs={_LEARNED}"],
+    "learned": [*_AVERAGED, "datamodule.scope=graph", "rows=owners", f"model.inputs={_LEARNED % 0}"],
+    "stale": [*_AVERAGED, "datamodule.scope=graph", "rows=owners", f"model.inputs={_LEARNED % 2}"],
     "copies": [*_AVERAGED, "datamodule.scope=graph"],
     "alone": [*_AVERAGED, "datamodule.repartition_every=1"],
 }
-_ASKS = ("owners", "learned")  # machines ask each other
+_ASKS = ("owners", "learned", "stale")  # machines ask each other
 _PREPARED = ["source=ray", "datamodule.seed_order=part", "source.address=auto", "source.label=prepare"]
 
 
@@ -67,10 +70,10 @@ class MachinesBench:
         set_ups: [machines that train, machines that prepare, Mbit/s of a link] of each run. Beside machines that
             prepare one trains.
         rows: Where machines have the rows of their batches from, any of "owners": they hold those of their parts alone,
-            and ask each other by Ray; "learned": those, and 64 learned numbers of each node; "copies": each reads its
-            own copy of the store, and gradients alone travel; "alone": they train on their parts alone, which change
-            machines every epoch, and gradients alone travel.
-            Set-ups with machines that prepare are left out but for the first two.
+            and ask each other by Ray; "learned": those, and 64 learned numbers of each node; "stale": the same numbers,
+            at most two steps old; "copies": each reads its own copy of the store, and gradients alone travel;
+            "alone": they train on their parts alone, which change machines every epoch, and gradients alone travel.
+            Set-ups with machines that prepare are left out but for the first three.
         epochs: Epochs of a run, >= 2: the first is not counted.
         overrides: Further settings of the runs.
     """
@@ -143,7 +146,9 @@ class MachinesBench:
             "bytes_ratio": round(sent[0] / max(sent[1], 1), 3),
             "rows_bytes": round(measured["sent_bytes"]),
             "blocked_share": found.get("fetch_blocked_share"),
+            "stale_rows": found.get("stale_rows", 0),
             "test_acc": round(found["metrics"]["test_acc"], 4),
+            "test_loss": round(found["metrics"]["test_loss"], 5),
         }
 
     def _run(

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PartitionStoreError, PlacementError, check_count, check_integer, short, wait_for_others
-from ..events import record
+from ..events import clock, record
 from ..loader import BufferPool
 from ..partition_store import PartitionStore
 from ..partition_store.typed_features import NodeTypesWithRows, said_node_types
@@ -50,8 +51,8 @@ class DistributedEmbedding:
     Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or are appended to
     its stored ones. Rows of other hosts are pulled a batch ahead, while the batch before trains; those that its step
     changes follow as soon as their owner has stepped them. Gradients are pushed after the backward pass, while those of
-    the layers are averaged. Its weights are not parameters of the module: weight policies, schedulers and clipping
-    leave them alone.
+    the layers are averaged, and those of rows that no rank's next batch reads while that trains. Its weights are not
+    parameters of the module: weight policies, schedulers and clipping leave them alone.
 
     Args:
         num_nodes, dim: Number of nodes and length of a row, >= 1.
@@ -411,28 +412,37 @@ class DistributedEmbedding:
             ValueError: a node is out of range, or its node type has no rows.
             StrategyError: another rank was lost.
         """
-        begun = time.perf_counter()
         rows, by_batch = self._transport(), [self.row_ids(nodes) for nodes in batches]
         while self._announced and not _same(self._announced.popleft(), by_batch):
             pass
         if rows.together and self._under_way:
             self._ahead.clear()  # what the step under way changes of them follows when it ends, and they are read now
         ahead = self._ahead.popleft() if self._ahead else None
-        rows.meet()
-        if ahead is not None and ahead.is_empty:  # of an epoch's first step nobody was told
-            ahead = None
+        with self._waiting():
+            rows.meet()
+            if ahead is not None and ahead.is_empty:  # of an epoch's first step nobody was told
+                ahead = None
         covered = ahead is not None and np.array_equal(ahead.ids, _joined(by_batch))
         if ahead is not None and (covered or rows.together):
-            pulled = rows.renew(ahead, None if covered else self._asked(by_batch))
+            with self._waiting():
+                pulled = rows.renew(ahead, None if covered else self._asked(by_batch))
         else:
             pulled = rows.pull(*self._asked(by_batch))
         self._under_way = True
         self._pull_ahead()
+        with self._waiting():
+            pulled.wait()
         values = pulled.result()  # what is read of this machine's memory has been stepped by all then
         ends = np.cumsum([len(one) for one in by_batch])
         self._batches = deque((one, values[end - len(one) : end]) for one, end in zip(by_batch, ends, strict=True))
         self._left, self._gradients = len(by_batch), []
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begun = time.perf_counter()
         self._begun_at = begun if self._begun_at is None else self._begun_at
+        with clock.doing("exchange"):
+            yield
         self._waited_s += time.perf_counter() - begun
 
     def _pull_ahead(self) -> None:

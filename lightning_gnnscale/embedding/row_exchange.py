@@ -197,6 +197,9 @@ class PulledRows(Protocol):
     ids: np.ndarray
     is_empty: bool
 
+    def wait(self) -> None:
+        """Wait until the rows are there."""
+
     def result(self) -> np.ndarray:
         """Return the (num, dim) rows, once they are there."""
 
@@ -311,25 +314,28 @@ class _Jobs:
 
 
 class GroupPull:
-    """Rows that a `GroupRows` was asked for. Only `result` is for the thread that asks.
+    """Rows that a `GroupRows` was asked for. Only `wait` and `result` are for the thread that asks.
 
     Attributes:
         ids, out, sizes, ahead: As asked for.
         since: Steps that the rows of other hosts have seen.
-        asked, counts: Rows that are asked of each rank, on their hosts, the first rank's first, and (world_size,) how
-            many. Of a step they are all of its rows, the distinct ones of each batch: ranks of this host need not
-            serve them, but step them. Else they are those of other hosts.
+        asked, asked_ids, counts: Rows that are asked of each rank, on their hosts, the first rank's first, their ids,
+            and (world_size,) how many. Of a step they are all of its rows, the distinct ones of each batch: ranks of
+            this host need not serve them, but step them. Else they are those of other hosts.
         places: Places of the rows of other hosts in `out`, in the order of `asked`; of repeats the first one's.
         nobody: No rank has asked for any row by the same call.
         served, wanted: Rows of this rank that the same pull of the others asked for, and (world_size,) how many each.
         late, later: Which of the rows in `places` the step that is under way may change, and follow when it has; and
             those of `served` that follow, with (world_size,) how many to each.
+        first: By pull of the step that is under way, which of the rows in its `asked` and in its `served` some rank
+            reads in this one, so that their gradients are sent first.
     """
 
     def __init__(self, ids: np.ndarray, out: np.ndarray, sizes: Sequence[int] | None, ahead: bool, rows: "GroupRows"):
         self.ids, self.out, self.sizes, self.ahead, self.since, self._rows = ids, out, sizes, ahead, -1, rows
         self._first: np.ndarray | None = None
         self.nobody = False
+        self.first: list[tuple[np.ndarray, np.ndarray]] = []
         self.work: Future | None = None
 
     def sort(self) -> None:
@@ -346,7 +352,7 @@ class GroupPull:
         self.places = places[order[away]]
         if self.sizes is None:
             order = order[away]
-        self.asked = row[order]
+        self.asked, self.asked_ids = row[order], self.ids[places[order]]
         self.counts = np.bincount(rank[order], minlength=len(hosts.host_of_rank)).astype(np.int64)
         self.served = self.asked[:0]
         self.late = np.zeros(len(self.places), bool)
@@ -354,13 +360,15 @@ class GroupPull:
 
     @property
     def is_empty(self) -> bool:
-        if self.work is not None:
-            self.work.result()
+        self.wait()
         return self.nobody
 
-    def result(self) -> np.ndarray:
+    def wait(self) -> None:
         if self.work is not None:
             self.work.result()
+
+    def result(self) -> np.ndarray:
+        self.wait()
         read = self._rows.owner.read
         if self._rows.hosts.num_hosts == 1:
             return read(self._rows.locate(self.ids)[1], self.out)
@@ -396,10 +404,10 @@ class GroupRows:
     Each row is served and stepped by one rank of its host. A thread enters the collectives, so that rows are pulled
     and pushed while the process computes; all ranks enter them in one order, after as many steps.
 
-    A step that pulls ahead is two messages that the next step waits for: gradients, of whose number owners know, and
-    the rows that they change of those that were pulled ahead, which owners send as soon as they have stepped them.
-    Those are not sent with the others before: each row travels once. What comes before, ids and the other rows, is
-    sent while the step computes.
+    A step that pulls ahead is two messages that the next step waits for: gradients of the rows that it reads, and
+    these rows, which owners send as soon as they have stepped them. They are not sent with the others before: each row
+    travels once. What comes before, ids and the other rows, is sent while the step computes, and the gradients of rows
+    that the next step does not read while that one computes.
 
     Args:
         table: This host's rows.
@@ -464,12 +472,15 @@ class GroupRows:
         self, ids: np.ndarray, gradients: np.ndarray, is_step: bool = True, coming: GroupPull | None = None
     ) -> None:
         if self._alone:
-            self._step([Pushed(self.locate(ids)[1], gradients)])
+            self.owner.step([Pushed(self.locate(ids)[1], gradients)])
+            self.table.counter[0] = self.owner.clock
             return
-        pushed = self._do("pushing gradients", lambda: self._push(ids, gradients, is_step, coming))
+        rest: list[Callable[[], None]] = []
+        pushed = self._do("pushing gradients", lambda: rest.extend(self._push(ids, gradients, is_step, coming)))
         self._pushes.append(pushed)
         if coming is not None and not self._staleness:
             coming.work = pushed
+            self._do("pushing gradients", lambda: [job() for job in rest])
 
     def any_asks(self, asks: bool) -> bool:
         asking = torch.tensor([int(asks)])
@@ -531,39 +542,87 @@ class GroupRows:
         rows, leaving = pulled.served[np.repeat(away, pulled.wanted)], pulled.wanted * away
         places, coming = pulled.places, pulled.counts * away
         if pulled.ahead and not self._staleness:
-            later = self.owner.among(rows, [one.served for one in self._under_way])
-            pulled.late = _all_to_all(later.view(np.uint8), leaving, coming, group).view(bool)
+            step = self._under_way
+            later = self.owner.among(rows, [one.served for one in step])
+            first = [self.owner.among(one.served, [pulled.served]) for one in step]
+            pulled.late, *known = _send_flags(
+                [later, *first],
+                [leaving, *(one.wanted for one in step)],
+                [coming, *(one.counts for one in step)],
+                group,
+            )
+            pulled.first = list(zip(known, first, strict=True))
             pulled.later = rows[later], _count(later, leaving)
             rows, leaving = rows[~later], leaving - pulled.later[1]
             places, coming = places[~pulled.late], coming - _count(pulled.late, coming)
         self._bring(pulled, places, rows, leaving, coming)
 
-    def _push(self, ids: np.ndarray, gradients: np.ndarray, is_step: bool, coming: GroupPull | None) -> None:
-        group, host_of_rank = self.hosts.group, self.hosts.host_of_rank
+    def _push(
+        self, ids: np.ndarray, gradients: np.ndarray, is_step: bool, coming: GroupPull | None
+    ) -> list[Callable[[], None]]:
+        """Send gradients, and what they change of the rows that come; return what is left to do."""
         host, rows = self.locate(ids)
-        rank = rank_of_rows(host, rows, self.hosts)
+        rank, gradients = rank_of_rows(host, rows, self.hosts), np.ascontiguousarray(gradients)
         order = np.argsort(rank, kind="stable")
-        rows, gradients = rows[order], gather_rows(np.ascontiguousarray(gradients), order)
-        counts = np.bincount(rank, minlength=len(host_of_rank)).astype(np.int64)
+        counts = np.bincount(rank, minlength=len(self._away)).astype(np.int64)
         since = np.where(self._away & is_step, self._since, -1)
         begun, self._under_way = self._under_way if is_step else [], [] if is_step else self._under_way
-        if begun:  # owners know of so many rows; where a batch had no gradients, of more
-            known, arriving = (sum(getattr(one, name) for one in begun) for name in ("counts", "wanted"))
-            rows, gradients, counts = *_padded(rows, gradients, counts, known), known
-        else:
-            arriving = _exchange_counts(counts, group)
-        received, values = _send_rows(rows, gradients, counts, arriving, group)
-        self.received_bytes += values.nbytes - int(arriving[self.hosts.rank]) * values.itemsize * values.shape[1]
-        ends = np.cumsum(arriving)
-        self._step([
-            Pushed(*_present(received[end - num : end], values[end - num : end]), int(clock))
-            for end, num, clock in zip(ends, arriving, since, strict=True)
-        ])  # fmt: skip
-        if coming is not None and not coming.nobody and not self._staleness:
-            # A message without rows is waited for, too: the ranks of this host have stepped theirs then.
-            coming.since = self.owner.clock
-            arriving = _count(coming.late, coming.counts * self._away)
-            self._bring(coming, coming.places[coming.late], *coming.later, arriving)
+        if not begun:
+            arriving = _exchange_counts(counts, self.hosts.group)
+            self._send(rows[order], gather_rows(gradients, order), counts, arriving, since)
+            return []
+        # Owners know of so many rows; where a batch had no gradients, of more.
+        known, arriving = (sum(getattr(one, name) for one in begun) for name in ("counts", "wanted"))
+
+        def send(chosen: np.ndarray, counts: np.ndarray, known: np.ndarray, arriving: np.ndarray, **options) -> None:
+            padded = _padded(rows[chosen], gather_rows(gradients, chosen), counts, known)
+            self._send(*padded, known, arriving, since, **options)
+
+        if coming is None or coming.nobody or self._staleness:
+            send(order, counts, known, arriving)
+            return []
+        assert len(coming.first) == len(begun), "rows are pulled ahead when all of the step's are asked for"
+        leads = _reads_first(ids[order], begun, [asked for asked, _ in coming.first])
+        number = _count(leads, counts)
+        asked = sum(_count(flags, one.counts) for (flags, _), one in zip(coming.first, begun, strict=True))
+        served = sum(_count(flags, one.wanted) for (_, flags), one in zip(coming.first, begun, strict=True))
+        send(order[leads], number, asked, served)
+        # A message without rows is waited for, too: the ranks of this host have stepped theirs then.
+        coming.since = self.owner.clock
+        self._bring(coming, coming.places[coming.late], *coming.later, _count(coming.late, coming.counts * self._away))
+        return [lambda: send(order[~leads], counts - number, known - asked, arriving - served, goes_on=True)]
+
+    def _send(
+        self,
+        rows: np.ndarray,
+        gradients: np.ndarray,
+        leaving: np.ndarray,
+        arriving: np.ndarray,
+        since: np.ndarray,
+        goes_on: bool = False,
+    ) -> None:
+        """Send gradients to the ranks that step their rows, and step those that arrive; this rank's are not sent.
+
+        Args:
+            rows, gradients: The first rank's first; rows of -1 are none.
+            leaving, arriving: (world_size,) how many to and from each rank.
+            since: (world_size,) steps that the rows of each rank had seen.
+            goes_on: The step has begun with other rows.
+        """
+        here = self.hosts.rank
+        start = int(leaving[:here].sum())
+        own = slice(start, start + int(leaving[here]))
+        others = np.arange(len(leaving)) != here
+        received, values = _send_rows(
+            _without(rows, own), _without(gradients, own), leaving * others, arriving * others, self.hosts.group
+        )
+        self.received_bytes += values.nbytes
+        ends = np.cumsum(arriving * others)
+        came = [(received[end - num : end], values[end - num : end]) for end, num in zip(ends, arriving, strict=True)]
+        came[here] = rows[own], gradients[own]
+        pushed = [Pushed(*_present(*one), int(clock)) for one, clock in zip(came, since, strict=True)]
+        self.owner.step(pushed, goes_on)
+        self.table.counter[0] = self.owner.clock
 
     def _bring(
         self, pulled: GroupPull, places: np.ndarray, rows: np.ndarray, leaving: np.ndarray, coming: np.ndarray
@@ -573,14 +632,22 @@ class GroupRows:
         pulled.out[places] = received
         self.received_bytes += received.nbytes
 
-    def _step(self, pushed: list[Pushed]) -> None:
-        self.owner.step(pushed)
-        self.table.counter[0] = self.owner.clock
-
 
 def _count(chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return how many are chosen of each rank; chosen: (sum of counts,) bool, the first rank's first."""
     return np.bincount(np.repeat(np.arange(len(counts)), counts)[chosen], minlength=len(counts)).astype(np.int64)
+
+
+def _reads_first(ids: np.ndarray, begun: list[GroupPull], flags: list[np.ndarray]) -> np.ndarray:
+    """Return (num,) bool, which rows of a step have a flag; ids: (num,) of its rows, the first rank's first."""
+    asked, flagged = np.concatenate([one.asked_ids for one in begun]), np.concatenate(flags)
+    return flagged if np.array_equal(asked, ids) else np.isin(ids, asked[flagged])
+
+
+def _without(values: np.ndarray, left_out: slice) -> np.ndarray:
+    """Return rows without a run of them; no copy where the run is at an end."""
+    before, after = values[: left_out.start], values[left_out.stop :]
+    return after if not len(before) else before if not len(after) else np.concatenate([before, after])
 
 
 def _padded(
@@ -626,6 +693,23 @@ def _send_rows(
     received = _all_to_all(sent.reshape(-1), leaving * size, coming * size, group).reshape(-1, size)
     values = np.ascontiguousarray(received[:, first:]).view(rows.dtype)
     return None if ids is None else np.ascontiguousarray(received[:, :first]).view(np.int64)[:, 0], values
+
+
+def _send_flags(
+    flags: list[np.ndarray], leaving: list[np.ndarray], coming: list[np.ndarray], group
+) -> list[np.ndarray]:
+    """Send several arrays of bool in one message to each rank; return those that come.
+
+    Args:
+        flags: Arrays, each the first rank's first.
+        leaving, coming: By array, (world_size,) flags to and from each rank.
+    """
+    ranks = np.arange(len(leaving[0]))
+    out, back = (np.concatenate([np.repeat(ranks, one) for one in counts]) for counts in (leaving, coming))
+    sent = np.concatenate(flags).view(np.uint8)[np.argsort(out, kind="stable")]
+    received = np.empty(len(back), bool)
+    received[np.argsort(back, kind="stable")] = _all_to_all(sent, sum(leaving), sum(coming), group).view(bool)
+    return np.split(received, np.cumsum([one.sum() for one in coming])[:-1])
 
 
 def _all_to_all(values: np.ndarray, leaving: np.ndarray, coming: np.ndarray, group) -> np.ndarray:

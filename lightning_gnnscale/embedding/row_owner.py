@@ -66,15 +66,20 @@ class RowOwner:
             self._marked[one] = False
         return found
 
-    def step(self, pushed: Sequence[Pushed]) -> None:
-        """Step the rows by what each process pushed, in the order of the processes."""
+    def step(self, pushed: Sequence[Pushed], goes_on: bool = False) -> None:
+        """Step the rows by what each process pushed, in the order of the processes.
+
+        Args:
+            pushed: By process.
+            goes_on: It is of the step before, and of other rows than that has stepped.
+        """
         for one in pushed:
             if one.since >= 0 and len(self._stepped):
                 missed = self._stepped[one.rows] > one.since
                 if missed.any():
                     self.stale_rows += int(np.count_nonzero(missed))
                     self.greatest_age = max(self.greatest_age, self.clock - one.since)
-        self.clock += 1
+        self.clock += not goes_on
         whole = [one for one in pushed if len(one.rows)] or list(pushed[:1])
         rows, gradients = whole[0].rows, whole[0].gradients
         if len(whole) > 1:

@@ -144,7 +144,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     def on_after_backward(self) -> None:
         """Push the gradients of the batch's rows."""
         if self.inputs is not None:
-            with clock.doing("exchange"):
+            with clock.doing("backward"):
                 self.inputs.step()
 
     def on_train_epoch_start(self) -> None:
@@ -161,7 +161,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         if not batches:
             self.inputs.skip()
         elif begin is not None and all(isinstance(batch_of(batch).n_id, Tensor) for batch in batches):
-            with clock.doing("exchange"):
+            with clock.doing("forward"):
                 begin(self._nodes_of(batches))
 
     def on_validation_start(self) -> None:
@@ -273,16 +273,17 @@ class InputSource:
     def __init__(self, source: LayerSource, inputs: NodeInputs, type_channels: Sequence[int] | None = None):
         self._source, self._inputs, self._table, self._node_type_channels = source, inputs, None, type_channels
         self._lock = threading.Lock()  # several threads gather, and training has one that pulls
+        settle = InputsTraits(inputs).settle
+        if settle is not None:
+            settle()  # pushes may still be under way
+        source.barrier()  # all ranks have pushed
         if not inputs.is_local:
             self._table = source.table("inputs", inputs.dim, inputs.num_rows)
             for ids, rows in inputs.rows_here():
                 for start in range(ids.start, ids.stop, CHUNK_ROWS):
                     chunk = np.arange(start, min(start + CHUNK_ROWS, ids.stop))
                     source.write(self._table, chunk, rows[start - ids.start :][: len(chunk)])
-        settle = InputsTraits(inputs).settle
-        if settle is not None:
-            settle()  # pushes may still be under way
-        source.barrier()  # all ranks have pushed, and written
+            source.barrier()  # and written
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

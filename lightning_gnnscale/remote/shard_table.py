@@ -55,6 +55,9 @@ class ShardPull:
         self.since: dict[int, int] = {}
         self.left: list[tuple[int, np.ndarray, Any]] = []
 
+    def wait(self) -> None:
+        self.result()
+
     def result(self) -> np.ndarray:
         left, self.left = self.left, []
         for shard, places, answer in left:

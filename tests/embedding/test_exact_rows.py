@@ -67,6 +67,7 @@ def learn_on_ranks(folder, hosts, staleness=0, ranks=RANKS, told=True, save=None
     if saved is not None:
         inputs.load(save, saved)
     first, stop = (0, STEPS // 2) if saved is None else (STEPS // 2, STEPS)
+    count_what_follows(inputs._rows)
     learn(
         inputs,
         first,
@@ -78,7 +79,19 @@ def learn_on_ranks(folder, hosts, staleness=0, ranks=RANKS, told=True, save=None
     inputs.settle()
     if hosts:
         dist.barrier()
-    return inputs.pull(np.arange(NUM)).clone(), inputs.num_pushes, inputs.told(), kept
+    rows = inputs.pull(np.arange(NUM)).clone()
+    return rows, inputs.num_pushes, inputs.told() | {"after": inputs._rows.num_after}, kept
+
+
+def count_what_follows(rows):
+    """Count rows that are stepped while the next step computes, as `rows.num_after`."""
+    step, rows.num_after = rows.owner.step, 0
+
+    def counted(pushed, goes_on=False):
+        rows.num_after += goes_on * sum(len(one.rows) for one in pushed)
+        step(pushed, goes_on)
+
+    rows.owner.step = counted
 
 
 def rows_of_the_other_host():
@@ -103,6 +116,7 @@ def test_rows_are_those_of_one_process(tmp_path, hosts, told):
         assert torch.equal(found[0], rows) and found[1] == pushes
         assert (found[2]["rows_stale"], found[2]["greatest_age"]) == (0, 0)
         assert found[2]["bytes_away"] > 0 or len(set(hosts)) == 1
+        assert (found[2]["after"] > 0) == (told is not False and len(set(hosts)) > 1)
         received += found[2]["bytes_away"]
     if hosts == [0, 1] and told != "wrongly":  # each row of a batch travels once, and its gradient; at the end all rows
         assert received == 4 * DIM * (2 * rows_of_the_other_host() + NUM)
@@ -221,6 +235,22 @@ def test_a_worker_waits_for_what_every_trainer_pushes(tmp_path, workers, monkeyp
             learn(made[rank], step, step + 1, own_ranks(rank, 2, RANKS), told=False)
             assert made[0].num_pushes == step + (rank == 0)
     assert torch.equal(made[0].pull(np.arange(NUM)), rows) and made[1].num_pushes == pushes
+
+
+@pytest.mark.parametrize("optimizer", [gs.SparseAdam(0.05, bias="step"), gs.SparseAdam(0.05), gs.SparseSGD(0.5)])
+def test_a_step_that_goes_on_with_other_rows_is_one_step(optimizer):
+    rng, found = np.random.default_rng(3), []
+    steps = [(rng.permutation(30)[:12], rng.normal(size=(12, 4)).astype("f4")) for _ in range(3)]
+    for split in (12, 5, 0):
+        arrays = {"rows": np.ones((30, 4), "f4"), "moments": np.zeros((30, 8), "f4"), "counts": np.zeros((30, 1), "i4")}
+        owner = RowOwner(arrays, optimizer, watched=True)
+        for rows, gradients in steps:
+            owner.step([Pushed(rows[:split], gradients[:split])])
+            if split < 12:
+                owner.step([Pushed(rows[split:], gradients[split:], since=owner.clock - 1)], goes_on=True)
+        assert (owner.clock, owner.stale_rows) == (3, 0)
+        found.append(arrays)
+    assert all(np.array_equal(one[name], found[0][name]) for one in found[1:] for name in one)
 
 
 def test_a_step_adds_up_in_the_order_of_the_ranks_and_counts_what_was_stale():
