@@ -106,15 +106,14 @@ class Broadcast:
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         with ThreadPoolExecutor(self._ahead, thread_name_prefix="gnnscale-layer") as pool:
             zeroed = pool.submit(sums.zero_)  # new memory takes seconds: while the first edges are sorted
-            for number, (rows, factor) in enumerate(self._buckets(blocks, pool), 1):
+            for rows, factor in self._buckets(blocks, pool):
                 self._rows, self._factor = rows, factor
                 self._order = None if bool((rows[1:] > rows[:-1]).all()) else np.argsort(rows, kind="stable")
                 zeroed.result()
                 self._stream(sums[: len(rows)], kept, pool)
                 self._bins.clear()
                 yield from self._finish(sums, kept, pool)
-                if number < self.plan.num_buckets:
-                    zeroed = pool.submit(sums.zero_)
+                zeroed = pool.submit(sums.zero_)
 
     def _buckets(
         self, blocks: Iterator[RowBlock], pool: ThreadPoolExecutor

@@ -193,10 +193,8 @@ def _take_batches(
     moved = 0
     for b in range(len(bounds) - 1):
         batch = order[bounds[b] : bounds[b + 1]]
-        rows, state = (
-            (first_node, indptr, indices, edge_weight),
-            (node_weight, limit, group, label, weight, key, sample),
-        )
+        rows = (first_node, indptr, indices, edge_weight)
+        state = (node_weight, limit, group, label, weight, key, sample)
         choose_clusters(np.int64(0), len(batch), batch, choice, *rows, *state)
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, first_node)
     return moved
