@@ -1,10 +1,12 @@
-"""Reading one item ahead in a thread, and the buffers of the items."""
+"""Making items ahead of their use in a thread, and the buffers of the items."""
 
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -14,56 +16,67 @@ _POLL_S = 0.0002
 _POOLED_BYTES = 1 << 20
 
 
-def read_ahead(produce: Callable[[threading.Event], Generator]) -> Iterator:
-    """Yield a generator's items, while a thread already makes the next one.
+def read_ahead(
+    produce: Callable[[threading.Event], Generator],
+    size: Callable[[Any], int] = lambda item: 1,
+    most: int = 0,
+    name: str = "gnnscale-edges",
+) -> Iterator:
+    """Yield a generator's items, while a thread already makes the next ones.
 
     The thread starts at the first `next`, and ends with the returned generator: exhausted, closed, or
     collected. An exception of the producer is raised in the consumer.
 
     Args:
         produce: called once, in the thread, with an event that is set when the consumer has stopped; the
-            generator that it returns should check the event where it works long without yielding.
+            generator that it returns should check the event where it works long without yielding, and is closed there.
+        size: of an item.
+        most: No further item is made while those that wait to be taken have more, all together.
+        name: of the thread.
     """
-    handed: queue.SimpleQueue = queue.SimpleQueue()
-    permit = threading.Semaphore(1)
-    stop = threading.Event()
-    thread = threading.Thread(target=_read, args=(produce, handed, permit, stop), name="gnnscale-edges", daemon=True)
+    handed: deque[tuple[Any, int, BaseException | None]] = deque()
+    changed, stop = threading.Condition(), threading.Event()
+
+    def hand(item: Any, error: BaseException | None = None) -> None:
+        with changed:
+            handed.append((item, 0 if item is _END else size(item), error))
+            changed.notify_all()
+
+    def run() -> None:
+        error = None
+        try:
+            with closing(produce(stop)) as items:
+                for item in items:
+                    hand(item)
+                    del item  # it is the consumer's: its buffer would not become free
+                    with changed:
+                        changed.wait_for(lambda: stop.is_set() or sum(one[1] for one in handed) <= most)
+                    if stop.is_set():
+                        return
+        except BaseException as raised:
+            error = raised
+        hand(_END, error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         while True:
-            item, error = handed.get()
-            permit.release()
+            with changed:
+                changed.wait_for(lambda: handed)
+                item, _, error = handed.popleft()
+                changed.notify_all()
             if error is not None:
                 raise error
             if item is _END:
                 return
-            # Nothing here may hold the item while the consumer has it, or its buffer would not become free.
             box = [item]
             del item
             yield box.pop()
     finally:
-        stop.set()
-        permit.release()
+        with changed:
+            stop.set()
+            changed.notify_all()
         thread.join()
-
-
-def _read(produce: Callable, handed: queue.SimpleQueue, permit: threading.Semaphore, stop: threading.Event) -> None:
-    try:
-        items = produce(stop)
-        try:
-            while True:
-                permit.acquire()
-                if stop.is_set():
-                    return
-                item = next(items, _END)
-                handed.put((item, None))
-                if item is _END:
-                    return
-                del item
-        finally:
-            items.close()
-    except BaseException as error:
-        handed.put((_END, error))
 
 
 class ChunkPool:

@@ -1,15 +1,15 @@
 """Batches on a GPU ahead of their use: packed into one pinned block each, and copied on a stream of their own."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..edge_stream.read_ahead import read_ahead
 from ..errors import GNNScaleError, short
 from ..events import clock
 from ..memory import format_bytes
@@ -19,14 +19,6 @@ from .buffer_pool import rounded_capacity
 from .type_counts import counted
 
 _ALIGN = 256  # of each array in a block: what kernels with vector loads need, and torch's own allocations have
-
-
-class _Sent(NamedTuple):
-    """A batch on its way, or an error in its place; without both the batches are over."""
-
-    batch: Any = None
-    event: Any = None
-    error: BaseException | None = None
 
 
 class DeviceBatches:
@@ -83,28 +75,14 @@ class DeviceBatches:
             Exception: what `batches` raises.
         """
         batches = batches if self._foretell is None else self._foretell(batches)
-        sent: SimpleQueue[_Sent] = SimpleQueue()
-        space, stopped = threading.Semaphore(self.ahead), threading.Event()
-        # It is none of a source's threads by its name: it waits for those to end.
-        arguments = batches, sent, space, stopped
-        thread = threading.Thread(target=self._run, args=arguments, name="gnnscale-device-batch", daemon=True)
-        thread.start()
-        try:
-            while True:
-                one = sent.get()
-                if one.error is not None:
-                    raise one.error
-                if one.event is None:
-                    return
-                self._stream.hand_over(one.event, tensors_of(one.batch))
-                space.release()
-                batch, one = one.batch, None
-                yield batch
+        # By its name the thread is none of a source's: it waits for those to end.
+        coming = read_ahead(lambda stop: self._all_sent(batches), most=self.ahead - 1, name="gnnscale-device-batch")
+        with closing(coming):
+            for batch, event in coming:
+                self._stream.hand_over(event, tensors_of(batch))
+                box = [batch]
                 del batch
-        finally:
-            stopped.set()
-            space.release()
-            thread.join()
+                yield box.pop()
 
     def close(self) -> None:
         """Wait for copies that are under way, and free the pinned memory."""
@@ -113,22 +91,14 @@ class DeviceBatches:
         self._copying.clear()
         self._free.clear()
 
-    def _run(self, batches: Iterator, sent: SimpleQueue, space: threading.Semaphore, stopped: threading.Event) -> None:
-        try:
-            with closing(batches):
-                while True:
-                    space.acquire()
-                    if stopped.is_set():
-                        return
-                    with self._stream.running():  # batches that a device made are joined there
-                        batch = next(batches, None)
-                    if batch is None:
-                        break
-                    sent.put(_Sent(*self._sent(batch)))
-                    del batch
-            sent.put(_Sent())
-        except BaseException as error:
-            sent.put(_Sent(error=error))
+    def _all_sent(self, batches: Iterator) -> Iterator[tuple[Any, Any]]:
+        with closing(batches):
+            while coming := self._next(batches):
+                yield self._sent(coming.pop())
+
+    def _next(self, batches: Iterator) -> list:
+        with self._stream.running():  # batches that a device made are joined there
+            return [*islice(batches, 1)]
 
     def _sent(self, batch: Any) -> tuple[Any, Any]:
         """Begin to move a batch; return it as it will be on the device, and the event of its arrival."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..edge_stream.read_ahead import read_ahead
 from ..errors import GNNScaleError, check_count, check_integer
 from ..events import clock, record
 from ..graph import StepBatches, batches_of
@@ -47,7 +48,7 @@ from .shared_sweep import MachineSweeps, SharedSweep
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 from .sweep_trial import PartUse
-from .waiting_batch import WaitingBatch, waiting_ahead
+from .waiting_batch import WaitingBatch
 
 _OF_NODES = columns_of("nodes")
 # Beside the batches that wait for a sweep, those that are prepared before it takes them: about those of parts in turn.
@@ -625,7 +626,9 @@ class PartLoader:
         else:
             self._sweep = self._sweeps.begin(table, reads)
         chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
-        waiting = waiting_ahead(self._waiting(self._mixed(chunks, runs)), ahead)
+        mixed = self._waiting(self._mixed(chunks, runs))
+        # By its name the thread is none of a source's: it waits for those to end.
+        waiting = read_ahead(lambda stop: mixed, lambda batch: batch.nbytes, ahead, "gnnscale-ahead")
         return fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
 
     def _waiting(self, batches: Iterator[MiniBatch]) -> Iterator[WaitingBatch]:

@@ -1,9 +1,6 @@
 """Sampled batches that wait for their feature rows, in a fraction of their bytes: ids in as few bits as they need."""
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -72,60 +69,6 @@ class WaitingBatch:
         n_id = take(self.nodes.shape, np.dtype(np.int64))
         n_id[:] = self.nodes
         return MiniBatch(n_id=torch.from_numpy(n_id), part=self.part, **found)
-
-
-def waiting_ahead(batches: Iterator[WaitingBatch], most_bytes: int) -> Iterator[WaitingBatch]:
-    """Yield batches that a thread takes from an iterator ahead of their use.
-
-    Args:
-        batches: Run in that thread, and closed there with this iterator.
-        most_bytes: No further one is taken while those that were not handed over have more.
-    """
-    handed: deque[tuple[WaitingBatch | None, BaseException | None]] = deque()
-    changed, state = threading.Condition(), {"bytes": 0, "stopped": False}
-
-    def put(batch: WaitingBatch | None, error: BaseException | None = None) -> bool:
-        """Hand one over, and wait until there is space for another; return whether one is wanted."""
-        with changed:
-            handed.append((batch, error))
-            state["bytes"] += 0 if batch is None else batch.nbytes
-            changed.notify_all()
-            changed.wait_for(lambda: state["stopped"] or state["bytes"] <= most_bytes)
-            return not state["stopped"]
-
-    def run() -> None:
-        error = None
-        try:
-            with closing(batches):
-                for batch in batches:
-                    if not put(batch):
-                        return
-                    del batch
-        except BaseException as raised:
-            error = raised
-        put(None, error)
-
-    # It is none of a source's threads by its name: it waits for those to end.
-    thread = threading.Thread(target=run, name="gnnscale-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            with changed:
-                changed.wait_for(lambda: handed)
-                batch, error = handed.popleft()
-                state["bytes"] -= 0 if batch is None else batch.nbytes
-                changed.notify_all()
-            if error is not None:
-                raise error
-            if batch is None:
-                return
-            yield batch
-            del batch
-    finally:
-        with changed:
-            state["stopped"] = True
-            changed.notify_all()
-        thread.join()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
