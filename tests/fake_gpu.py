@@ -251,13 +251,13 @@ def fake_pipeline(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", FakeStream.run)
     monkeypatch.setattr(torch.cuda, "current_stream", FakeStream.current)
-    run = DeviceBatches._run
+    send = DeviceBatches._all_sent
 
-    def in_thread(self, *arguments):
+    def in_thread(self, batches):
         with gpu:
-            run(self, *arguments)
+            yield from send(self, batches)
 
-    monkeypatch.setattr(DeviceBatches, "_run", in_thread)
+    monkeypatch.setattr(DeviceBatches, "_all_sent", in_thread)
     with fake_gpu(monkeypatch) as gpu:
         yield gpu
 

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ..partition_store.planned_reads import open_direct
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
 from ..system import CAN_ADVISE, advise
+from ..triton_kernels.gather_rows import gather_rows
 from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
 from .hop_rows import HopRows
@@ -220,8 +221,8 @@ class StoreLayerSource:
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
         rows = np.asarray(dense[nodes]) if file is None else file.rows(nodes)
-        if table is None:  # codes are decoded, other rows are as they were read
-            rows = replace(self._features, array=rows).read(np.arange(len(rows))) if self._features.storage else rows
+        if table is None and self._features.storage is not None:
+            rows = gather_rows(rows, np.arange(len(rows)), code=self._features.storage)
         return torch.from_numpy(rows)
 
     def expect(self, nodes: np.ndarray, table: np.ndarray | None = None) -> None:

@@ -53,6 +53,7 @@ from .waiting_batch import WaitingBatch
 _OF_NODES = columns_of("nodes")
 # Beside the batches that wait for a sweep, those that are prepared before it takes them: about those of parts in turn.
 _AHEAD_BYTES, _AHEAD_SHARE = 128 << 20, 16
+_AHEAD_NAME = "gnnscale-ahead"  # of threads that are none of a source's: they wait for those to end
 _FOOTPRINTS_AT_ONCE = 2
 _OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
 
@@ -303,9 +304,9 @@ class PartLoader:
         if reads.pool_bytes is not None:
             self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
-        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None, held={})
-        if reads.is_swept:  # memory is short, and what is not kept is read again for each part
-            self._stager = self._stager.with_held_columns()
+        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
+        # Memory is short, and what is not kept is read again for each part.
+        self._stager = self._stager.with_held_columns() if reads.is_swept else replace(self._stager, held={})
         self._source = self._new_source()
 
     def set_columns(self, columns: Mapping[str, Column], window_bytes: int) -> None:
@@ -370,6 +371,8 @@ class PartLoader:
         if first is None:
             return None
         chosen = [first._replace(part=part) for part in parts or [first.part]]
+        if not self._stager.is_whole:
+            self._stager = self._stager.with_held_columns()
         with ThreadPoolExecutor(_FOOTPRINTS_AT_ONCE, thread_name_prefix=f"{THREAD_NAME}-part") as pool:
             found = list(pool.map(self._footprint, chosen))
         means = {name: sum(getattr(one, name) for one in found) // len(found) for name in _OF_BATCHES}
@@ -627,9 +630,9 @@ class PartLoader:
             self._sweep = self._sweeps.begin(table, reads)
         chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
         mixed = self._waiting(self._mixed(chunks, runs))
-        # By its name the thread is none of a source's: it waits for those to end.
-        waiting = read_ahead(lambda stop: mixed, lambda batch: batch.nbytes, ahead, "gnnscale-ahead")
-        return fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
+        waiting = read_ahead(lambda stop: mixed, lambda batch: batch.nbytes, ahead, _AHEAD_NAME)
+        filled = fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
+        return read_ahead(lambda stop: filled, name=_AHEAD_NAME)  # a batch gets its rows while one trains
 
     def _waiting(self, batches: Iterator[MiniBatch]) -> Iterator[WaitingBatch]:
         with closing(batches):

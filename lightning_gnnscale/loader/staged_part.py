@@ -161,8 +161,10 @@ class PartStager:
     def with_held_columns(self) -> "PartStager":
         """Return a stager with columns of the nodes in memory: masks, and integers a node.
 
-        Cost: one read of these columns.
+        Cost: one read of these columns, the first time.
         """
+        if self.held:
+            return self
         held = {}
         for name in self._columns:
             values = self.nodes[name]

@@ -51,7 +51,7 @@ def choose_swept(
     if swept_table(features) is None:
         return told
     batch_bytes = first.rows * features.dim * features.dtype.itemsize + first.sampled_bytes
-    other = 2 * batch_bytes + first.rows * (features.batch_row_bytes - features.dim * features.dtype.itemsize)
+    other = 3 * batch_bytes + first.rows * (features.batch_row_bytes - features.dim * features.dtype.itemsize)
     # Part after part, whole visits wait; in turns, all parts are in memory.
     waiting = open_share * use.waiting_bytes if open_share else 0.0
     by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes

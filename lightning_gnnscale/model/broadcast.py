@@ -33,6 +33,7 @@ STEPS_READ = 9  # that are read from the disk at once: a chunk of features of 8 
 WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 19, 32 << 20  # of edges that are read at once, at least and at most
 MOST_EDGES = 4 << 20  # that are read and sorted at once
 AHEAD, MOST_AHEAD = 2, 8  # chunks that are read and mapped while one is added: one a thread
+MAPPED_BESIDE = 1.3  # rows that are mapped for each one that is wanted, at most
 # BLAS computes the rows of a product beyond a multiple of its own step by other code, with other roundings.
 STEP_ROWS = 64
 
@@ -272,12 +273,29 @@ class Broadcast:
         if self.reader.backbone.symmetric_sums:
             return
         if self.streamed.form == "map":
-            rows = self.reader.read(nodes) if is_sparse(x) else torch.as_tensor(x)[places]
-            in_steps(lambda some: self.reader.backbone.map_own(self.index, some), rows, out)
+            self._map_own(x, places, nodes, out)
         elif self.streamed.form == "projected":
             out.copy_(torch.as_tensor(x)[places, self.streamed.channels :])
         else:
             out.copy_(torch.as_tensor(x)[places])
+
+    def _map_own(self, x: Any, places: Tensor, nodes: np.ndarray, out: Tensor) -> None:
+        """Fill (num_own, channels) with what the map of own rows gives for some rows, in ascending places."""
+
+        def map_own(rows: Any) -> Tensor:
+            return self.reader.backbone.map_own(self.index, rows)
+
+        first, last = int(places[0]), int(places[-1]) + 1
+        if is_sparse(x):
+            in_steps(map_own, self.reader.read(nodes), out)
+        elif last - first == len(places):
+            in_steps(map_own, torch.as_tensor(x)[first:last], out)
+        elif last - first < MAPPED_BESIDE * len(places):  # what is picked afterwards is narrower
+            mapped = out.new_empty((last - first, out.shape[1]))
+            in_steps(map_own, torch.as_tensor(x)[first:last], mapped)
+            torch.index_select(mapped, 0, places - first, out=out)
+        else:
+            in_steps(map_own, torch.as_tensor(x)[places], out)
 
     def _symmetric_own(self, values: Tensor, slots: slice | np.ndarray) -> Tensor:
         """Return what rows' self-loops add to their sums: their scaled values, scaled as targets and weighted."""
