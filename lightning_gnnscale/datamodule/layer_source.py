@@ -631,6 +631,7 @@ def _copy_segments(rows, first, begins, ends, out, place):
     """Copy segments of rows, which begin with row `first` of the file, to out from `place` on."""
     for i in range(len(begins)):
         for row in range(begins[i] - first, ends[i] - first):
+            found, target = rows[np.uint64(row)], out[np.uint64(place)]
             for word in range(rows.shape[1]):
-                out[place, word] = rows[row, word]
+                target[word] = found[word]
             place += 1
