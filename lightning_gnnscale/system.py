@@ -5,8 +5,9 @@ import mmap
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +20,7 @@ MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 MADV_RANDOM = getattr(mmap, "MADV_RANDOM", None)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened before a fork, which must not wait for locks
+_NICE = 10  # a tenth of what a thread that is waited for gets of a core
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
@@ -35,6 +37,16 @@ def end_with_parent() -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def yield_cores() -> None:
+    """Let this thread, which works ahead, and those that it starts run where a core is free; other threads go first.
+
+    Raising it needs no right. Elsewhere than on Linux it would be the process's.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(os.nice(0), _NICE))
 
 
 def advise(fd: int, start: int, num_bytes: int, how: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..sampler.minibatch import MiniBatch
+from ..system import yield_cores
 from .batch_graph import batch_bytes
 from .batch_maker import BatchMaker
 from .batch_source import BatchKey
@@ -83,8 +84,8 @@ class LocalSource:
 
     def _start(self) -> None:
         if self._workers is None:
-            self._workers = ThreadPoolExecutor(self.num_threads, thread_name_prefix=THREAD_NAME)
-            self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
+            self._workers = ThreadPoolExecutor(self.num_threads, THREAD_NAME, yield_cores)
+            self._stager = ThreadPoolExecutor(1, f"{THREAD_NAME}-part", yield_cores)
 
     def _prepare(self) -> None:
         """Make the pending batch that is wanted first."""

@@ -22,6 +22,7 @@ from ..partition_store.features import Column, DenseFeatures, memory_of
 from ..partition_store.planned_reads import read_rows
 from ..planner.sweep_plan import RANGES, STEPS_AHEAD
 from ..sampler.minibatch import MiniBatch
+from ..system import yield_cores
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import LINE_BYTES, popcount, prefetch, prefetch_line
 from .batch_maker import BatchMaker
@@ -165,7 +166,7 @@ class RowSweep:
         self._under_way: deque[Future] = deque()
         self._waiting = self._largest = 0
         self._frees: list[np.ndarray] = []
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
+        self._reader = ThreadPoolExecutor(1, f"{THREAD_NAME}-rows", yield_cores)
         self.steps = 0
 
     @property
