@@ -98,7 +98,7 @@ EFFORTS = {
         2,
         10,
         4.0,
-        (6, 8),
+        (6, 9),
         (0, 1),
         polish=((8, 60, 1),) * 2,
         sweeps_in_vain=2,
@@ -191,7 +191,7 @@ def streaming_multilevel(
             coarser by another pass; those that no longer grow node by node are joined in memory, up to one per part.
         runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept, which "best"
             combines with each of the others. Of the quotient graph 1, 2, 6, of a whole graph of at most 2**20 entries
-            1, 3, 8; with "best" fewer where the graph is large, but two at least.
+            1, 3, 9; with "best" fewer where the graph is large, but two at least.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
             graph 0, 0, 0, of such a whole graph 0, 1, 1.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
