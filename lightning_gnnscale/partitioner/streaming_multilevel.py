@@ -100,7 +100,7 @@ EFFORTS = {
         4.0,
         (6, 9),
         (0, 1),
-        polish=((8, 60, 1),) * 2,
+        polish=((8, 60, 0), (8, 60, 1)),
         sweeps_in_vain=2,
         rounds_of_edges=6,
         combines=True,
