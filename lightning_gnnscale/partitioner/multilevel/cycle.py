@@ -174,10 +174,8 @@ def run_cycle(
         border = _carried_border(coarse, part, coarse_of)
         part = part[coarse_of]
         at_level = cap if finer is graph else level_cap(finer, cap, share)
-        seed_here = fold(seed, 2, i)
-        state = _improve(finer, part, at_level, seed_here, effort, threads, space, finer is graph, None, border, flows)[
-            0
-        ]
+        given = fold(seed, 2, i), effort, threads, space, finer is graph, None, border, flows
+        state = _improve(finer, part, at_level, *given)[0]
         coarse = finer
     if state is None:
         state = _improve(graph, part, cap, fold(seed, 3), effort, threads, space, True, flows=flows)[0]
