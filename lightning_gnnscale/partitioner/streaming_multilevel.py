@@ -64,6 +64,7 @@ class Tries(NamedTuple):
         loosely: How nodes leave parts that are over their caps after sweeps, see `rebalance`.
         held_blocks: Blocks of rows that are held in memory where the whole graph is no more: one, or as many as are in
             memory while blocks are read.
+        combines, flows, entries_of_runs: See `Effort`; flows also in the polish. Where `runs` is given, all are made.
     """
 
     passes: int
@@ -84,13 +85,28 @@ class Tries(NamedTuple):
     joins: bool = False
     loosely: bool = True
     held_blocks: int = 1
+    combines: bool = False
+    flows: int = 0
+    entries_of_runs: int | None = None
 
 
 _UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
     "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, False, 2),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
-    "best": Tries(2, 10, 4.0, (2, 8), (2, 3), polish=((8, 60, 2),) * 2, sweeps_in_vain=2, rounds_of_edges=6),
+    "best": Tries(
+        2,
+        10,
+        4.0,
+        (6, 9),
+        (0, 1),
+        polish=((8, 60, 0), (8, 60, 1)),
+        sweeps_in_vain=2,
+        rounds_of_edges=6,
+        combines=True,
+        flows=4,
+        entries_of_runs=3 << 20,
+    ),
 }
 _SALT = 0x464C4147  # separates this use of the seed from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
@@ -148,7 +164,8 @@ def streaming_multilevel(
     into memory, without scratch disk, and but for "fast" refined once more by Jet; "fast" also holds the rows of one
     that fits two, which it treats as a larger one otherwise. One of trees and chains is
     contracted level by level from the start; by "fast" also one whose nodes have few neighbours
-    (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries.
+    (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries. In memory "best" combines several
+    results, and straightens borders by flows (`multilevel.flow`).
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
     listed, and counters for every node replace its row (see `multilevel.edge_form`). A repeated edge then cannot be
     distinguished from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
@@ -172,10 +189,11 @@ def streaming_multilevel(
             leaves many of each cluster (8 with "fast" or fewer than 1,000 clusters a part, else 64). Else, with scratch
             disk, clusters are joined in memory by up to half an edge a node, if that is 16 of each; else they grow
             coarser by another pass; those that no longer grow node by node are joined in memory, up to one per part.
-        runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
-            graph 1, 2, 2, of a whole graph of at most 2**20 entries 1, 3, 8.
+        runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept, which "best"
+            combines with each of the others. Of the quotient graph 1, 2, 6, of a whole graph of at most 2**20 entries
+            1, 3, 9; with "best" fewer where the graph is large, but two at least.
         cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
-            graph 0, 0, 2, of such a whole graph 0, 1, 3.
+            graph 0, 0, 0, of such a whole graph 0, 1, 1.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
         num_threads: Number of threads, >= 1; None: all cores. The result does not depend on it.
 
@@ -232,6 +250,9 @@ def streaming_multilevel(
         cycles = tries.cycles[at_once] if cycles is None else int(cycles)
         patience, max_rounds = tries.patience[at_once], tries.max_rounds[at_once]
         in_all = Effort(runs=runs, cycles=cycles, patience=patience, max_rounds=max_rounds, joins=tries.joins)
+        in_all = in_all._replace(combines=tries.combines, flows=tries.flows)
+        if given["runs"] is None:
+            in_all = in_all._replace(entries_of_runs=tries.entries_of_runs)
         sample = tries.sample if whole else None
         if whole:
             in_all = in_all._replace(tries=tries.tries, passes=tries.level_passes, sample=sample)
@@ -255,7 +276,7 @@ def streaming_multilevel(
             polish = tries.polish[not few_neighbours]
             if whole and polish[1]:
                 with phases.phase(REFINEMENT):
-                    part = polished(read, part, cap, graph.seed, polish, threads, parts.price)
+                    part = polished(read, part, cap, graph.seed, polish, threads, parts.price, tries.flows)
             if phases.counts_quality() and isinstance(source, StreamedRows):
                 _count_quality(read, part, num_parts, threads)
         judge(constraints, part_loads(node_weight, part, num_parts))

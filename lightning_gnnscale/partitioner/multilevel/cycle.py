@@ -7,12 +7,13 @@ import numpy as np
 from ...jit import kernel
 from ...rng import below, combine, fold
 from .clustering import cluster_limit, cluster_nodes
+from .flow import straighten
 from .low_degrees import join_low_degrees, parts_along
 from .neighbour_joins import join_neighbours
 from .quotient import contract
 from .refinement import JetSpace, refine
 from .row_form import border_of
-from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
+from .weighted_graph import MAX_PARTS, PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
 MOST_AT_ONCE = 1 << 22  # entries of a graph of which several runs are made at a time; of more, threads share a run
@@ -32,6 +33,9 @@ class Effort(NamedTuple):
         cycles: Number of further cycles from there; each contracts within parts and refines again.
         sample: Neighbours that a node looks at, see `cluster_nodes`.
         joins: Whether nodes with few neighbours join one of them each, without passes.
+        combines: Whether the best result is combined with those of the other runs, a cycle each, before `cycles`.
+        flows: Rounds of flows at each level of such cycles, and of `cycles`; see `straighten`.
+        entries_of_runs: Of all runs together: on a larger graph there are fewer, but two at least. None: no limit.
     """
 
     per_part: float = 20.0
@@ -44,6 +48,9 @@ class Effort(NamedTuple):
     cycles: int = 0
     sample: int | None = None
     joins: bool = False
+    combines: bool = False
+    flows: int = 0
+    entries_of_runs: int | None = None
 
 
 def partition_in_memory(
@@ -69,7 +76,8 @@ def partition_in_memory(
 
     Cost: about O(num_entries * rounds); 30 bytes a node and 8 an entry for all levels together, of graphs of up to
         MOST_AT_ONCE entries for each run that a thread makes.
-    Source: multilevel partitioning with label propagation (Meyerhenke, Sanders and Schulz, SEA 2014) and Jet.
+    Source: multilevel partitioning with label propagation (Meyerhenke, Sanders and Schulz, SEA 2014) and Jet; results
+        are combined as in Sanders and Schulz, Distributed Evolutionary Graph Partitioning, ALENEX 2012.
     """
     threads = RowThreads() if threads is None else threads
     effort = Effort() if effort is None else effort
@@ -77,6 +85,9 @@ def partition_in_memory(
     share = np.full(num_parts, 1 / num_parts) if share is None else share
     if num_parts == 1:
         return np.zeros(graph.num_nodes, PART_DTYPE)
+    if effort.entries_of_runs is not None:
+        enough = max(2, effort.entries_of_runs // max(1, len(graph.indices)))
+        effort = effort._replace(runs=min(effort.runs, enough))
     space = JetSpace.empty(graph.num_nodes)
     if len(graph.indices) > MOST_AT_ONCE or effort.runs == 1:
         found = [run_cycle(graph, cap, fold(seed, i), share, effort, threads, space) for i in range(effort.runs)]
@@ -86,9 +97,12 @@ def partition_in_memory(
             return run_cycle(graph, cap, fold(seed, i), share, effort, own, JetSpace.empty(graph.num_nodes))
 
         found = threads.each(run, range(effort.runs))
-    best = min(reversed(found), key=lambda one: one[0])  # of equals the last
-    for i in range(effort.runs, effort.runs + effort.cycles):
-        found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, best[1])
+    found.reverse()  # of equals the last is the best
+    best, *others = sorted(found, key=lambda one: one[0])
+    others = [one[1] for one in others] if effort.combines else []
+    del found  # the parts of the other runs are not kept for nothing
+    for i, other in enumerate(others + [None] * effort.cycles, effort.runs):
+        found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, best[1], other)
         best = found if found[0] <= best[0] else best
     return best[1]
 
@@ -101,6 +115,7 @@ def polished(
     polish: tuple[int, int, int],
     threads: RowThreads,
     price: np.ndarray | None = None,
+    flows: int = 0,
 ) -> np.ndarray:
     """Refine parts of a graph in memory, then contract it within them and refine again; return the best parts.
 
@@ -109,19 +124,26 @@ def polished(
         part: (num_nodes,) int16; changed in place.
         polish: patience and rounds of refinement, and cycles.
         price: see `refine`.
+        flows: rounds of flows after each refinement; see `straighten`.
     """
     patience, max_rounds, cycles = polish
-    effort, share = Effort(patience=patience, max_rounds=max_rounds), np.full(len(cap), 1 / len(cap))
+    effort, share = Effort(patience=patience, max_rounds=max_rounds, flows=flows), np.full(len(cap), 1 / len(cap))
     space = JetSpace.empty(graph.num_nodes)
-    best = _improve(graph, part, cap, fold(seed, _POLISH_SALT), effort, threads, space, True, price)[0], part
+    key = fold(seed, _POLISH_SALT)
+    best = _improve(graph, part, cap, key, effort, threads, space, True, price, flows=flows)[0], part
     for i in range(cycles):
         found = run_cycle(graph, cap, fold(seed, _POLISH_SALT, i), share, effort, threads, space, best[1])
         best = found if found[0] <= best[0] else best
     return best[1]
 
 
-def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads, space: JetSpace, part=None):
+def run_cycle(
+    graph, cap, seed: int, share, effort: Effort, threads: RowThreads, space: JetSpace, part=None, other=None
+):
     """Go down and up once; with parts given, clusters stay within them and the parts are where the way up begins.
+
+    With other parts given too, clusters stay within both: what the two have in common stays together, and where they
+    differ, pieces as large as that go from one part to another.
 
     Returns:
         (violated, cut) to compare by, less is better; and (num_nodes,) int16 part ids.
@@ -129,10 +151,12 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
     num_parts = len(cap)
     limit = cluster_limit(graph, num_parts, effort.per_part)
     # Down: clusters become nodes until the graph is small.
-    levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort, threads)
+    each = 1 if other is None else MAX_PARTS // num_parts  # groups within a part; where parts are many, some share one
+    group = part if other is None else part * PART_DTYPE.type(each) + other % PART_DTYPE.type(each)
+    levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, group, effort, threads)
     at_level = level_cap(coarse, cap, share)
     if group is not None:
-        part = group
+        part = group // PART_DTYPE.type(each)
     else:
         # At the bottom: the best of several greedy partitions.
         along = parts_along(coarse, share)
@@ -145,16 +169,16 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
         tries = threads.each(make, range(effort.tries + (along is not None)))
         part = min(tries, key=lambda found: found[0])[1]
     # Up: the parts are carried over to each finer graph and refined there.
-    state = None
+    state, flows = None, effort.flows if group is not None else 0
     for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
         border = _carried_border(coarse, part, coarse_of)
         part = part[coarse_of]
         at_level = cap if finer is graph else level_cap(finer, cap, share)
-        seed_here = fold(seed, 2, i)
-        state = _improve(finer, part, at_level, seed_here, effort, threads, space, finer is graph, border=border)[0]
+        given = fold(seed, 2, i), effort, threads, space, finer is graph, None, border, flows
+        state = _improve(finer, part, at_level, *given)[0]
         coarse = finer
     if state is None:
-        state = _improve(graph, part, cap, fold(seed, 3), effort, threads, space, True)[0]
+        state = _improve(graph, part, cap, fold(seed, 3), effort, threads, space, True, flows=flows)[0]
     return state, part
 
 
@@ -208,6 +232,7 @@ def _improve(
     finest: bool,
     price=None,
     border=None,
+    flows: int = 0,
 ):
     load = part_loads(graph.node_weight, part, len(cap))
     cut, balanced = refine(
@@ -224,7 +249,7 @@ def _improve(
         price=price,
         border=border,
     )
-    return (not balanced, cut), load
+    return (not balanced, cut - straighten(graph, part, load, cap, flows)), load
 
 
 def empty_heap(num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

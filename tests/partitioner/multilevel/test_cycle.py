@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner.multilevel import Effort, partition_in_memory
+from lightning_gnnscale.partitioner.multilevel import Effort, cycle, partition_in_memory
 from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
-from lightning_gnnscale.partitioner.multilevel.cycle import level_cap
+from lightning_gnnscale.partitioner.multilevel.cycle import level_cap, run_cycle
+from lightning_gnnscale.partitioner.multilevel.refinement import JetSpace
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads, part_loads
 from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
 
@@ -58,10 +59,30 @@ def test_further_runs_and_cycles_do_not_cut_more():
     graph = weighted_graph(150, edges)
     cap = np.full((4, 1), 39)
     cuts = [
-        cut_of(graph, partition_in_memory(graph, cap, 5, effort=QUICK._replace(runs=runs, cycles=cycles)))
-        for runs, cycles in ((1, 0), (2, 0), (2, 3))
+        cut_of(graph, partition_in_memory(graph, cap, 5, effort=QUICK._replace(runs=runs, cycles=cycles, **more)))
+        for runs, cycles, more in ((1, 0, {}), (2, 0, {}), (2, 3, {}), (4, 3, {"combines": True, "flows": 2}))
     ]
     assert cuts == sorted(cuts, reverse=True)
+
+
+def test_a_large_graph_has_fewer_runs(monkeypatch):
+    graph, run_cycle, found = ring_of_cliques(), cycle.run_cycle, []
+    monkeypatch.setattr(cycle, "run_cycle", lambda *args: found.append(run_cycle(*args)) or found[-1])
+    for entries, runs in ((len(graph.indices), 2), (4 * len(graph.indices), 4), (None, 6)):
+        found.clear()
+        partition_in_memory(graph, np.full((3, 1), 33), effort=QUICK._replace(runs=6, entries_of_runs=entries))
+        assert len(found) == runs
+
+
+@given(graph=weighted_graphs(max_nodes=24, max_dims=0), num_parts=st.sampled_from([3, 300]), data=st.data())
+def test_parts_combined_with_others_do_not_cut_more(graph, num_parts, data):
+    ids = st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes)
+    part, other = np.array(data.draw(ids), np.int16), np.array(data.draw(ids), np.int16)
+    cap, share = np.full((num_parts, 1), graph.num_nodes), np.full(num_parts, 1 / num_parts)
+    effort, space = QUICK._replace(flows=1, stop=0), JetSpace.empty(graph.num_nodes)
+    state, found = run_cycle(graph, cap, 0, share, effort, RowThreads(1), space, part.copy(), other)
+    assert state == (False, cut_of(graph, found))
+    assert state[1] <= cut_of(graph, part)
 
 
 def test_caps_of_a_coarse_graph_let_half_a_heavy_node_pass():
