@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..system import yield_cores
-
 _END = object()
 _PATIENCE_S = 0.05
 _POLL_S = 0.0002
@@ -46,7 +44,6 @@ def read_ahead(
 
     def run() -> None:
         error = None
-        yield_cores()
         try:
             with closing(produce(stop)) as items:
                 for item in items:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, repeat
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..partition_store.features import Column, LoadedRows
 from ..sampler.minibatch import MiniBatch, columns_of
 from ..sampler.on_device import sampler_for
 from ..sampler.protocol import BatchSampler, as_batch_sampler
+from ..system import yield_cores
 from ..traits import SourceTraits
 from .batch_columns import tensors
 from .batch_maker import BatchMaker, BatchOrder
@@ -630,9 +632,9 @@ class PartLoader:
             self._sweep = self._sweeps.begin(table, reads)
         chunks = self._by_part(positions) if reads.by_part else self._ahead(positions)
         mixed = self._waiting(self._mixed(chunks, runs))
-        waiting = read_ahead(lambda stop: mixed, lambda batch: batch.nbytes, ahead, _AHEAD_NAME)
+        waiting = read_ahead(_behind_others(mixed), lambda batch: batch.nbytes, ahead, _AHEAD_NAME)
         filled = fill_swept(waiting, replace(self._maker, joins=False), self._sweep)
-        return read_ahead(lambda stop: filled, name=_AHEAD_NAME)  # a batch gets its rows while one trains
+        return read_ahead(_behind_others(filled), name=_AHEAD_NAME)  # a batch gets its rows while one trains
 
     def _waiting(self, batches: Iterator[MiniBatch]) -> Iterator[WaitingBatch]:
         with closing(batches):
@@ -681,6 +683,16 @@ class PartLoader:
                 del batch
         finally:
             source.forget()
+
+
+def _behind_others(items: Iterator) -> Callable[[Event], Iterator]:
+    """Return what lets the thread that makes items go behind those that are waited for, and returns them."""
+
+    def begin(stop: Event) -> Iterator:
+        yield_cores()
+        return items
+
+    return begin
 
 
 def _give_columns(batch: MiniBatch, columns: NamedColumns | LoadedRows) -> MiniBatch:
