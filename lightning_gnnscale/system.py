@@ -40,9 +40,9 @@ def end_with_parent() -> None:
 
 
 def yield_cores() -> None:
-    """Let this thread, which works ahead, and those that it starts run where a core is free; other threads go first.
+    """Let this thread, which works ahead, and those that it starts go behind the other threads, on Linux alone.
 
-    Raising it needs no right. Elsewhere than on Linux it would be the process's.
+    It takes no right to lower a priority. On other systems it would be that of the process.
     """
     if sys.platform == "linux":
         with suppress(OSError):
