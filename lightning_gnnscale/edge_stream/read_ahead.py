@@ -30,9 +30,9 @@ def read_ahead(
     Args:
         produce: called once, in the thread, with an event that is set when the consumer has stopped; the
             generator that it returns should check the event where it works long without yielding, and is closed there.
-        size: of an item.
+        size: Returns the size of an item, in any unit.
         most: No further item is made while those that wait to be taken have more, all together.
-        name: of the thread.
+        name: The thread's name.
     """
     handed: deque[tuple[Any, int, BaseException | None]] = deque()
     changed, stop = threading.Condition(), threading.Event()

@@ -307,7 +307,7 @@ class PartLoader:
             self._maker.pool.max_bytes = reads.pool_bytes
         self._kept = None
         self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
-        # Memory is short, and what is not kept is read again for each part.
+        # Where rows are swept, memory is short, and what is not held is read again for each part.
         self._stager = self._stager.with_held_columns() if reads.is_swept else replace(self._stager, held={})
         self._source = self._new_source()
 
@@ -686,7 +686,7 @@ class PartLoader:
 
 
 def _behind_others(items: Iterator) -> Callable[[Event], Iterator]:
-    """Return what lets the thread that makes items go behind those that are waited for, and returns them."""
+    """Return a `produce` of `read_ahead` for items: its thread goes behind those that are waited for."""
 
     def begin(stop: Event) -> Iterator:
         yield_cores()

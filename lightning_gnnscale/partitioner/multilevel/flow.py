@@ -27,7 +27,7 @@ def straighten(graph: WeightedGraph, part: np.ndarray, load: np.ndarray, cap: np
         part: (num_nodes,) int16; changed in place.
         load: (num_parts, D) int64, weight of each part; kept up to date.
         cap: (num_parts, D) int64.
-        rounds: of all pairs, >= 0; from the second one on of those with a part that the last one changed.
+        rounds: How often all pairs are gone through, >= 0; from the second time on those with a part that changed.
 
     Returns:
         By how much the cut fell, >= 0.
