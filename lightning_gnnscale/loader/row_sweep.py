@@ -19,7 +19,7 @@ import numpy as np
 from ..events import clock
 from ..jit import kernel
 from ..partition_store.features import Column, DenseFeatures, memory_of
-from ..partition_store.planned_reads import read_rows
+from ..partition_store.planned_reads import read_rows, reading_threads
 from ..planner.sweep_plan import RANGES, STEPS_AHEAD
 from ..sampler.minibatch import MiniBatch
 from ..system import yield_cores
@@ -167,6 +167,7 @@ class RowSweep:
         self._waiting = self._largest = 0
         self._frees: list[np.ndarray] = []
         self._reader = ThreadPoolExecutor(1, f"{THREAD_NAME}-rows", yield_cores)
+        self._threads = reading_threads()
         self.steps = 0
 
     @property
@@ -295,7 +296,7 @@ class RowSweep:
         for first in range(0, len(nodes), step):
             block = nodes[first : first + step]
             with clock.doing("read"):
-                rows = read_rows(array, block)
+                rows = read_rows(array, block, threads=self._threads)
                 _put_rows(_as_items(rows), slots[first : first + step], _as_items(self._slots))
 
     def _grow(self, num_slots: int) -> None:
@@ -356,7 +357,7 @@ class RowSweep:
 
     def close(self) -> None:
         """End the reads."""
-        stop(self._reader)
+        stop(self._reader, self._threads)
 
 
 def ranges_of(num_nodes: int) -> tuple[int, int]:

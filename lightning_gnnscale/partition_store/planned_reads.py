@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from mmap import mmap
 from queue import Empty, SimpleQueue
@@ -44,13 +44,21 @@ class BytesRead:
 bytes_read = BytesRead()
 
 
-def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def reading_threads() -> ThreadPoolExecutor:
+    """Return threads for the reads that are under way at once, of who reads block after block."""
+    return ThreadPoolExecutor(READS_UNDER_WAY, "gnnscale-read")
+
+
+def read_rows(
+    array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None, threads: Executor | None = None
+) -> np.ndarray:
     """Read rows of an array into memory; of a mapped one by planned reads of its file, past the map.
 
     Args:
         array: (num_rows, ...) C-contiguous, mapped or not.
         rows: (num,) int64 in [0, num_rows), ascending.
         out: (num, ...) of the array's dtype, C-contiguous, filled where given.
+        threads: `reading_threads` that are used again; None: new ones, for this call.
 
     Returns:
         (num, ...) of the array's dtype.
@@ -64,17 +72,24 @@ def read_rows(array: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     begin = np.asarray(rows, np.int64) * row_bytes
     out = np.empty((len(rows), *array.shape[1:]), array.dtype) if out is None else out
-    read_ranges(array, begin, begin + row_bytes, out.reshape(-1).view(np.uint8))
+    read_ranges(array, begin, begin + row_bytes, out.reshape(-1).view(np.uint8), threads)
     return out
 
 
-def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def read_ranges(
+    array: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    out: np.ndarray | None = None,
+    threads: Executor | None = None,
+) -> np.ndarray:
     """Read ranges of an array's bytes, one after the other; see `read_rows`.
 
     Args:
         array: C-contiguous, mapped or not.
         begin, end: (num,) int64 bytes from the array's first; both ascend.
         out: (sum of the lengths,) uint8, filled where given.
+        threads: See `read_rows`.
 
     Returns:
         (sum of the lengths,) uint8.
@@ -100,8 +115,11 @@ def read_ranges(array: np.ndarray, begin: np.ndarray, end: np.ndarray, out: np.n
             target = out[starts[task.start] : starts[task.stop]]
             return _read_runs(descriptor, offset, begin[task], end[task], GAP_BYTES, longest, buffer, target)
 
-    with _opened(path) as descriptor, ThreadPoolExecutor(READS_UNDER_WAY, "gnnscale-read") as pool:
-        failed = [byte for byte in pool.map(read, tasks) if byte >= 0]
+    reading = reading_threads() if threads is None else nullcontext(threads)
+    with _opened(path) as descriptor, reading as pool:
+        under_way = [pool.submit(read, task) for task in tasks]
+        wait(under_way)  # all of them, whatever one raises: the file is closed then
+    failed = [byte for one in under_way if (byte := one.result()) >= 0]
     if failed:
         raise PartitionStoreError(
             f"{path}: cannot be read at byte {min(failed)}: the file was shortened, or its disk failed; restore it, or"
