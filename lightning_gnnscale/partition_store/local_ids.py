@@ -3,21 +3,25 @@
 Edges from outside of the core are sorted by runs of store ids, some rows of the core at a time, in 4 bytes each: a row
 among these, and a node within its run. Then the nodes of one run after the other are numbered, and their rows filled:
 what is looked up in any order is of one run. At last the rows of the core take their edges' numbers from where they
-were put, in the same order. A look-up in tables of the whole graph and of the halo costs several times as much.
+were put, in the same order. A look-up in tables of the whole graph and of the halo costs several times as much. Threads
+take some blocks of rows, or some runs, each; what they give does not depend on how many there are.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ..graph import CSC
 from ..jit import kernel
+from ..partitioner.multilevel.weighted_graph import RowThreads
 from ..triton_kernels.intrinsics import popcount, prefetch, trailing_zeros
 
 RUN_BITS = 17  # of a run of nodes: what is looked up of one takes some 100 KiB in a part of 25 million edges
 ROW_BITS = 32 - RUN_BITS  # of a block of rows
 _LINE = 16  # edges of a cache line
+_ONE_THREAD = RowThreads(1)
 
 
 class OutsideEdges(NamedTuple):
@@ -49,6 +53,7 @@ def outside_edges(
     bits: int = RUN_BITS,
     row_bits: int = ROW_BITS,
     allocate: Callable[..., np.ndarray] = np.empty,
+    threads: RowThreads = _ONE_THREAD,
 ) -> OutsideEdges | None:
     """Return the edges of core rows from outside of the core; None where a source is not a node of the graph.
 
@@ -59,17 +64,31 @@ def outside_edges(
         num_nodes: Of the graph.
         bits, row_bits: Of a run of nodes and of a block of rows, together at most 32.
         allocate: Returns memory of a shape and dtype.
+        threads: Who takes blocks of rows.
 
-    Cost: two passes over the edges, some rows at a time; 4 bytes an edge from outside.
+    Cost: two passes over the edges; 4 bytes an edge from outside.
     """
     num_runs, num_blocks = -(-num_nodes >> bits), -(-(end - begin) >> row_bits)
     starts = np.zeros((num_blocks, num_runs + 1), np.int64)
-    edges = allocate(len(sources), np.uint32)  # pages that are not written take no memory
-    valid = _sort_by_runs(indptr, sources, begin, end, num_nodes, bits, row_bits, starts, edges)
-    return OutsideEdges(bits, row_bits, starts, edges) if valid else None
+    counts, edges = starts[:, 1:], allocate(len(sources), np.uint32)  # pages that are not written take no memory
+    given = indptr, sources, begin, end, bits, row_bits
+    blocks = _ranges(np.diff(indptr[np.minimum(np.arange(num_blocks + 1) << row_bits, end - begin)]), threads)
+    if not all(threads.map(lambda some: _count_by_runs(*given, *some, num_nodes, counts), blocks)):
+        return None
+    counts[:] = np.cumsum(counts).reshape(counts.shape)
+    starts[1:, 0] = starts[:-1, -1]
+    threads.map(lambda some: _sort_by_runs(*given, *some, starts, edges), blocks)
+    return OutsideEdges(bits, row_bits, starts, edges)
 
 
-def number_halo(outside: OutsideEdges, halo_nodes: np.ndarray, csc: CSC, num_core: int, transposes: bool) -> int:
+def number_halo(
+    outside: OutsideEdges,
+    halo_nodes: np.ndarray,
+    csc: CSC,
+    num_core: int,
+    transposes: bool,
+    threads: RowThreads = _ONE_THREAD,
+) -> int:
     """Fill a part's halo in, and where its rows are a transpose of the core's, these; number its edges in place.
 
     Args:
@@ -78,58 +97,90 @@ def number_halo(outside: OutsideEdges, halo_nodes: np.ndarray, csc: CSC, num_cor
         csc: The part in local ids: offsets of its core rows, zeros behind; indices are not read.
         num_core: The number of core rows.
         transposes: Whether rows of the halo are filled with the core rows that name their nodes, ascending.
+        threads: Who takes runs of nodes.
 
     Returns:
         The number of nodes in the halo; where that is not `num_halo`, what was filled in is of no use.
 
-    Cost: three passes over the edges from outside, two without `transposes`; 24 KiB of memory.
+    Cost: two passes over the edges from outside, and a third over those of all threads' runs but the last one's; 1.5
+        MiB of memory a thread.
     """
-    num_words = -(-(1 << outside.bits) // 64)
-    words, before = np.empty(num_words, np.uint64), np.empty(num_words, np.int32)
-    return int(_number_halo(*outside, num_core, transposes, words, before, halo_nodes, *csc))
+    sizes = np.diff(outside.starts, axis=1).sum(axis=0) if len(outside.starts) else np.empty(0, np.int64)
+    runs, edges = _ranges(sizes, threads), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    firsts = np.cumsum([0, *threads.map(lambda some: _count_nodes(*outside, *some), runs[:-1])]).tolist()
+    rows_end = int(csc.indptr[num_core])
+
+    def number(at: int) -> int:
+        """Number the nodes of some runs; return how many there are with those of the runs before."""
+        some, before = runs[at], (firsts[at], rows_end + int(edges[runs[at][0]]))
+        return _number_runs(*outside, *some, *before, num_core, transposes, halo_nodes, *csc)
+
+    return int([0, *threads.map(number, range(len(runs)))][-1])
 
 
 def localise(
-    indptr: np.ndarray, sources: np.ndarray, begin: int, outside: OutsideEdges, indices: np.ndarray, places: np.ndarray
+    indptr: np.ndarray,
+    sources: np.ndarray,
+    begin: int,
+    outside: OutsideEdges,
+    indices: np.ndarray,
+    places: np.ndarray,
+    threads: RowThreads = _ONE_THREAD,
 ) -> None:
     """Translate core rows from store ids to local ids, ascending in a row again.
 
     Args:
         indptr: (num_core + 1,) int64 from 0.
-        sources: (num_edges,) store ids; may be the memory of `indices`.
+        sources: (num_edges,) store ids; may be the memory of `indices`, where they are int32.
         begin: Store id of the first core node.
         outside: The edges from outside, numbered.
         indices: (num_edges or more,) int32; the first num_edges are filled with local ids.
         places: (num_edges or more,) int64; filled with where each source was; empty: they are not needed.
+        threads: Who takes blocks of rows.
 
     Cost: a pass over the edges.
     """
-    longest = int(np.diff(indptr).max(initial=0))
-    row = np.empty(longest, np.int32), np.empty(longest if len(places) else 0, np.int64)
-    _localise(indptr, sources, begin, *outside, *row, indices, places)
+    longest, (bits, row_bits, starts, edges) = int(np.diff(indptr).max(initial=0)), outside
+
+    def translate(some: tuple[int, int]) -> None:
+        row = np.empty(longest, np.int32), np.empty(longest if len(places) else 0, np.int64)
+        _localise(indptr, sources, begin, bits, row_bits, *some, starts, edges, *row, indices, places)
+
+    threads.map(translate, _ranges(starts[:, -1] - starts[:, 0], threads))
+
+
+def _ranges(sizes: np.ndarray, threads: RowThreads) -> list[tuple[int, int]]:
+    """Return (first, last) of ranges of items of about the same size together, one a thread."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    bounds = np.searchsorted(ends, np.arange(1, threads.num_threads) * (total / threads.num_threads)).tolist()
+    bounds = [0, *bounds, len(sizes)]
+    return [(first, last) for first, last in pairwise(bounds) if first < last]
 
 
 @kernel
-def _sort_by_runs(indptr, sources, begin, end, num_nodes, bits, row_bits, starts, edges):
-    num_core, block_rows, at = np.int64(len(indptr) - 1), np.int64(1) << row_bits, np.int64(0)
-    cursor = np.empty(starts.shape[1], np.int64)
-    for block in range(len(starts)):
+def _count_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, last_block, num_nodes, counts):
+    """Count the edges from outside of some blocks by runs; return whether all sources are nodes."""
+    num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
+    for block in range(first_block, last_block):
         first = block * block_rows
-        last = min(first + block_rows, num_core)
-        count = starts[block]
-        for i in range(indptr[first], indptr[last]):
+        count = counts[block]
+        for i in range(indptr[first], indptr[min(first + block_rows, num_core)]):
             node = np.int64(sources[i])
             if begin <= node < end:
                 continue
             if node < 0 or node >= num_nodes:
                 return False
-            count[(node >> bits) + 1] += 1
-        count[0] = at
-        for run in range(len(count) - 1):
-            count[run + 1] += count[run]
-            cursor[run] = count[run]
-        at = count[len(count) - 1]
-        for row in range(first, last):
+            count[node >> bits] += 1
+    return True
+
+
+@kernel
+def _sort_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, last_block, starts, edges):
+    num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
+    for block in range(first_block, last_block):
+        cursor, first = starts[block].copy(), block * block_rows
+        for row in range(first, min(first + block_rows, num_core)):
             high = (row - first) << bits
             for i in range(indptr[row], indptr[row + 1]):
                 node = np.int64(sources[i])
@@ -138,64 +189,84 @@ def _sort_by_runs(indptr, sources, begin, end, num_nodes, bits, row_bits, starts
                 run = node >> bits
                 edges[cursor[run]] = high | (node - (run << bits))
                 cursor[run] += 1
-    return True
 
 
 @kernel
-def _number_halo(bits, row_bits, starts, edges, num_core, transposes, words, before, halo_nodes, indptr, indices):
-    """Row h's cursor is at indptr[h + 1]: it begins where the row does and ends where the next one begins."""
-    num_halo, size, mask = np.int64(len(halo_nodes)), np.int64(0), (np.int64(1) << bits) - 1
-    num_blocks, num_runs = len(starts), starts.shape[1] - 1
-    if transposes and num_halo > 0:
-        indptr[num_core + 1] = indptr[num_core]
-    for run in range(num_runs):
-        words[:] = 0
-        for block in range(num_blocks):
+def _count_nodes(bits, row_bits, starts, edges, first_run, last_run):
+    """Return how many nodes the edges of some runs come from."""
+    mask, size = (np.int64(1) << bits) - 1, np.int64(0)
+    words = np.zeros((mask >> 6) + 1, np.uint64)
+    for run in range(first_run, last_run):
+        for block in range(len(starts)):
             for i in range(starts[block, run], starts[block, run + 1]):
                 node = np.int64(edges[i]) & mask
                 words[node >> 6] |= np.uint64(1) << np.uint64(node & 63)
-        first = size
         for word in range(len(words)):
-            before[word] = size - first
             size += np.int64(popcount(words[word]))
-        if size > num_halo:
-            continue
-        at = first
-        for word in range(len(words)):
-            left = words[word]
-            while left != np.uint64(0):
-                halo_nodes[at] = (run << bits) + word * 64 + np.int64(trailing_zeros(left))
-                at += 1
-                left &= left - np.uint64(1)
-        row = num_core + first
-        if transposes:
-            for block in range(num_blocks):
-                for i in range(starts[block, run], starts[block, run + 1]):
-                    node = np.int64(edges[i]) & mask
-                    below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
-                    at = row + before[node >> 6] + np.int64(popcount(below)) + 2
-                    if at < len(indptr):
-                        indptr[at] += 1
-            for at in range(row + 2, min(num_core + size + 2, len(indptr))):
-                indptr[at] += indptr[at - 1]
-        for block in range(num_blocks):
-            for i in range(starts[block, run], starts[block, run + 1]):
-                edge = np.int64(edges[i])
-                node = edge & mask
-                below = words[node >> 6] & ((np.uint64(1) << np.uint64(node & 63)) - np.uint64(1))
-                local = row + before[node >> 6] + np.int64(popcount(below))
-                edges[i] = local
-                if transposes:
-                    indices[indptr[local + 1]] = (block << row_bits) + (edge >> bits)
-                    indptr[local + 1] += 1
+            words[word] = 0
     return size
 
 
 @kernel
-def _localise(indptr, sources, begin, bits, row_bits, starts, edges, row_indices, row_places, indices, places):
+def _number_runs(
+    bits, row_bits, starts, edges, first_run, last_run, size, edge, num_core, transposes, halo_nodes, indptr, indices
+):
+    """Number the nodes of some runs, where so many nodes, and so many edges with the core's, are before them.
+
+    A node's slot has how many edges come from it, then its number in the run.
+    """
+    num_halo, mask, num_blocks = np.int64(len(halo_nodes)), (np.int64(1) << bits) - 1, len(starts)
+    words, slots = np.zeros((mask >> 6) + 1, np.uint64), np.zeros(mask + 1, np.int32)
+    cursor = np.empty(mask + 1 if transposes else 0, np.int64)
+    for run in range(first_run, last_run):
+        for block in range(num_blocks):
+            for i in range(starts[block, run], starts[block, run + 1]):
+                node = np.int64(edges[i]) & mask
+                words[node >> 6] |= np.uint64(1) << np.uint64(node & 63)
+                slots[node] += 1
+        first = size
+        for word in range(len(words)):
+            left = words[word]
+            while left != np.uint64(0):
+                node = word * 64 + np.int64(trailing_zeros(left))
+                left &= left - np.uint64(1)
+                if size < num_halo:
+                    halo_nodes[size] = (run << bits) + node
+                if transposes:
+                    cursor[size - first] = edge
+                edge += slots[node]
+                slots[node] = size - first
+                size += 1
+        fits = size <= num_halo
+        for block in range(num_blocks):
+            for i in range(starts[block, run], starts[block, run + 1]):
+                entry = np.int64(edges[i])
+                number = np.int64(slots[entry & mask])
+                if fits and transposes:
+                    indices[cursor[number]] = (block << row_bits) + (entry >> bits)
+                    cursor[number] += 1
+                if fits:
+                    edges[i] = num_core + first + number
+        for word in range(len(words)):
+            left = words[word]
+            while left != np.uint64(0):
+                slots[word * 64 + np.int64(trailing_zeros(left))] = 0
+                left &= left - np.uint64(1)
+            words[word] = 0
+        if fits and transposes:
+            for number in range(size - first):
+                indptr[num_core + first + number + 1] = cursor[number]
+    return size
+
+
+@kernel
+def _localise(
+    indptr, sources, begin, bits, row_bits, first_block, last_block, starts, edges, row_indices, row_places, indices,
+    places,
+):  # fmt: skip
     num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
     with_places = len(places) > 0
-    for block in range(len(starts)):
+    for block in range(first_block, last_block):
         cursor = starts[block].copy()
         first = block * block_rows
         for row in range(first, min(first + block_rows, num_core)):

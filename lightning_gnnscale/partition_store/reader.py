@@ -14,6 +14,7 @@ from ..dataset.feature_storage import row_code
 from ..errors import PartitionStoreError
 from ..graph import COLUMNS, CSC, GraphSchema
 from ..object_store import is_url
+from ..partitioner.multilevel.weighted_graph import RowThreads, num_cores
 from .array_file import map_rows
 from .coded_neighbors import CODE, OFFSETS, PLAIN, CodedNeighbors, read_run
 from .csc_writer import MOST_DEGREE
@@ -33,6 +34,7 @@ from .verify import broken, compare_once, read_later, rises, verify_store
 from .versions import StoreChanges, changes_of, places_in
 
 _EDGES_LOOKED_AT = 64  # when a store with edge types is opened
+_EDGES_A_THREAD = 4 << 20  # of a part that is loaded: a tenth of a second
 
 
 class PartitionStore:
@@ -638,16 +640,17 @@ class PartitionStore:
             spare = int(indptr[-1]) - spare
         with self._held(PLAIN, first, last):
             sources, indices = read_run(self._csc.indices, first, last, spare, allocate)
-        core = indptr[: num_core + 1]
-        outside = outside_edges(core, sources, begin, end, self.num_nodes, allocate=allocate)
+        core, threads = indptr[: num_core + 1], RowThreads(min(num_cores(), 1 + (last - first) // _EDGES_A_THREAD))
+        outside = outside_edges(core, sources, begin, end, self.num_nodes, allocate=allocate, threads=threads)
         if outside is None:
             raise self._no_node(begin, end)
         if not form.rows:
             indices = indices[: last - first + outside.num_edges]
         csc, halo_nodes = CSC(indptr, indices), allocate(num_halo, self.original_nid.dtype)
-        self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows))
+        self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows, threads))
         places = allocate(len(indices) if form.places else 0, np.int64)
-        localise(core, sources, begin, outside, indices, places)
+        localise(core, sources, begin, outside, indices, places, threads)
+        threads.close()
         del sources, outside
         places[: last - first] += first
         if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_edges, places):

@@ -1,5 +1,7 @@
 """The halo that a part's rows tell, and the code of its rows, against plain Python."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from lightning_gnnscale.partition_store.halo_rows import (
     halo_of_rows,
 )
 from lightning_gnnscale.partition_store.local_ids import localise, number_halo, outside_edges
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 
 FORMS = [HaloForm(rows, places) for rows, places in ((True, False), (True, True), (False, True))]
 
@@ -126,8 +129,15 @@ def test_any_bytes_are_decoded_within_bounds_or_refused(code, rows, form):
         assert all((values >= 0).all() and (values < most).all() for values, most in zip(found, (5, 70), strict=True))
 
 
-@given(case=part_rows(), bits=st.integers(0, 5), row_bits=st.integers(0, 4), in_place=st.booleans())
-def test_local_ids_and_rows_that_are_a_transpose(case, bits, row_bits, in_place):
+@pytest.fixture(scope="module")
+def three_threads():
+    with closing(RowThreads(3)) as threads:
+        yield threads
+
+
+@given(case=part_rows(), bits=st.integers(0, 5), row_bits=st.integers(0, 4), options=st.tuples(*2 * [st.booleans()]))
+def test_local_ids_and_rows_that_are_a_transpose(three_threads, case, bits, row_bits, options):
+    in_place, threads = options[0], three_threads if options[1] else RowThreads(1)
     csc, begin, end, _ = case
     num_core, halo = end - begin, halo_of_rows(csc, begin, end).nodes
     local = np.full(csc.num_rows, -1)
@@ -144,11 +154,12 @@ def test_local_ids_and_rows_that_are_a_transpose(case, bits, row_bits, in_place)
     if in_place:
         indices[: len(sources)] = sources
         sources = indices[: len(sources)]
-    outside = outside_edges(indptr[: num_core + 1], sources, begin, end, csc.num_rows, bits, row_bits)
+    sizes = csc.num_rows, bits, row_bits
+    outside = outside_edges(indptr[: num_core + 1], sources, begin, end, *sizes, threads=threads)
     assert outside.num_edges == (core >= num_core).sum()
     part = CSC(indptr, indices[: len(sources) + outside.num_edges])
-    assert number_halo(outside, found, part, num_core, True) == len(halo)
-    localise(indptr[: num_core + 1], sources, begin, outside, part.indices, places)
+    assert number_halo(outside, found, part, num_core, True, threads) == len(halo)
+    localise(indptr[: num_core + 1], sources, begin, outside, part.indices, places, threads)
     assert found.tolist() == halo.tolist()
     assert part.indices[: len(core)].tolist() == core[order].tolist() and places.tolist() == order.tolist()
     assert [
@@ -157,15 +168,16 @@ def test_local_ids_and_rows_that_are_a_transpose(case, bits, row_bits, in_place)
     assert indptr[-1] == len(part.indices)
 
 
-@given(case=part_rows(), num_halo=st.integers(0, 12))
-def test_a_halo_of_another_size_is_counted_within_bounds(case, num_halo):
+@given(case=part_rows(), num_halo=st.integers(0, 12), threaded=st.booleans())
+def test_a_halo_of_another_size_is_counted_within_bounds(three_threads, case, num_halo, threaded):
     csc, begin, end, _ = case
     num_core, sources = end - begin, csc.indices[csc.indptr[begin] : csc.indptr[end]]
     indptr = np.zeros(num_core + num_halo + 1, np.int64)
     indptr[: num_core + 1] = csc.indptr[begin : end + 1] - csc.indptr[begin]
     outside = outside_edges(indptr[: num_core + 1], sources, begin, end, csc.num_rows, 2, 2)
     part = CSC(indptr, np.zeros(len(sources) + outside.num_edges, np.int32))
-    found = number_halo(outside, np.zeros(num_halo, np.int32), part, num_core, True)
+    threads = three_threads if threaded else RowThreads(1)
+    found = number_halo(outside, np.zeros(num_halo, np.int32), part, num_core, True, threads)
     assert found == len(halo_of_rows(csc, begin, end))
 
 
