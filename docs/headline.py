@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "recipes" / "bench" / "measured" / "headline_2xeon_2026-11-30.csv"
+ROWS = ROOT / "recipes" / "bench" / "measured" / "headline_2xepyc_2026-12-01.csv"
 GRAPH = ROOT / "conf" / "bench" / "headline.yaml"
 PICTURE = ROOT / "docs" / "images" / "headline.svg"
 STAGES = {
