@@ -8,7 +8,6 @@ take some blocks of rows, or some runs, each; what they give does not depend on 
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -71,13 +70,12 @@ def outside_edges(
     num_runs, num_blocks = -(-num_nodes >> bits), -(-(end - begin) >> row_bits)
     starts = np.zeros((num_blocks, num_runs + 1), np.int64)
     counts, edges = starts[:, 1:], allocate(len(sources), np.uint32)  # pages that are not written take no memory
-    given = indptr, sources, begin, end, bits, row_bits
-    blocks = _ranges(np.diff(indptr[np.minimum(np.arange(num_blocks + 1) << row_bits, end - begin)]), threads)
-    if not all(threads.map(lambda some: _count_by_runs(*given, *some, num_nodes, counts), blocks)):
+    blocks, given = _block_offsets(indptr, row_bits), (indptr, sources, begin, end, bits, row_bits)
+    if not all(threads.run(_count_by_runs, blocks, *given, num_nodes, counts)):
         return None
     counts[:] = np.cumsum(counts).reshape(counts.shape)
     starts[1:, 0] = starts[:-1, -1]
-    threads.map(lambda some: _sort_by_runs(*given, *some, starts, edges), blocks)
+    threads.run(_sort_by_runs, blocks, *given, starts, edges)
     return OutsideEdges(bits, row_bits, starts, edges)
 
 
@@ -105,17 +103,16 @@ def number_halo(
     Cost: two passes over the edges from outside, and a third over those of all threads' runs but the last one's; 1.5
         MiB of memory a thread.
     """
-    sizes = np.diff(outside.starts, axis=1).sum(axis=0) if len(outside.starts) else np.empty(0, np.int64)
-    runs, edges = _ranges(sizes, threads), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    firsts = np.cumsum([0, *threads.map(lambda some: _count_nodes(*outside, *some), runs[:-1])]).tolist()
-    rows_end = int(csc.indptr[num_core])
+    edges = np.append(0, np.cumsum(np.diff(outside.starts, axis=1).sum(axis=0)))
+    runs, rows_end = threads.ranges(edges), int(csc.indptr[num_core])
+    firsts = np.cumsum([0, *threads.map(lambda some: _count_nodes(*some, *outside), runs[:-1])]).tolist()
 
     def number(at: int) -> int:
         """Number the nodes of some runs; return how many there are with those of the runs before."""
         some, before = runs[at], (firsts[at], rows_end + int(edges[runs[at][0]]))
-        return _number_runs(*outside, *some, *before, num_core, transposes, halo_nodes, *csc)
+        return _number_runs(*some, *outside, *before, num_core, transposes, halo_nodes, *csc)
 
-    return int([0, *threads.map(number, range(len(runs)))][-1])
+    return int(threads.map(number, range(len(runs)))[-1])
 
 
 def localise(
@@ -140,26 +137,18 @@ def localise(
 
     Cost: a pass over the edges.
     """
-    longest, (bits, row_bits, starts, edges) = int(np.diff(indptr).max(initial=0)), outside
-
-    def translate(some: tuple[int, int]) -> None:
-        row = np.empty(longest, np.int32), np.empty(longest if len(places) else 0, np.int64)
-        _localise(indptr, sources, begin, bits, row_bits, *some, starts, edges, *row, indices, places)
-
-    threads.map(translate, _ranges(starts[:, -1] - starts[:, 0], threads))
+    longest, blocks = int(np.diff(indptr).max(initial=0)), _block_offsets(indptr, outside.row_bits)
+    threads.run(_localise, blocks, indptr, sources, begin, *outside, longest, indices, places)
 
 
-def _ranges(sizes: np.ndarray, threads: RowThreads) -> list[tuple[int, int]]:
-    """Return (first, last) of ranges of items of about the same size together, one a thread."""
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    bounds = np.searchsorted(ends, np.arange(1, threads.num_threads) * (total / threads.num_threads)).tolist()
-    bounds = [0, *bounds, len(sizes)]
-    return [(first, last) for first, last in pairwise(bounds) if first < last]
+def _block_offsets(indptr: np.ndarray, row_bits: int) -> np.ndarray:
+    """Return (num_blocks + 1,) int64, where the edges of each block of rows begin, and where the last one's end."""
+    num_core = len(indptr) - 1
+    return indptr[np.minimum(np.arange(-(-num_core >> row_bits) + 1) << row_bits, num_core)]
 
 
 @kernel
-def _count_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, last_block, num_nodes, counts):
+def _count_by_runs(first_block, last_block, indptr, sources, begin, end, bits, row_bits, num_nodes, counts):
     """Count the edges from outside of some blocks by runs; return whether all sources are nodes."""
     num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
     for block in range(first_block, last_block):
@@ -176,7 +165,7 @@ def _count_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, las
 
 
 @kernel
-def _sort_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, last_block, starts, edges):
+def _sort_by_runs(first_block, last_block, indptr, sources, begin, end, bits, row_bits, starts, edges):
     num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
     for block in range(first_block, last_block):
         cursor, first = starts[block].copy(), block * block_rows
@@ -192,7 +181,7 @@ def _sort_by_runs(indptr, sources, begin, end, bits, row_bits, first_block, last
 
 
 @kernel
-def _count_nodes(bits, row_bits, starts, edges, first_run, last_run):
+def _count_nodes(first_run, last_run, bits, row_bits, starts, edges):
     """Return how many nodes the edges of some runs come from."""
     mask, size = (np.int64(1) << bits) - 1, np.int64(0)
     words = np.zeros((mask >> 6) + 1, np.uint64)
@@ -209,7 +198,7 @@ def _count_nodes(bits, row_bits, starts, edges, first_run, last_run):
 
 @kernel
 def _number_runs(
-    bits, row_bits, starts, edges, first_run, last_run, size, edge, num_core, transposes, halo_nodes, indptr, indices
+    first_run, last_run, bits, row_bits, starts, edges, size, edge, num_core, transposes, halo_nodes, indptr, indices
 ):
     """Number the nodes of some runs, where so many nodes, and so many edges with the core's, are before them.
 
@@ -261,11 +250,11 @@ def _number_runs(
 
 @kernel
 def _localise(
-    indptr, sources, begin, bits, row_bits, first_block, last_block, starts, edges, row_indices, row_places, indices,
-    places,
+    first_block, last_block, indptr, sources, begin, bits, row_bits, starts, edges, longest, indices, places
 ):  # fmt: skip
     num_core, block_rows = np.int64(len(indptr) - 1), np.int64(1) << row_bits
     with_places = len(places) > 0
+    row_indices, row_places = np.empty(longest, np.int32), np.empty(longest if with_places else 0, np.int64)
     for block in range(first_block, last_block):
         cursor = starts[block].copy()
         first = block * block_rows

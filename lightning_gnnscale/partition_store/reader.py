@@ -1,7 +1,7 @@
 """The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -640,17 +640,17 @@ class PartitionStore:
             spare = int(indptr[-1]) - spare
         with self._held(PLAIN, first, last):
             sources, indices = read_run(self._csc.indices, first, last, spare, allocate)
-        core, threads = indptr[: num_core + 1], RowThreads(min(num_cores(), 1 + (last - first) // _EDGES_A_THREAD))
-        outside = outside_edges(core, sources, begin, end, self.num_nodes, allocate=allocate, threads=threads)
-        if outside is None:
-            raise self._no_node(begin, end)
-        if not form.rows:
-            indices = indices[: last - first + outside.num_edges]
-        csc, halo_nodes = CSC(indptr, indices), allocate(num_halo, self.original_nid.dtype)
-        self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows, threads))
-        places = allocate(len(indices) if form.places else 0, np.int64)
-        localise(core, sources, begin, outside, indices, places, threads)
-        threads.close()
+        core, num_threads = indptr[: num_core + 1], min(num_cores(), 1 + (last - first) // _EDGES_A_THREAD)
+        with closing(RowThreads(num_threads)) as threads:
+            outside = outside_edges(core, sources, begin, end, self.num_nodes, allocate=allocate, threads=threads)
+            if outside is None:
+                raise self._no_node(begin, end)
+            if not form.rows:
+                indices = indices[: last - first + outside.num_edges]
+            csc, halo_nodes = CSC(indptr, indices), allocate(num_halo, self.original_nid.dtype)
+            self._check_halo(part, number_halo(outside, halo_nodes, csc, num_core, not form.rows, threads))
+            places = allocate(len(indices) if form.places else 0, np.int64)
+            localise(core, sources, begin, outside, indices, places, threads)
         del sources, outside
         places[: last - first] += first
         if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_edges, places):

@@ -17,6 +17,7 @@ from lightning_gnnscale.partition_store.halo_rows import (
     halo_of_rows,
 )
 from lightning_gnnscale.partition_store.local_ids import localise, number_halo, outside_edges
+from lightning_gnnscale.partitioner.multilevel import weighted_graph
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 
 FORMS = [HaloForm(rows, places) for rows, places in ((True, False), (True, True), (False, True))]
@@ -131,7 +132,8 @@ def test_any_bytes_are_decoded_within_bounds_or_refused(code, rows, form):
 
 @pytest.fixture(scope="module")
 def three_threads():
-    with closing(RowThreads(3)) as threads:
+    with pytest.MonkeyPatch.context() as patch, closing(RowThreads(3)) as threads:
+        patch.setattr(weighted_graph, "MIN_ENTRIES", 1)
         yield threads
 
 

@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -198,13 +199,19 @@ class RowThreads:
             indptr: (num_rows + 1,), by which the ranges get about equal numbers of entries; range(num_rows + 1): of
                 rows.
         """
+        return self.map(lambda rows: kernel(*rows, *args), self.ranges(indptr))
+
+    def ranges(self, indptr: np.ndarray | range) -> list[tuple[int, int]]:
+        """Return (start_row, stop_row) of the ranges that `run` makes of all rows; see there."""
         num_rows = len(indptr) - 1
         num_entries = int(indptr[-1] - indptr[0])
-        ranges = min(self.num_threads, num_entries // MIN_ENTRIES)
-        if ranges <= 1:
-            return [kernel(0, num_rows, *args)]
-        bounds = [bisect_left(indptr, indptr[0] + num_entries * i // ranges) for i in range(ranges)] + [num_rows]
-        return self.map(lambda i: kernel(bounds[i], bounds[i + 1], *args), range(ranges))
+        num_ranges = min(self.num_threads, num_entries // MIN_ENTRIES)
+        if num_ranges <= 1:
+            return [(0, num_rows)]
+        bounds = [bisect_left(indptr, indptr[0] + num_entries * i // num_ranges) for i in range(num_ranges)] + [
+            num_rows
+        ]
+        return list(pairwise(bounds))
 
     def share(self, kernel, num_entries: int, *args) -> list:
         """Call kernel(share, num_shares, *args) for all shares of the nodes; return the results in order.
