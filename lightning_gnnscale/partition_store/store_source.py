@@ -34,7 +34,6 @@ from ..planner.sweep_plan import (
     ROWS_A_SEED,
     SPACE_SHARE,
     WAITING_BYTES,
-    WORTH,
     EpochUse,
     largest_share,
     plan_sweep,
@@ -66,6 +65,9 @@ _log = logging.getLogger(__name__)
 
 _MOST_HALO = 0.5  # of the graph: beyond it, reading the whole table in order costs at most twice as much
 _WHOLE_PAGES = 4096  # bytes of a row
+# What a sweep may read, times what parts with packed halos do: it loads no rows that no batch uses, and the store is
+# several times smaller.
+_MOST_SWEPT = 2
 
 _QUOTIENT = "quotient_edges_per_node"
 SMALLEST_HALOS = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
@@ -480,7 +482,7 @@ class StoreSource:
             packs, why = False, f"rows are whole pages of the disk already ({facts})"
         elif halo_share > _MOST_HALO:
             packs, why = False, f"the largest halo is {halo_share:.0%} of the graph ({facts})"
-        elif (swept := self._swept_bytes(made.quality, free)) is not None and swept <= WORTH * (packed + features):
+        elif (swept := self._swept_bytes(made.quality, free)) and swept <= _MOST_SWEPT * (packed + features):
             packs, why = False, f"batches in waiting read {format_bytes(swept)} an epoch without them ({facts})"
         elif packed > space:
             packs, why = False, f"the disk has no space for them ({facts})"
@@ -494,7 +496,7 @@ class StoreSource:
         """Predict the bytes of rows that an epoch reads in a sweep, of batches of fan-outs 15, 10, 5.
 
         Returns:
-            None where rows cannot be swept: node types have their own, or they are sparse.
+            None where rows cannot be swept: node types have their own, they are sparse, or parts leave no memory.
         """
         dataset, num_nodes = self.dataset, max(self.dataset.stream.num_nodes, 1)
         if dataset.feature_dims is not None or not isinstance(opened(dataset.features), np.ndarray):
@@ -508,8 +510,9 @@ class StoreSource:
             own_share=1 - quality.edge_cut_ratio,
             waiting_bytes=rows * WAITING_BYTES,
         )
-        part_bytes = 2 * max(quality.bytes_per_part, default=0)
-        return plan_sweep(use, SPACE_SHARE * free_bytes - part_bytes).read_bytes
+        part_bytes = 2 * max(quality.with_feature_bytes(0).bytes_per_part, default=0)
+        space = SPACE_SHARE * free_bytes - part_bytes
+        return plan_sweep(use, space).read_bytes if space > 0 else None
 
     def _standing_edges(self) -> int | None:
         """Return the edges of the store that exists already and will be used; None where there is none."""

@@ -47,6 +47,13 @@ def test_features_beyond_memory_are_packed_and_it_is_said(tmp_path, monkeypatch,
     store.verify()
 
 
+def test_rows_that_a_sweep_reads_hardly_more_often_stay_at_their_owners(tmp_path, monkeypatch):
+    """Parts with their rows would leave no memory; a sweep holds the rows of batches alone."""
+    wide = np.random.default_rng(0).random((400, 1000), np.float32)  # 1,600,000 bytes
+    for free, packed in ((3_000_000, False), (200_000, True)):
+        assert packs(stored(tmp_path / str(free), monkeypatch, free, features=wide)) == packed
+
+
 def test_features_of_node_types_are_packed_too(tmp_path, monkeypatch):
     node_types = {"even": {"features": FEATURES[:200]}, "odd": {"features": FEATURES[200:, :3]}}
     ring = np.stack([NODES[:200], NODES[:200]])

@@ -17,6 +17,7 @@ from .weighted_graph import MAX_PARTS, PART_DTYPE, RowThreads, WeightedGraph, pa
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
 MOST_AT_ONCE = 1 << 22  # entries of a graph of which several runs are made at a time; of more, threads share a run
+TRIED_PARTS = 512  # of all initial partitions together: of many parts one is as good as the next
 _SALT, _POLISH_SALT = 0x47524F57, 0x504F4C49  # separate these uses of the seed from all others
 
 
@@ -26,7 +27,7 @@ class Effort(NamedTuple):
     Attributes:
         per_part: Least number of full clusters that make up a part.
         stop: Number of nodes per part at which contraction ends.
-        tries: Number of initial partitions of the smallest graph.
+        tries: Number of initial partitions of the smallest graph; fewer, of TRIED_PARTS together, where parts are many.
         passes: Passes of label propagation.
         patience, max_rounds: Rounds of refinement without gain before it stops, and rounds in all.
         runs: Number of whole cycles with different seeds; the best result is kept.
@@ -159,14 +160,14 @@ def run_cycle(
         part = group // PART_DTYPE.type(each)
     else:
         # At the bottom: the best of several greedy partitions.
-        along = parts_along(coarse, share)
+        along, num_tries = parts_along(coarse, share), max(1, min(effort.tries, TRIED_PARTS // num_parts))
 
         def make(i: int, own: RowThreads):
             key = fold(seed, 1, i)
-            start = along if i == effort.tries else grow_parts(coarse, share, key)
+            start = along if i == num_tries else grow_parts(coarse, share, key)
             return _try(coarse, start, at_level, key, effort, own)
 
-        tries = threads.each(make, range(effort.tries + (along is not None)))
+        tries = threads.each(make, range(num_tries + (along is not None)))
         part = min(tries, key=lambda found: found[0])[1]
     # Up: the parts are carried over to each finer graph and refined there.
     state, flows = None, effort.flows if group is not None else 0

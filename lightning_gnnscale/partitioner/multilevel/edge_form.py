@@ -400,18 +400,21 @@ def _mark_moves(part, difference, node_weight, price, target, moved):
 @kernel
 def _choose_ways_out(part, slots, counts, node_weight, load, cap, over, strict, key, target, ratio):
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    conn = np.zeros(len(load), np.int64)
+    conn, near = np.zeros(len(load), np.int64), np.empty(SLOTS, part.dtype)
     for v in range(len(part)):
         target[v] = -1
         own = part[v]
         if not over[own]:
             continue
+        num_near = 0
         for k in range(SLOTS):
             if counts[v, k] > 0:
+                near[num_near] = slots[v, k]
+                num_near += 1
                 conn[slots[v, k]] = counts[v, k]
-        best, best_ratio = best_way_out(v, v & every, own, conn, node_weight, load, cap, strict, key)
+        some = near[:num_near]
+        best, best_ratio = best_way_out(v, v & every, own, some, conn, node_weight, load, cap, strict, key)
         if best >= 0:
             target[v], ratio[v] = best, best_ratio
-        for k in range(SLOTS):
-            if counts[v, k] > 0:
-                conn[slots[v, k]] = 0
+        for i in range(num_near):
+            conn[near[i]] = 0

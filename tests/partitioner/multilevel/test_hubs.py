@@ -33,9 +33,9 @@ def rows_of(edges):
     return WeightedGraph(np.asarray(csc.indptr, np.int64), indices, ONE, np.ones((1, 1), np.int32))
 
 
-def parts_of(graph, cap):
-    label = cluster_nodes(graph, cluster_limit(graph, 4, 100.0), 1, RowThreads(1), passes=2)
-    return hub_parts(graph, label, np.full((4, 1), cap), 0, RowThreads(2))
+def parts_of(graph, cap, num_parts=4):
+    label = cluster_nodes(graph, cluster_limit(graph, num_parts, 100.0), 1, RowThreads(1), passes=2)
+    return hub_parts(graph, label, np.full((num_parts, 1), cap), 0, RowThreads(2))
 
 
 def test_the_nodes_with_most_neighbours_are_one_part():
@@ -48,6 +48,13 @@ def test_the_nodes_with_most_neighbours_are_one_part():
 @pytest.mark.parametrize(("communities", "cap"), [(40, 515), (1, 100)])
 def test_communities_and_hubs_that_fit_no_part_are_left_to_clusters(communities, cap):
     assert parts_of(rows_of(edges_of(communities)), cap) is None
+
+
+def test_of_many_parts_none_is_of_hubs():
+    """So few edges are between these that the part would be large for nothing."""
+    graph = rows_of(edges_of(1))
+    assert parts_of(graph, 255, 8) is not None
+    assert parts_of(graph, 35, 64) is None
 
 
 def test_hubs_lower_the_cut_where_the_graph_of_clusters_is_a_sample(monkeypatch):

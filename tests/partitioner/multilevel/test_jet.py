@@ -114,3 +114,27 @@ def test_what_is_read_along_the_border_is_what_all_rows_tell():
         assert cuts[0] == cuts[1] == cut_of(graph, part) == steps.cut(part)
         assert np.array_equal(*target) and np.array_equal(*np.where(target >= 0, gain, 0))
         assert 0 < np.count_nonzero(steps._border) < 300
+
+
+@given(graph=weighted_graphs(min_nodes=2), num_parts=st.sampled_from([2, 3, 40]), data=st.data())
+def test_a_candidate_goes_to_the_best_of_all_parts(graph, num_parts, data):
+    part, threads = np.array(data.draw(starts(graph, num_parts)), np.int16), RowThreads(1)
+    prices = st.lists(st.sampled_from([0.0, 0.25, 1.5]), min_size=num_parts, max_size=num_parts)
+    price = np.repeat(np.array(data.draw(prices))[:, None], graph.node_weight.shape[1], axis=1)
+    target, gain, rests = (
+        np.empty(graph.num_nodes, np.int16),
+        np.empty(graph.num_nodes),
+        np.zeros(graph.num_nodes, bool),
+    )
+    assert RowSteps(graph, threads).select(part, price, 0.5, target, gain, rests) == cut_of(graph, part)
+    entry_weights = np.broadcast_to(graph.edge_weight, len(graph.indices))
+    node_weights = np.broadcast_to(graph.node_weight, (graph.num_nodes, price.shape[1]))
+    for v in range(graph.num_nodes):
+        some, own = slice(graph.indptr[v], graph.indptr[v + 1]), part[v]
+        conn = np.bincount(part[graph.indices[some]], entry_weights[some], num_parts)
+        scores = np.where(conn > 0, conn - (price - price[own]) @ node_weights[v], -np.inf)
+        scores[own] = -np.inf
+        best = scores.argmax()  # the first of equals
+        gained = scores[best] - conn[own]
+        assert target[v] == (best if gained >= 0 or -gained < 0.5 * conn[own] else -1)
+        assert target[v] < 0 or gain[v] == gained

@@ -8,7 +8,8 @@ from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_
 from lightning_gnnscale.partitioner.multilevel.refinement import inner_cap, rebalance
 from lightning_gnnscale.partitioner.multilevel.row_form import RowSteps
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
-from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph
+from lightning_gnnscale.rng import combine
+from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph, weighted_graphs
 
 
 def run(graph, part, cap, seed=0, num_threads=1):
@@ -120,3 +121,44 @@ def test_a_move_that_only_shifts_the_overload_is_not_made(monkeypatch, rounds):
 def test_inner_caps_are_lower_where_there_are_several_dimensions():
     assert inner_cap(np.array([[1000], [3]])).tolist() == [[1000], [3]]
     assert inner_cap(np.array([[1000, 500], [3, 1]])).tolist() == [[998, 499], [2, 1]]
+
+
+def way_out(v, own, conn, weight, load, cap, strict, key):
+    """Look at every part; the plain reference of `best_way_out`."""
+
+    def above(part, by):
+        return [max(0, load[part, d] + by * w - cap[part, d]) / cap[part, d] for d, w in enumerate(weight)]
+
+    found = (-np.inf, 0, -1)
+    for b in {*range(len(load))} - {own}:
+        if strict and any(load[b, d] + w > cap[b, d] for d, w in enumerate(weight)):
+            continue
+        fall = sum(x * x - y * y for x, y in zip(above(own, 0), above(own, -1), strict=True))
+        relief = fall - sum(y * y - x * x for x, y in zip(above(b, 0), above(b, 1), strict=True))
+        if fall > 0 and relief > 0:
+            gain = int(conn[b] - conn[own])
+            found = max(found, (gain / relief if gain < 0 else gain * relief, combine(key ^ v, b), b))
+    return found
+
+
+@given(graph=weighted_graphs(min_nodes=2), num_parts=st.sampled_from([2, 3, 40]), strict=st.booleans(), data=st.data())
+def test_the_way_out_is_the_best_of_all_parts(graph, num_parts, strict, data):
+    part = np.array(
+        data.draw(st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes))
+    )
+    load, key = loads_of(graph, part, num_parts), data.draw(st.integers(0, 9))
+    cap = np.array(data.draw(st.lists(st.integers(1, 9), min_size=load.size, max_size=load.size))).reshape(load.shape)
+    over, threads = (load > cap).any(axis=1), RowThreads(1)
+    target, ratio = np.empty(graph.num_nodes, np.int16), np.empty(graph.num_nodes)
+    RowSteps(graph, threads).find_ways_out(
+        part.astype(np.int16), load, cap, over, strict, np.uint64(key), target, ratio
+    )
+    entry_weights = np.broadcast_to(graph.edge_weight, len(graph.indices))
+    node_weights = np.broadcast_to(graph.node_weight, (graph.num_nodes, load.shape[1])).tolist()
+    for v in range(graph.num_nodes):
+        some = slice(graph.indptr[v], graph.indptr[v + 1])
+        conn = np.bincount(part[graph.indices[some]], entry_weights[some], num_parts).astype(int)
+        state = (conn, node_weights[v], load, cap, strict, key)
+        best, _, b = way_out(v, part[v], *state) if over[part[v]] else (0, 0, -1)
+        assert target[v] == b
+        assert b < 0 or ratio[v] == pytest.approx(best)
