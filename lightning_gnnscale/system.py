@@ -20,6 +20,7 @@ MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 MADV_RANDOM = getattr(mmap, "MADV_RANDOM", None)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened before a fork, which must not wait for locks
+PAGE_BYTES = 4096  # that a disk reads at a time; reads past the page cache begin and end at them
 _NICE = 10  # a tenth of what a thread that is waited for gets of a core
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 

@@ -23,7 +23,7 @@ from ..partition_store.features import DenseFeatures
 from ..partition_store.planned_reads import open_direct
 from ..sampler.minibatch import rows_by_node_type, sparse_rows_to_torch
 from ..scratch import Scratch
-from ..system import CAN_ADVISE, advise
+from ..system import CAN_ADVISE, PAGE_BYTES, advise
 from ..triton_kernels.gather_rows import gather_rows
 from .edge_spool import EdgeSpool
 from .evaluation import EvaluationLinks
@@ -34,7 +34,6 @@ GAP_BYTES = 64 << 10  # read rather than skipped: a read from a new place takes 
 READ_BYTES = 4 << 20  # of one read
 _READS_AHEAD, _AHEAD_BYTES = 64, 16 << 20  # reads, and bytes of them, announced to the disk before they are made
 _SHORT_READ = 64 << 10  # bytes: many such reads are announced, as each alone would wait for the disk
-_PAGE_BYTES = 4096
 _NODES_AT_ONCE = 1 << 18  # nodes whose offsets are read at once
 _BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
 _ROUND_BYTES = 32 << 20  # of rows that all ranks together send at once
@@ -444,20 +443,20 @@ class FileRows:
         """Return memory of so many bytes at least, from a page's begin on, that this thread reuses."""
         held = vars(self._local).get("held")
         if held is None or len(held) < num_bytes:
-            memory = np.empty(max(READ_BYTES, num_bytes) + 4 * _PAGE_BYTES, np.uint8)
-            held = self._local.held = memory[-memory.ctypes.data % _PAGE_BYTES :]
+            memory = np.empty(max(READ_BYTES, num_bytes) + 4 * PAGE_BYTES, np.uint8)
+            held = self._local.held = memory[-memory.ctypes.data % PAGE_BYTES :]
         return held
 
     def _read_direct(self, first: int, last: int) -> np.ndarray:
         """Return the rows [first, last) in memory that this thread reuses, read past the page cache."""
         position, size = self._place(first, last)
-        skipped, done = position % _PAGE_BYTES, 0
-        whole = -(-(skipped + size) // _PAGE_BYTES) * _PAGE_BYTES
+        skipped, done = position % PAGE_BYTES, 0
+        whole = -(-(skipped + size) // PAGE_BYTES) * PAGE_BYTES
         memory = self._memory(whole)
         while done < skipped + size:
             count = os.preadv(self._direct.fileno(), [memory[done:whole]], position - skipped + done)
             done += count
-            if not count or (done % _PAGE_BYTES and done < skipped + size):
+            if not count or (done % PAGE_BYTES and done < skipped + size):
                 raise PartitionStoreError(f"{self.path}: ends before row {last}; write the store again")
         return memory[skipped : skipped + size].reshape(last - first, self.row_bytes)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..planner.sweep_plan import GAP_BYTES
-from ..system import CAN_ADVISE, O_DIRECT, advise
+from ..system import CAN_ADVISE, O_DIRECT, PAGE_BYTES, advise
 from ..triton_kernels.gather_rows import pack_places
 from ..triton_kernels.intrinsics import copy_bytes, popcount, pread, trailing_zeros
 from .array_file import file_place, fits_twice
@@ -26,7 +26,6 @@ _TASK_ROWS = 16 << 10
 _TASK_READS = 8
 _BUFFERS: SimpleQueue[np.ndarray] = SimpleQueue()  # to be used again: new memory is zeroed first
 _OTHER = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first row of the rows beside
-_PAGE_BYTES = 4096
 
 
 class BytesRead:
@@ -134,7 +133,7 @@ def planned_bytes(begin: np.ndarray, end: np.ndarray) -> int:
         return 0
     gaps = np.flatnonzero(begin[1:] - end[:-1] > GAP_BYTES)
     first, last = begin[np.concatenate([[0], gaps + 1])], end[np.concatenate([gaps, [len(end) - 1]])]
-    return int((-(-last // _PAGE_BYTES) - first // _PAGE_BYTES).sum()) * _PAGE_BYTES
+    return int((-(-last // PAGE_BYTES) - first // PAGE_BYTES).sum()) * PAGE_BYTES
 
 
 def read_slice(array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -195,11 +194,11 @@ def read_once(array: np.ndarray, spare: int = 0, allocate: Callable[..., np.ndar
         read_slice(array, out[: len(array)])
         return out
     path, begin = place
-    before, done = begin % _PAGE_BYTES, 0
+    before, done = begin % PAGE_BYTES, 0
     needed = before + array.nbytes
-    length = -(-needed // _PAGE_BYTES) * _PAGE_BYTES
-    memory = allocate(length + size + _PAGE_BYTES, np.uint8)
-    memory = memory[-memory.ctypes.data % _PAGE_BYTES :]
+    length = -(-needed // PAGE_BYTES) * PAGE_BYTES
+    memory = allocate(length + size + PAGE_BYTES, np.uint8)
+    memory = memory[-memory.ctypes.data % PAGE_BYTES :]
     try:
         while done < needed:
             count = os.preadv(descriptor, [memory[done:length]], begin - before + done)
@@ -218,10 +217,10 @@ def _buffer(num_bytes: int) -> Iterator[np.ndarray]:
         buffer = _BUFFERS.get_nowait() if num_bytes <= RUN_BYTES else None
     except Empty:
         buffer = None
-    if buffer is None or len(buffer) < num_bytes + 2 * _PAGE_BYTES:
+    if buffer is None or len(buffer) < num_bytes + 2 * PAGE_BYTES:
         # Memory of this process alone: a fork that shared it would write into the reads of the other.
-        memory = np.empty((-(-num_bytes // _PAGE_BYTES) + 3) * _PAGE_BYTES, np.uint8)
-        buffer = memory[-memory.ctypes.data % _PAGE_BYTES :][: len(memory) - _PAGE_BYTES]
+        memory = np.empty((-(-num_bytes // PAGE_BYTES) + 3) * PAGE_BYTES, np.uint8)
+        buffer = memory[-memory.ctypes.data % PAGE_BYTES :][: len(memory) - PAGE_BYTES]
     try:
         yield buffer
     finally:
@@ -251,7 +250,7 @@ def open_direct(path) -> int | None:
     except OSError:
         return None
     try:
-        os.preadv(descriptor, [mmap(-1, _PAGE_BYTES)], 0)  # some file systems refuse only here
+        os.preadv(descriptor, [mmap(-1, PAGE_BYTES)], 0)  # some file systems refuse only here
     except OSError:
         os.close(descriptor)
         return None
@@ -271,9 +270,9 @@ def _read_runs(descriptor, offset, begin, end, gap_bytes, run_bytes, buffer, out
         ):
             last += 1
         start = offset + begin[first]
-        before = start % _PAGE_BYTES
+        before = start % PAGE_BYTES
         needed = before + end[last] - begin[first]
-        length = -(-needed // _PAGE_BYTES) * _PAGE_BYTES
+        length = -(-needed // PAGE_BYTES) * PAGE_BYTES
         done = 0
         while done < needed:
             count = pread(

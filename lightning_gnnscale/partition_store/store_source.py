@@ -38,6 +38,7 @@ from ..planner.sweep_plan import (
     largest_share,
     plan_sweep,
 )
+from ..system import PAGE_BYTES
 from .journal import store_folder
 from .manifest import read_source, write_json
 from .partitioner_identity import (
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MOST_HALO = 0.5  # of the graph: beyond it, reading the whole table in order costs at most twice as much
-_WHOLE_PAGES = 4096  # bytes of a row
 # What a sweep may read, times what parts with packed halos do: it loads no rows that no batch uses, and the store is
 # several times smaller.
 _MOST_SWEPT = 2
@@ -477,12 +477,13 @@ class StoreSource:
         halo_share = max(made.quality.halo_per_part) / num_nodes
         packed = int(sum(made.quality.halo_per_part) * features / num_nodes)
         space = shutil.disk_usage(store_folder(self.root).parent).free - 2 * features
+        most_swept = _MOST_SWEPT * (packed + features)
         facts = f"features {format_bytes(features)}, memory {format_bytes(free)}, halos {format_bytes(packed)}"
-        if features >= _WHOLE_PAGES * num_nodes:
+        if features >= PAGE_BYTES * num_nodes:
             packs, why = False, f"rows are whole pages of the disk already ({facts})"
         elif halo_share > _MOST_HALO:
             packs, why = False, f"the largest halo is {halo_share:.0%} of the graph ({facts})"
-        elif (swept := self._swept_bytes(made.quality, free)) and swept <= _MOST_SWEPT * (packed + features):
+        elif (swept := self._swept_bytes(made.quality, free)) is not None and swept <= most_swept:
             packs, why = False, f"batches in waiting read {format_bytes(swept)} an epoch without them ({facts})"
         elif packed > space:
             packs, why = False, f"the disk has no space for them ({facts})"

@@ -160,9 +160,9 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. Where clusters are hardly more than trees and a tenth of the
-    edges is between hubs, these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that fits one block is read
-    into memory, without scratch disk, and but for "fast" refined once more by Jet; "fast" also holds the rows of one
-    that fits two, which it treats as a larger one otherwise. One of trees and chains is
+    edges is between hubs, these begin as one part, and no graph of clusters is made (`multilevel.hubs`). A graph that
+    fits one block is read into memory, without scratch disk, and but for "fast" refined once more by Jet; "fast" also
+    holds the rows of one that fits two, which it treats as a larger one otherwise. One of trees and chains is
     contracted level by level from the start; by "fast" also one whose nodes have few neighbours
     (`multilevel.neighbour_joins`), but for "fast" one of at most 2**20 entries. In memory "best" combines several
     results, and straightens borders by flows (`multilevel.flow`).

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..system import PAGE_BYTES
+
 _ROW_OVERHEAD = 16  # bytes of a row that is held: its slot, and the list of those that are read
 LABEL_BYTES = 2.35  # of each node of the graph in each process: its label and masks
 _NODE_BYTES = 1.4 + LABEL_BYTES  # of each node of the graph: its newest group, and which nodes are read, beside these
 RANGES = 32  # of the table, at most: what a step of a sweep reads
 LAG = 2  # groups of batches that are sampled and that train, beside those whose ranges are read
 STEPS_AHEAD = 2  # of a sweep that are under way at a time
-_PAGE_BYTES = 4096  # that the disk reads at a time
 GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
 SPACE_SHARE = 0.7  # of the free memory that rows and batches may take: the rest is for a model, and other users
 WORTH = 0.8  # a sweep reads at most this share of what others read: its batches wait for a whole pass
@@ -92,7 +93,7 @@ class EpochUse:
         gap = GAP_BYTES / self.row_bytes
         is_last = (1 - density) ** gap  # before a longer gap
         skipped = is_last * (1 + gap * density)  # of the rows that lie in such gaps
-        return min(1 - (1 - density) * min(skipped, 1.0) + density * is_last * _PAGE_BYTES / self.row_bytes, 1.0)
+        return min(1 - (1 - density) * min(skipped, 1.0) + density * is_last * PAGE_BYTES / self.row_bytes, 1.0)
 
     def part_bytes(self, share_read: float, is_packed: bool) -> float:
         """Return the bytes that an epoch reads part by part, all rows of core and halo.

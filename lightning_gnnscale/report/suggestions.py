@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..memory import format_bytes, format_seconds
+from ..system import PAGE_BYTES
 from ..traits import ASKING_THREADS
 from .run_record import RunRecord
 
 _FEW = 0.15  # shares of an epoch below this are not worth a suggestion
-_PAGE_BYTES = 4096
 _EXCHANGED_QUANTISED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, with their headers
 _PATIENCE = 10  # of callbacks=early_stopping
 _MOST_LABELS = 24  # that `store_composition` counts
@@ -111,14 +111,14 @@ def halo_rows_read_separately(run: RunRecord) -> Suggestion | None:
     """Batches waited for small reads of halo rows from disk: pack them beside their part."""
     wait, parts = run.waiting, run.parts
     row_bytes, halo = parts.get("row_bytes") or 0, parts.get("halo")
-    if wait < _FEW or not halo or not 0 < row_bytes < _PAGE_BYTES or parts.get("packs_halo", True):
+    if wait < _FEW or not halo or not 0 < row_bytes < PAGE_BYTES or parts.get("packs_halo", True):
         return None
     if run.per_epoch("disk_bytes") < 0.1 * run.per_epoch("row_bytes") or run.prepares("read") < run.prepares("sample"):
         return None
     packed = format_bytes(sum(halo) * row_bytes)
     why = (
         f"Batches waited {wait:.0%} of the epoch, mostly for rows read from disk: {format_bytes(row_bytes)} each, "
-        f"but the disk reads {format_bytes(_PAGE_BYTES)} at a time. Packed halo rows would take {packed} more space."
+        f"but the disk reads {format_bytes(PAGE_BYTES)} at a time. Packed halo rows would take {packed} more space."
     )
     return Suggestion(why, "pack_halo=true overwrite=true", wait)
 

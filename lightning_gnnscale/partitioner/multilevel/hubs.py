@@ -36,7 +36,7 @@ def hub_parts(
         (num_nodes,) int16; None where clusters tell more, there are no hubs, or they do not fit a part.
 
     A part of hubs has many times the edges of the others, and its halo is most of the graph. That pays with few parts:
-    on a power law of 250,000 nodes it cuts 3% less in 8 of them, and as much as the others do in 32 or 128, with 6 and
+    on a power law of 500,000 nodes it cuts 3% less in 8 of them, and as much as the others do in 32 or 128, with 6 and
     14 times the mean of edges.
 
     Cost: O(num_nodes) time, 12 bytes a node, and a look at an eighth of the first block, 40 bytes an entry of it.
