@@ -17,7 +17,7 @@ class BufferPool:
     Fresh pages cost several times what filling them does, so buffers are reused: an array that `take` returned owns
     its buffer until the array, and every view and tensor derived from it, is gone. A user may keep batches for as
     long as they like: what exceeds `max_bytes` is fresh memory, and is freed instead of coming back; so are arrays of
-    at most 4096 bytes, which are not counted.
+    at most 4096 bytes, which are not counted. A buffer serves arrays of half its size and more: batches differ.
 
     Args:
         max_bytes: most bytes that the pool keeps, handed out or waiting, >= 0.
@@ -28,7 +28,8 @@ class BufferPool:
             raise ValueError(f"max_bytes must be >= 0, got {max_bytes}")
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        self._waiting: dict[int, list[np.ndarray]] = {}
+        self._waiting: dict[int, deque[tuple[int, np.ndarray]]] = {}  # by size, each with when it came back
+        self._num_returned = 0
         # A finaliser may run at any allocation, even while this thread holds the lock: it only appends.
         self._returned: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
@@ -67,8 +68,9 @@ class BufferPool:
     def _find(self, capacity: int) -> tuple[np.ndarray, bool]:
         with self._lock:
             self._sort_returned()
-            if waiting := self._waiting.get(capacity):
-                return waiting.pop(), True
+            serves = [size for size, waiting in self._waiting.items() if waiting and capacity <= size <= 2 * capacity]
+            if serves:
+                return self._waiting[min(serves)].pop()[1], True
             self._make_space(capacity)
             pooled = self.held_bytes + capacity <= self.max_bytes
             if pooled:
@@ -78,14 +80,18 @@ class BufferPool:
     def _sort_returned(self) -> None:
         while self._returned:
             buffer = self._returned.popleft()
-            self._waiting.setdefault(len(buffer), []).append(buffer)
+            self._waiting.setdefault(len(buffer), deque()).append((self._num_returned, buffer))
+            self._num_returned += 1
 
     def _make_space(self, capacity: int) -> None:
-        """Free waiting buffers of other sizes, largest first, where a new one would exceed the cap."""
-        for size in sorted(self._waiting, reverse=True):
-            while self._waiting[size] and self.held_bytes + capacity > self.max_bytes:
-                self._waiting[size].pop()
-                self.held_bytes -= size
+        """Free the buffers that have waited longest, where a new one would exceed the cap, and does not without them."""
+        waiting_bytes = sum(size * len(waiting) for size, waiting in self._waiting.items())
+        if self.held_bytes - waiting_bytes + capacity > self.max_bytes:
+            return
+        while self.held_bytes + capacity > self.max_bytes:
+            _, size = min((waiting[0][0], size) for size, waiting in self._waiting.items() if waiting)
+            self._waiting[size].popleft()
+            self.held_bytes -= size
 
 
 def rounded_capacity(num_bytes: int) -> int:

@@ -28,6 +28,7 @@ _DENSE_VISIT = 3
 # Batches whose buffers planned reads keep for others: one trains, one is handed over, one is filled, sizes are rounded
 # up. With fewer, half of the memory was new, whose pages the system clears.
 POOLED_BATCHES = 3.5
+_ROW_USES = 6  # of a row in a window, about
 _END = object()
 
 
@@ -190,7 +191,9 @@ def choose_row_reads(
             break
     window = max(int(left * 4 / (5 * held)), int(first.rows * row_bytes * kept.share_read))
     why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}{kept.told(row_bytes)}"
-    pool_bytes = int(POOLED_BATCHES * batch_bytes)
+    # The pool's are also the sampled batches of the windows.
+    sampled = first.sampled_bytes / max(first.sampled_bytes + first.rows * row_bytes * kept.share_read / _ROW_USES, 1)
+    pool_bytes = int(POOLED_BATCHES * batch_bytes + held * window * sampled)
     return RowReads("planned", window, held, kept.halos, pool_bytes=pool_bytes, share_read=kept.share_read, why=why)
 
 

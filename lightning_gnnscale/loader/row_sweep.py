@@ -168,6 +168,7 @@ class RowSweep:
         self._frees: list[np.ndarray] = []
         self._reader = ThreadPoolExecutor(1, f"{THREAD_NAME}-rows", yield_cores)
         self._threads = reading_threads()
+        self._block: np.ndarray | None = None  # of rows that were read, until they are in their slots
         self.steps = 0
 
     @property
@@ -293,10 +294,12 @@ class RowSweep:
     def _read(self, nodes: np.ndarray, slots: np.ndarray) -> None:
         array = self.features.raw.array
         step = max(1, _READ_BYTES // max(1, self._slots[:1].nbytes))
+        if self._block is None:
+            self._block = np.empty((step, *array.shape[1:]), array.dtype)
         for first in range(0, len(nodes), step):
             block = nodes[first : first + step]
             with clock.doing("read"):
-                rows = read_rows(array, block, threads=self._threads)
+                rows = read_rows(array, block, self._block[: len(block)], self._threads)
                 _put_rows(_as_items(rows), slots[first : first + step], _as_items(self._slots))
 
     def _grow(self, num_slots: int) -> None:
@@ -356,8 +359,9 @@ class RowSweep:
         self._frees = []
 
     def close(self) -> None:
-        """End the reads."""
+        """End the reads, and let go of the rows."""
         stop(self._reader, self._threads)
+        self._slots, self._block = self._slots[:0].copy(), None
 
 
 def ranges_of(num_nodes: int) -> tuple[int, int]:

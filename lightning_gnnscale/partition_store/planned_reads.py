@@ -25,6 +25,8 @@ RUN_BYTES = 256 << 10
 _TASK_ROWS = 16 << 10
 _TASK_READS = 8
 _BUFFERS: SimpleQueue[np.ndarray] = SimpleQueue()  # to be used again: new memory is zeroed first
+_READ_DIRECTLY: set[tuple[int, int]] = set()  # devices and inodes of files that were read past the page cache
+_MOST_FILES = 1 << 10
 _OTHER = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first row of the rows beside
 
 
@@ -249,11 +251,17 @@ def open_direct(path) -> int | None:
         descriptor = os.open(path, os.O_RDONLY | O_DIRECT)
     except OSError:
         return None
+    facts = os.fstat(descriptor)
+    file = facts.st_dev, facts.st_ino
+    if file in _READ_DIRECTLY:
+        return descriptor
     try:
         os.preadv(descriptor, [mmap(-1, PAGE_BYTES)], 0)  # some file systems refuse only here
     except OSError:
         os.close(descriptor)
         return None
+    if len(_READ_DIRECTLY) < _MOST_FILES:
+        _READ_DIRECTLY.add(file)
     return descriptor
 
 

@@ -102,6 +102,44 @@ def test_sizes_that_are_close_share_a_buffer():
     assert pool.take(1_010_000, np.uint8).ctypes.data == address
 
 
+@pytest.mark.parametrize(("num_bytes", "is_same"), [(1 << 20, True), (1 << 19, True), ((1 << 19) - (1 << 16), False)])
+def test_a_buffer_serves_arrays_of_half_its_size_and_more(num_bytes, is_same):
+    pool = BufferPool()
+    address = pool.take(1 << 20, np.uint8).ctypes.data
+    assert (pool.take(num_bytes, np.uint8).ctypes.data == address) == is_same
+
+
+def test_of_buffers_that_serve_the_smallest_is_taken():
+    pool = BufferPool()
+    large, small = pool.take(1 << 20, np.uint8), pool.take(3 << 18, np.uint8)
+    addresses = large.ctypes.data, small.ctypes.data
+    del large, small
+    found = [pool.take(5 << 17, np.uint8) for _ in range(3)]
+    assert [array.ctypes.data for array in found[:2]] == [*reversed(addresses)]
+    assert found[2].ctypes.data not in addresses
+
+
+def test_what_has_waited_longest_makes_room():
+    pool = BufferPool(max_bytes=1 << 20)
+    first, last = pool.take(100_000, np.uint8), pool.take(800_000, np.uint8)
+    address = last.ctypes.data
+    del first, last  # in this order
+    pool.take(200_000, np.uint8)
+    assert pool.take(800_000, np.uint8).ctypes.data == address
+    assert pool.held_bytes <= 1 << 20
+
+
+def test_an_array_for_which_there_is_no_room_frees_nothing():
+    pool = BufferPool(max_bytes=1 << 20)
+    kept, waiting = pool.take(600_000, np.uint8), pool.take(100_000, np.uint8)
+    address, held = waiting.ctypes.data, pool.held_bytes
+    del waiting
+    pool.take(900_000, np.uint8)
+    assert pool.held_bytes == held
+    assert pool.take(100_000, np.uint8).ctypes.data == address
+    assert len(kept) == 600_000
+
+
 def test_a_negative_cap_is_refused():
     with pytest.raises(ValueError, match=said("max_bytes >= 0 -1")):
         BufferPool(-1)

@@ -110,8 +110,9 @@ def test_rows_are_those_of_the_table(held_rows, dtype):
     for rows, nodes in zip(found, batches, strict=True):
         np.testing.assert_array_equal(rows, features.array[nodes])
     largest = max(map(len, batches))
-    assert len(sweep._slots) <= max(held_rows, 2 * largest), "slots were taken beyond what one batch needs"
-    assert sweep._num_free == len(sweep._slots)
+    assert len(sweep._free) <= max(held_rows, 2 * largest), "slots were taken beyond what one batch needs"
+    assert sweep._num_free == len(sweep._free)
+    assert len(sweep._slots) == 0, "rows outlive their sweep"
     assert loader_threads() == []
 
 
