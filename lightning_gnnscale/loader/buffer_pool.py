@@ -68,14 +68,18 @@ class BufferPool:
     def _find(self, capacity: int) -> tuple[np.ndarray, bool]:
         with self._lock:
             self._sort_returned()
-            serves = [size for size, waiting in self._waiting.items() if waiting and capacity <= size <= 2 * capacity]
-            if serves:
-                return self._waiting[min(serves)].pop()[1], True
+            if waiting := self._waiting.get(capacity) or self._waiting_for(capacity):
+                return waiting.pop()[1], True
             self._make_space(capacity)
             pooled = self.held_bytes + capacity <= self.max_bytes
             if pooled:
                 self.held_bytes += capacity
         return _aligned(capacity), pooled
+
+    def _waiting_for(self, capacity: int) -> deque[tuple[int, np.ndarray]]:
+        """Return the smallest buffers that serve a size, and are no more than twice as large."""
+        sizes = [size for size, waiting in self._waiting.items() if waiting and capacity <= size <= 2 * capacity]
+        return self._waiting[min(sizes)] if sizes else deque()
 
     def _sort_returned(self) -> None:
         while self._returned:
@@ -84,7 +88,7 @@ class BufferPool:
             self._num_returned += 1
 
     def _make_space(self, capacity: int) -> None:
-        """Free the buffers that have waited longest, where a new one would exceed the cap, and does not without them."""
+        """Free the buffers that have waited longest, where with them a new one would exceed the cap."""
         waiting_bytes = sum(size * len(waiting) for size, waiting in self._waiting.items())
         if self.held_bytes - waiting_bytes + capacity > self.max_bytes:
             return

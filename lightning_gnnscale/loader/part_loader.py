@@ -602,7 +602,7 @@ class PartLoader:
         if not self.reads.fills_here or self._maker.features is None:
             return batches
         if self.reads.how == "planned":
-            return fill_windows(batches, self._maker.features, self._maker.fill, self.reads, self._kept)
+            return fill_windows(batches, self._maker.features, self._maker.fill, self.reads, self._kept, self.chunks)
         maker = replace(self._maker, joins=False)  # rows are read ahead, by threads
         num_threads, ahead = self.options.num_threads, self.chunks * self.options.batches_ahead
         return fill_told(batches, maker, self.reads, num_threads, ahead)

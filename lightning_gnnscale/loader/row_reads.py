@@ -1,7 +1,7 @@
 """How batches get their feature rows: chosen by what memory holds; the rest of the code only asks for rows."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -371,36 +371,54 @@ def _read_rows(table, nodes: RankedNodes, kept: LoadedRows | None) -> LoadedRows
 
 
 def _windows(
-    sampled: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int
+    sampled: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int, visits_together: int = 1
 ) -> Iterator[_Window | None]:
     """Yield windows in order, and None after a batch that does not end one.
 
-    A part whose rows are read in two windows is read nearly twice, so a visit is divided only where it is more than a
-    window by itself.
+    A part whose rows are read in two windows is read nearly twice, so a window ends where few visits go on.
     """
-    earlier, visit = _Window(features, kept), _Window(features, kept)
-    for batch in sampled:
-        if visit.batches and batch.part != visit.batches[-1].part:
-            if earlier.batches and earlier.num_bytes + visit.num_bytes > most_bytes:
-                yield earlier
-                earlier = visit
-            else:
-                for one in visit.batches:
-                    earlier.add(one)
-            visit = _Window(features, kept)
-        visit.add(batch)
-        if visit.num_bytes < most_bytes:
-            yield None
+    batches: list[MiniBatch] = []
+    ended, fits, forming = False, None, _Window(features, kept)
+    while not ended or batches:
+        while fits is None and len(forming.batches) < len(batches):
+            forming.add(batches[len(forming.batches)])
+            if forming.num_bytes > most_bytes:
+                fits = max(1, len(forming.batches) - 1)
+        if not ended and (fits is None or len(batches) < fits + visits_together):
+            batch = next(sampled, None)
+            ended = batch is None
+            if not ended:
+                batches.append(batch)
+                del batch
+                yield None
             continue
-        if earlier.batches:
-            yield earlier
-        yield visit
-        earlier, visit = _Window(features, kept), _Window(features, kept)
-    if earlier.num_bytes + visit.num_bytes <= most_bytes:
-        for one in visit.batches:
-            earlier.add(one)
-        visit = _Window(features, kept)
-    yield from (window for window in (earlier, visit) if window.batches)
+        if not batches:
+            return
+        end = len(batches) if fits is None else window_end([batch.part for batch in batches], fits)
+        if end != len(forming.batches):
+            forming = _Window(features, kept)
+            for batch in batches[:end]:
+                forming.add(batch)
+            del batch
+        del batches[:end]
+        window, fits, forming = [forming], None, _Window(features, kept)
+        yield window.pop()  # its rows are gone as soon as its last batch
+
+
+def window_end(parts: Sequence[int], most: int) -> int:
+    """Return how many batches make a window, at least half of those that fit: as few visits a batch as may be go on.
+
+    Args:
+        parts: (num,) of the batches to come.
+        most: So many fit, at most num.
+    """
+    first = {part: i for i, part in reversed([*enumerate(parts)])}
+    last = {part: i for i, part in enumerate(parts)}
+    open_visits = np.zeros(len(parts) + 1, np.int64)  # of a window of so many batches
+    for part, i in first.items():
+        open_visits[i + 1 : last[part] + 1] += 1
+    ends = np.arange(max(1, most // 2), most + 1)
+    return int(ends[::-1][np.argmin((open_visits[ends] / ends)[::-1])])
 
 
 def fill_windows(
@@ -409,6 +427,7 @@ def fill_windows(
     fill: Callable[[MiniBatch, LoadedRows], Any],
     reads: RowReads,
     kept: LoadedRows | None = None,
+    visits_together: int = 1,
 ) -> Iterator[MiniBatch]:
     """Yield sampled batches in order, their rows read together a window of batches at a time.
 
@@ -419,9 +438,10 @@ def fill_windows(
         features: The column whose rows are read, or `NamedColumns`.
         fill: Gives a batch its rows, from those of its window, or tells it where they are.
         kept: rows that stay in memory, see `keep_rows`.
+        visits_together: Parts whose batches take turns.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-    coming, ended = _windows(sampled, features, kept, reads.window_bytes), False
+    coming, ended = _windows(sampled, features, kept, reads.window_bytes, visits_together), False
     windows: deque[_Window] = deque()
     try:
         while True:

@@ -1,14 +1,17 @@
 """How rows are read changes no batch; memory decides which way is taken."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles.parts import part_loader
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
 
 from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_row_reads, fits_in_memory
-from lightning_gnnscale.loader.row_reads import Footprint, sampled_bytes
+from lightning_gnnscale.loader.row_reads import Footprint, sampled_bytes, window_end
 from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
@@ -164,6 +167,24 @@ def test_a_visit_that_fits_is_read_in_one_window(features, monkeypatch):
     largest = max(rows) * row_bytes + max(sum(map(sampled_bytes, visit)) for visit in visits.values())
     list(make_loader(features=features, reads=RowReads("planned", window_bytes=largest + 1)))
     assert read == _joined(visits, largest + 1, row_bytes)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.data())
+def test_a_window_ends_where_few_visits_go_on(parts, data):
+    most = data.draw(st.integers(1, len(parts)))
+    ends = range(max(1, most // 2), most + 1)
+    go_on = {end: Fraction(len({*parts[:end]} & {*parts[end:]}), end) for end in ends}
+    assert window_end(parts, most) == max(end for end in ends if go_on[end] == min(go_on.values()))
+
+
+def test_windows_of_parts_that_take_turns_end_between_visits():
+    """Two parts enter where two others leave: a window ends there, not where its bytes do."""
+    parts = [part for visits in range(0, 40, 2) for _ in range(3) for part in (visits, visits + 1)]
+    first = 0
+    while len(parts) - first > 16:
+        end = window_end(parts[first : first + 16], 15)
+        assert end == 12, "two visits of three batches each, twice"
+        first += end
 
 
 def _joined(visits, most_bytes, row_bytes) -> list[int]:
