@@ -92,7 +92,7 @@ class Tries(NamedTuple):
 
 _UNPOLISHED = ((0, 0, 0),) * 2
 EFFORTS = {
-    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 6, 2, 16, True, False, 2),
+    "fast": Tries(2, 2, 1.0, (1, 1), (0, 0), (3, 3), (5, 8), True, 8, _UNPOLISHED, 1, 1, 3, 2, 16, True, False, 2),
     "default": Tries(3, 6, 2.0, (2, 3), (0, 1), sweeps_in_vain=2, rounds_of_edges=2),
     "best": Tries(
         2,
