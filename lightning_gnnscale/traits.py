@@ -42,6 +42,7 @@ class BackboneTraits(Traits):
     Attributes:
         num_layers: Layers, one a hop; None: unknown.
         in_channels, out_channels: Columns that it reads, of all node types alike, and that it gives; None: unknown.
+        hidden_channels: Columns between its layers; None: unknown.
         type_channels: Columns that it reads by node type number; None: of all alike.
         edge_dim: Columns of the edge features that it reads; None: it reads none.
         time_channels: Columns that encode times of edges; None: it reads none.
@@ -56,7 +57,7 @@ class BackboneTraits(Traits):
         requires: What the graph must have, as `BatchSampler.requires`.
     """
 
-    num_layers = in_channels = out_channels = type_channels = time_channels = None
+    num_layers = in_channels = out_channels = hidden_channels = type_channels = time_channels = None
     edge_dim: Any = ANY
     takes_negative_weights = averages = True
     accepts_sparse = reads_edge_types = False

@@ -441,7 +441,8 @@ def plan(config: DictConfig) -> None:
         store = store or standing_store(config, datamodule.store_source)
         if config.store is None and store is not None and takes_sampler(config):
             datamodule = make_datamodule(config, None, store=store)
-        _plan_reads(config, made, datamodule, store, weights)
+        hidden_channels = 0 if made.on_gpu else model_widths(config, data).get("hidden_channels", 0)
+        _plan_reads(config, made, datamodule, store, weights, hidden_channels)
         _plan_machines(config, data, datamodule, store, weights)
 
 
@@ -456,14 +457,14 @@ def _plan_partitioning(made, source) -> None:
         )
 
 
-def _plan_reads(config: DictConfig, made, datamodule, store, weights) -> None:
+def _plan_reads(config: DictConfig, made, datamodule, store, weights, hidden_channels: int) -> None:
     """Print what an epoch reads from a store whose features memory does not hold, and what another GiB would save."""
     memory = made.device_memory_bytes
     if store is None or memory is None or not takes_sampler(config) or not datamodule.stored_features:
         return
     free = max(memory - (0 if made.device_memory_found else INTERPRETER_BYTES + WORKER_BYTES), 0)
     place = RankPlace(0, made.num_devices, num_local=made.num_devices)
-    found = datamodule.predicted_reads(place, weights, [free, free + (1 << 30)])
+    found = datamodule.predicted_reads(place, weights, [free, free + (1 << 30)], hidden_channels)
     if not found or found[0].how == "mapped":
         return
     now, more = found

@@ -40,7 +40,7 @@ from ..sampler.minibatch import MiniBatch
 from ..sampler.on_device import asked_device
 from ..sampler.protocol import BatchSampler, as_batch_sampler
 from ..scratch import Scratch, open_scratch
-from ..traits import ModuleTraits, SourceTraits, StrategyTraits
+from ..traits import BackboneTraits, ModuleTraits, SourceTraits, StrategyTraits
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -439,12 +439,22 @@ class PartitionDataModule(StoredGraphDataModule):
         if reads_store and features is not None:
             hops = None if scope in ("graph", "alone") else self.halo_hops
             not_placed = self._not_placed or ""
-            settle_row_reads(loader, self.store, self.source, place, self.rows.how, hops, not_placed)
+            settle_row_reads(
+                loader, self.store, self.source, place, self.rows.how, hops, not_placed, self._hidden_channels
+            )
         loader.send_to(self._sending(self._placed if self._gathers_on_device else None))
         loader.sample_on(None if scope == "alone" else self._gpu)
         self._close_loader()
         self._train_loader = loader
         return loader
+
+    @property
+    def _hidden_channels(self) -> int:
+        """Columns between the layers of the model that trains on this host's CPUs; 0: unknown, or there is none."""
+        if self._module is None or self.trainer.strategy.root_device.type != "cpu":
+            return 0
+        width = BackboneTraits(ModuleTraits(self._module).backbone).hidden_channels
+        return width if isinstance(width, int) else 0
 
     def _tell_machines(self, scope: str, place: RankPlace) -> None:
         """Say where parts that were made for some machines are owned by others."""
@@ -479,16 +489,18 @@ class PartitionDataModule(StoredGraphDataModule):
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
         return self._loader(weights, replace(self.loader_options, prefetch_batches=None), None, Threads(), place)
 
-    def predicted_reads(self, place: RankPlace, weights: Any, free_bytes: list[int]) -> list[RowReads]:
+    def predicted_reads(
+        self, place: RankPlace, weights: Any, free_bytes: list[int], hidden_channels: int = 0
+    ) -> list[RowReads]:
         """Return how a rank's batches would get their rows from the store, with so much memory free; for each of some.
 
-        The processes of its machine have as much each, and share a sweep.
+        The processes of its machine have as much each, and share a sweep. hidden_channels: as of `settle_row_reads`.
 
         Cost: up to eight parts are loaded, a chunk of each is sampled, and for each size a sweep is tried, 1 to 2 s.
         """
         hops = None if self.scope_under(weights) in ("graph", "alone") else self.halo_hops
         with closing(self.trial_loader(place, weights)) as loader:
-            return reads_by_memory(loader, self.store, hops, free_bytes, place.num_local)
+            return reads_by_memory(loader, self.store, hops, free_bytes, place.num_local, hidden_channels)
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
         """Return the store ids of a rank's targets; of all where its batches mix chunks of all parts."""

@@ -39,7 +39,7 @@ from ..loader import (
 from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
 from ..loader.sweep_trial import SweepTrial
-from ..memory import format_bytes, free_memory_bytes, return_freed_memory
+from ..memory import format_bytes, free_memory_bytes, return_freed_memory, trim_heap
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import mapped_at_random
 from ..partition_store.coded_neighbors import read_runs
@@ -286,6 +286,7 @@ def settle_row_reads(
     how: str,
     halo_hops: int | None,
     not_placed: str = "",
+    hidden_channels: int = 0,
 ) -> None:
     """Choose how a loader that reads the store gets its feature rows, by the memory that is free now, and log it.
 
@@ -297,6 +298,7 @@ def settle_row_reads(
         how: "auto", or one of `RowReads`.
         halo_hops: How far the parts' halos reach; None: batches cross parts.
         not_placed: Why `rows="auto"` does not place them.
+        hidden_channels: Of a model that trains in the memory that rows are read into; 0: unknown, or on a GPU.
     """
     local = source.in_process or isinstance(source, Processes)
     free = free_memory_bytes() // place.num_local - 2 * loader.columns_bytes
@@ -313,12 +315,14 @@ def settle_row_reads(
     if first is not None:
         # No more than is planned for parts: what one leaves is there for the next, as new memory is zeroed first.
         loader.parts_pool.max_bytes = _held_bytes(loader, store, source, first, halo_hops)
-    given = loader, store, source, first, how, halo_hops, free
+    step_bytes = _step_bytes(store, first, hidden_channels)
+    given = loader, store, source, first, how, halo_hops, free, step_bytes
     if place.num_local > 1 and torch.distributed.is_initialized():
         shared = MachineSweeps.join(None if first is None else choose_reads(*given, place.num_local), place.num_local)
         if shared is not None:
             reads, sweeps = shared
             return_freed_memory()
+            trim_heap()
             _tell(place, reads.how, reads.why, not_placed, predicted_bytes=reads.predicted_bytes)
             loader.set_reads(reads, packed, sweeps)
             return
@@ -334,6 +338,7 @@ def settle_row_reads(
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
         return_freed_memory()
+        trim_heap()  # what the trials above have left
     predicted = {} if reads.predicted_bytes is None else {"predicted_bytes": reads.predicted_bytes}
     _tell(place, reads.how, reads.why, not_placed, **predicted)
     # Packed rows are copies: they pay where memory does not hold all rows.
@@ -390,6 +395,7 @@ def choose_reads(
     how: str,
     halo_hops: int | None,
     free_bytes: int,
+    step_bytes: int = 0,
     num_processes: int = 1,
 ) -> RowReads:
     """Return how the batches of a loader get their feature rows, by the memory that is free.
@@ -398,6 +404,7 @@ def choose_reads(
         first: Of some of its batches.
         loader, store, source, how, halo_hops: See `settle_row_reads`.
         free_bytes: Memory that this process may still take.
+        step_bytes: What a step of the model is predicted to take of it; 0: unknown.
         num_processes: Of the machine, which would share a sweep.
     """
     packed = store.features if halo_hops is None else store.part_features
@@ -421,6 +428,7 @@ def choose_reads(
         least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.chunks))),
         keeps=source.in_process and not whole,
         part_bytes=held_bytes,
+        step_bytes=step_bytes,
     )
     if how not in ("auto", reads.how):
         # What is kept was chosen for the other way; parts of other processes would each hold it.
@@ -438,7 +446,13 @@ def choose_reads(
         two_parts_bytes=loader.walk.most_held(part_bytes, two_held),
         open_share=min(loader.parts_held / max(len(parts), 1), 1.0) if loader.chunks > 1 else 0.0,
         num_processes=num_processes,
+        step_bytes=step_bytes,
     )
+
+
+def _step_bytes(store: PartitionStore, first: Footprint | None, hidden_channels: int) -> int:
+    """Predict what a step of a model takes of the memory that rows are read into; 0 where its width is unknown."""
+    return first.step_bytes(store.features.dim, hidden_channels) if first is not None and hidden_channels else 0
 
 
 def _held_bytes(
@@ -451,22 +465,29 @@ def _held_bytes(
 
 
 def reads_by_memory(
-    loader: PartLoader, store: PartitionStore, halo_hops: int | None, free_bytes: list[int], num_processes: int
+    loader: PartLoader,
+    store: PartitionStore,
+    halo_hops: int | None,
+    free_bytes: list[int],
+    num_processes: int,
+    hidden_channels: int = 0,
 ) -> list[RowReads]:
     """Return how a loader's batches would get their rows with so much memory free, for each of some sizes.
 
     Args:
         loader, store, halo_hops, num_processes: See `choose_reads`.
         free_bytes: Sizes, of each process.
+        hidden_channels: See `settle_row_reads`.
     """
     first = loader.first_footprint(_typical_parts(loader, store))
     if first is None:
         return []
+    step_bytes = _step_bytes(store, first, hidden_channels)
     fits = RowReads(predicted_bytes=int(store.features.nbytes), why="memory holds the features twice")
     return [
         fits
         if fits_in_memory(store.features, free)
-        else choose_reads(loader, store, Threads(), first, "auto", halo_hops, free, num_processes)
+        else choose_reads(loader, store, Threads(), first, "auto", halo_hops, free, step_bytes, num_processes)
         for free in free_bytes
     ]
 

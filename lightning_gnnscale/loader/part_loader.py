@@ -57,7 +57,7 @@ _OF_NODES = columns_of("nodes")
 _AHEAD_BYTES, _AHEAD_SHARE = 128 << 20, 16
 _AHEAD_NAME = "gnnscale-ahead"  # of threads that are none of a source's: they wait for those to end
 _FOOTPRINTS_AT_ONCE = 2
-_OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows")  # of a `Footprint`
+_OF_BATCHES = ("rows", "sampled_bytes", "waiting_bytes", "own_rows", "target_rows")  # of a `Footprint`
 
 
 @dataclass(frozen=True)
@@ -398,11 +398,11 @@ class PartLoader:
         batch, graph = self._maker.make(key, lambda: staged, fill=False), staged.graph
         nodes = batch.n_id.numpy() - graph.core_start
         own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
-        sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own
-        sizes = [self.chunks * size for size in sizes]
-        return Footprint(
-            staged.nbytes, *sizes, len(graph.csc.indices), graph.num_local, (PartUse.of(batch, graph, key.part),)
-        )
+        by_hop = np.cumsum(batch.num_sampled_nodes or [0, len(batch.n_id)])
+        sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own, int(by_hop[:-1].sum())
+        *sizes, targets = (self.chunks * size for size in sizes)
+        use = PartUse.of(batch, graph, key.part)
+        return Footprint(staged.nbytes, *sizes, len(graph.csc.indices), graph.num_local, (use,), targets)
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""

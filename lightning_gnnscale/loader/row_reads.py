@@ -15,7 +15,8 @@ from ..memory import format_bytes
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
-from ..planner.sweep_plan import SPACE_SHARE
+from ..planner.host_memory import activation_bytes
+from ..planner.sweep_plan import rows_space
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker
 from .local_source import THREAD_NAME, stop
@@ -110,6 +111,7 @@ class Footprint(NamedTuple):
         own_rows: rows in the core of its part.
         part_edges, part_rows: edges and nodes of its part, with the halo.
         uses: `PartUse` of its part, or of all those whose mean this is.
+        target_rows: rows that the layers compute, of all layers together; of one layer where hops are not told apart.
     """
 
     part_bytes: int
@@ -120,6 +122,11 @@ class Footprint(NamedTuple):
     part_edges: int = 0
     part_rows: int = 0
     uses: tuple = ()
+    target_rows: int = 0
+
+    def step_bytes(self, in_channels: int, hidden_channels: int) -> int:
+        """Predict what a training step takes beside the batch: its inputs as float32, and the rows of all layers."""
+        return int(4 * in_channels * self.rows + activation_bytes(self.target_rows, in_channels, hidden_channels))
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:
@@ -140,6 +147,7 @@ def choose_row_reads(
     least_ahead: int | None = None,
     keeps: bool = True,
     part_bytes: int | None = None,
+    step_bytes: int = 0,
 ) -> RowReads:
     """Decide how a loader's batches get their rows.
 
@@ -156,6 +164,7 @@ def choose_row_reads(
             - 2, that is, without the batch that trains and one more.
         keeps: Whether parts with a halo of one hop are loaded in this process, where they share rows that stay.
         part_bytes: Bytes of all parts that are in memory at a time; None: `parts_held` times those of the first.
+        step_bytes: What a step of the model is predicted to take of this memory; 0: unknown.
     """
     row_bytes = features.nbytes / max(features.num_rows, 1)
     gathered = features.batch_row_bytes if features.is_sparse else features.dim * features.dtype.itemsize
@@ -165,7 +174,7 @@ def choose_row_reads(
     other += first.rows * (features.batch_row_bytes - gathered)
 
     def space(batches: int) -> int:
-        return int(max(SPACE_SHARE * free_bytes - other - batches * batch_bytes, 0))
+        return int(max(rows_space(free_bytes, step_bytes) - other - batches * batch_bytes, 0))
 
     if features.nbytes <= space(batches_held):
         return RowReads(why=f"{format_bytes(features.nbytes)} of features fit the {format_bytes(free_bytes)} free")

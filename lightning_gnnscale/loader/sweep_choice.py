@@ -6,12 +6,12 @@ from ..memory import format_bytes
 from ..partition_store.features import Column
 from ..planner.sweep_plan import (
     LABEL_BYTES,
-    SPACE_SHARE,
     WORTH,
     EpochUse,
     SweepPlan,
     held_beside,
     plan_sweep,
+    rows_space,
     window_bytes,
 )
 from .row_reads import POOLED_BATCHES, Footprint, RowReads
@@ -32,12 +32,13 @@ def choose_swept(
     two_parts_bytes: int,
     open_share: float,
     num_processes: int = 1,
+    step_bytes: int = 0,
 ) -> RowReads:
     """Return how a loader's batches get their rows: as chosen without a sweep, or swept where that reads fewer bytes.
 
     Args:
         reads: As `choose_row_reads` chose.
-        features, first, free_bytes: As of `choose_row_reads`.
+        features, first, free_bytes, step_bytes: As of `choose_row_reads`.
         trial: Tries what a sweep reads.
         part_bytes, two_parts_bytes: Bytes of the parts that are in memory at a time, and where they are sampled one
             after the other.
@@ -55,7 +56,7 @@ def choose_swept(
     # Part after part, whole visits wait; in turns, all parts are in memory.
     waiting = open_share * use.waiting_bytes if open_share else 0.0
     by_part = open_share > 0 and waiting <= part_bytes - two_parts_bytes
-    space = SPACE_SHARE * free_bytes - other - (two_parts_bytes if by_part else part_bytes)
+    space = rows_space(free_bytes, step_bytes) - other - (two_parts_bytes if by_part else part_bytes)
     space = num_processes * (space - (waiting if by_part else 0.0)) - (num_processes - 1) * LABEL_BYTES * use.num_rows
     plan = tried(trial.together(num_processes), space)
     if plan.read_bytes > WORTH * num_processes * told.predicted_bytes:

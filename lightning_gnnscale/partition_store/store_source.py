@@ -32,11 +32,11 @@ from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
 from ..planner.sweep_plan import (
     ROWS_A_SEED,
-    SPACE_SHARE,
     WAITING_BYTES,
     EpochUse,
     largest_share,
     plan_sweep,
+    rows_space,
 )
 from ..system import PAGE_BYTES
 from .journal import store_folder
@@ -512,7 +512,7 @@ class StoreSource:
             waiting_bytes=rows * WAITING_BYTES,
         )
         part_bytes = 2 * max(quality.with_feature_bytes(0).bytes_per_part, default=0)
-        space = SPACE_SHARE * free_bytes - part_bytes
+        space = rows_space(free_bytes) - part_bytes
         return plan_sweep(use, space).read_bytes if space > 0 else None
 
     def _standing_edges(self) -> int | None:

@@ -250,6 +250,11 @@ def batch_nodes(run: RunSize, shape: BatchShape, reach: int, mixed_parts: int) -
     return [chunks * num for num in nodes], chunks * edges
 
 
+def activation_bytes(targets: float, width: int, hidden_channels: int) -> float:
+    """Predict the bytes that rows of layers take in a step: what they sum, of so many columns, and their outputs."""
+    return targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
+
+
 def predict_training(
     run: RunSize,
     shape: BatchShape,
@@ -307,7 +312,7 @@ def predict_training(
     row_bytes, copy_bytes = _row_bytes(shape)
     activations = inputs * (copy_bytes + 4 * embedding_dim)
     for targets in nodes[:-1]:
-        activations += targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
+        activations += activation_bytes(targets, width, hidden_channels)
         width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (shape.feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))

@@ -17,6 +17,8 @@ LAG = 2  # groups of batches that are sampled and that train, beside those whose
 STEPS_AHEAD = 2  # of a sweep that are under way at a time
 GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
 SPACE_SHARE = 0.7  # of the free memory that rows and batches may take: the rest is for a model, and other users
+_STEPS_LEFT = 3  # times what a step of the model takes: what it frees is kept for the next, see `FreedMemory`
+_MOST_LEFT = 0.5  # of the free memory
 WORTH = 0.8  # a sweep reads at most this share of what others read: its batches wait for a whole pass
 ROWS_A_SEED, WAITING_BYTES = 171, 12  # of a batch of fan-outs 15, 10, 5, and of each of its rows while it waits
 _LEAST_SHARE = 1e-5  # of an epoch
@@ -106,6 +108,17 @@ class EpochUse:
             return float(self.part_rows.sum()) * share_read * self.row_bytes
         densities = self.part_rows * share_read / self.num_rows
         return sum(self.read_share(float(density)) for density in densities) * self.table_bytes
+
+
+def rows_space(free_bytes: int, step_bytes: int = 0) -> float:
+    """Return the bytes that rows and batches may take of free memory.
+
+    Args:
+        free_bytes: Memory that this process may still take.
+        step_bytes: What a step of the model is predicted to take of it; 0: unknown, or nothing.
+    """
+    left = (1 - SPACE_SHARE) * free_bytes
+    return free_bytes - max(left, min(_STEPS_LEFT * step_bytes, _MOST_LEFT * free_bytes))
 
 
 class SweepPlan(NamedTuple):

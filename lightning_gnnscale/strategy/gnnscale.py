@@ -27,13 +27,13 @@ from ..across_ranks import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds, short
 from ..events import clock
 from ..graph import StepBatches, batch_of, batches_of
-from ..memory import free_memory_bytes, keep_freed_memory, return_freed_memory, trim_heap
 from ..model import checkpoint_file, made_again
 from ..scratch import keep_sockets
 from ..system import end_with_parent
 from ..traits import CheckpointTraits, DataTraits, ModuleTraits
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
+from .freed_memory import FreedMemory
 from .logical_ranks import LogicalRanks
 from .receipt import keep_receipt
 from .trainer_check import check_module, check_on_exception
@@ -41,11 +41,6 @@ from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
-
-
-# Free memory of a process on a CPU from which on what a step frees is kept for the next: what lies unused between
-# arrays, an eighth of what was free in the case measured, is little of it.
-_KEEPING_BYTES = 4 << 30
 
 
 class RoundCallback(Callback):
@@ -66,10 +61,14 @@ class RoundCallback(Callback):
         trainer.fit_loop._load_combined_loader_states()
         averaging.begin_next_epoch(trainer)
         self._weights.on_train_start()
-        on_cpu = trainer.strategy.root_device.type == "cpu"
-        if on_cpu and free_memory_bytes() >= trainer.num_devices * _KEEPING_BYTES:
-            trainer.strategy.keeps_freed = True
-            keep_freed_memory()  # as late as here: reads that were planned for little memory have it returned
+        if trainer.strategy.root_device.type == "cpu":  # as late as here: reads of little memory have it returned
+            trainer.strategy.freed_memory = FreedMemory(trainer.num_devices)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.strategy.freed_memory is not None:
+            trainer.strategy.freed_memory.begin_step()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -79,6 +78,8 @@ class RoundCallback(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.strategy.freed_memory is not None:
+            trainer.strategy.freed_memory.end_step()
         # Validation runs before on_train_epoch_end: this is the last moment before it.
         if trainer.is_last_batch:
             metrics = self._weights.end_epoch()
@@ -91,12 +92,12 @@ class RoundCallback(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             self._weights.publish()
-        if trainer.strategy.keeps_freed:
-            trim_heap()  # a pass plans with what is free
+        if trainer.strategy.freed_memory is not None:
+            trainer.strategy.freed_memory.pause()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.strategy.keeps_freed:
-            keep_freed_memory()  # a pass that streams layers has it returned
+        if trainer.strategy.freed_memory is not None:
+            trainer.strategy.freed_memory.resume()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._weights.publish()
@@ -160,7 +161,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     strategy_name = "gnnscale"
 
-    keeps_freed = False  # of a run that trains: what a step frees is kept for the next
+    freed_memory: FreedMemory | None = None  # of a run that trains on CPUs
 
     def __init__(
         self,
@@ -539,10 +540,9 @@ class GNNScaleStrategy(DDPStrategy):
                 self._exchange_run.detach()
                 self._exchange_run = None
         finally:
-            if self.keeps_freed:
-                self.keeps_freed = False
-                return_freed_memory()
-                trim_heap()
+            if self.freed_memory is not None:
+                self.freed_memory.close()
+                self.freed_memory = None
             launcher.restore_environment(self._environment)
             self._environment = {}
 

@@ -1,5 +1,6 @@
 """A store whose features memory does not hold: its table is swept, and the batches stay the same."""
 
+import lightning as L
 import numpy as np
 import pytest
 
@@ -33,3 +34,11 @@ def test_rows_are_swept_where_that_reads_least(tmp_path, monkeypatch, packed):
     (shared,) = data.predicted_reads(RankPlace(0, 2, num_local=2), None, [7_000_000])
     assert shared.shared_by == 2 and shared.predicted_bytes < 2 * now.predicted_bytes
     assert now.is_swept and more.predicted_bytes == features.nbytes
+    model = gs.NodeClassifier(gs.model.GraphSAGE(64, 512, 3))
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_steps": 1}
+    trainer = L.Trainer(accelerator="cpu", strategy=gs.GNNScaleStrategy(), limit_val_batches=0, **options)
+    trainer.fit(model, data)
+    asked = RankPlace(), trainer.strategy.weights, [7_000_000]
+    (known,), (unknown,) = data.predicted_reads(*asked, hidden_channels=512), data.predicted_reads(*asked)
+    assert data.train_dataloader().reads.predicted_bytes == known.predicted_bytes
+    assert known.window_bytes < unknown.window_bytes, "the model is left more"

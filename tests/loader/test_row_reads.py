@@ -13,6 +13,7 @@ from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make
 from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_row_reads, fits_in_memory
 from lightning_gnnscale.loader.row_reads import Footprint, sampled_bytes, window_end
 from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
+from lightning_gnnscale.planner.host_memory import COPIES_OF_OUTPUT
 from lightning_gnnscale.sampler import NeighborSampler
 from tests.says import said
 from tests.tiers import each_value
@@ -219,6 +220,9 @@ def test_the_first_batch_tells_what_batches_take(features):
     first, batch = loader.first_footprint(), next(iter(make_loader(num_threads=0, features=None)))
     assert (first.rows, first.sampled_bytes) == (len(batch.n_id), sampled_bytes(batch))
     assert first.part_bytes >= WORLD.load_part(0).csc.indices.nbytes
+    by_hop = np.cumsum(batch.num_sampled_nodes)
+    assert len(by_hop) > 2 and first.target_rows == by_hop[:-1].sum()
+    assert first.step_bytes(10, 20) == 4 * 10 * first.rows + 4 * first.target_rows * (10 + COPIES_OF_OUTPUT * 20)
     assert part_loader([], WORLD.load_part, features, {}, NeighborSampler([2])).first_footprint() is None
 
 
@@ -241,6 +245,8 @@ def test_memory_decides():
     assert resident.how == "resident"
     assert resident.why == "the rows of 2 parts take 4.88 MiB of 28.6 MiB free"
     assert choose(8_000_000).how == "planned"
+    assert choose(8_000_000, step_bytes=1_000_000).window_bytes < choose(8_000_000).window_bytes
+    assert choose(30_000_000, step_bytes=1_000_000).window_bytes == choose(30_000_000).window_bytes
     assert choose(30_000_000, visit_batches=3).how == "planned", "a short visit reads few of a part's rows"
     assert choose(16_000_000).how == "planned" and choose(16_000_000, held_rows=12_000).how == "resident"
     assert choose(30_000_000, visit_batches=3, packed=True).how == "resident", "they lie in two runs of the disk"

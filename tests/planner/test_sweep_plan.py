@@ -10,7 +10,7 @@ from lightning_gnnscale.loader.sweep_choice import choose_swept
 from lightning_gnnscale.loader.sweep_trial import PartUse, SweepTrial, blocks_touched
 from lightning_gnnscale.partition_store import DenseFeatures
 from lightning_gnnscale.partition_store.features import CSRFeatures
-from lightning_gnnscale.planner.sweep_plan import EpochUse, plan_sweep, window_bytes
+from lightning_gnnscale.planner.sweep_plan import EpochUse, plan_sweep, rows_space, window_bytes
 
 NUM = 100_000
 
@@ -50,6 +50,12 @@ def test_no_pass_reads_more_than_the_table_and_few_rows_leave_most_of_it():
     assert window_bytes(use(), 1e6, 0.0) > plan_sweep(use(waiting_bytes=0.0), 1e6 + 4 * NUM).read_bytes
 
 
+def test_a_model_is_left_three_steps_within_bounds():
+    assert rows_space(1000) == rows_space(1000, 90) == pytest.approx(700), "a share, whatever the model"
+    assert rows_space(1000, 120) == pytest.approx(640)
+    assert rows_space(1000, 900) == pytest.approx(500), "rows have a half"
+
+
 def choose(features, reads, free_bytes=10_000_000, **options) -> RowReads:
     first = Footprint(part_bytes=10_000, rows=500, sampled_bytes=10_000, waiting_bytes=5000)
     parts = [PartUse(0, 10, 0, 5000, 0.0, 0.0, 0.0, blocks_touched(np.arange(0)), np.ones(1))]
@@ -70,6 +76,8 @@ def test_what_reads_fewer_bytes_is_chosen_and_said():
     sparse = CSRFeatures(np.zeros(NUM + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32), 32)
     assert not choose(sparse, planned).is_swept
     assert choose(features, planned, open_share=0.001).by_part
+    beside = choose(features, planned, step_bytes=1_200_000)
+    assert beside.is_swept and beside.window_bytes < swept.window_bytes
     shared = choose(features, planned, free_bytes=5_000_000, num_processes=2)
     assert shared.shared_by == 2 and "by 2 processes together" in shared.why
     assert swept.predicted_bytes < shared.predicted_bytes, "twice the batches, in as much memory"
