@@ -451,7 +451,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _hidden_channels(self) -> int:
         """Columns between the layers of the model that trains on this host's CPUs; 0: unknown, or there is none."""
-        if self._module is None or self.trainer.strategy.root_device.type != "cpu":
+        if self._gpu is not None or self._module is None:
             return 0
         width = BackboneTraits(ModuleTraits(self._module).backbone).hidden_channels
         return width if isinstance(width, int) else 0

@@ -264,7 +264,7 @@ def test_a_datamodule_sends_its_training_batches_to_a_gpu(tmp_path, monkeypatch,
     plain = all_contents(dm.train_dataloader())
     strategy = SimpleNamespace(root_device=device, broadcast=lambda value: value, weights=None)
     one = {"world_size": 1, "num_nodes": 1, "global_rank": 0, "node_rank": 0, "local_rank": 0, "overfit_batches": 0}
-    dm.trainer = SimpleNamespace(strategy=strategy, **one)
+    dm.trainer = SimpleNamespace(strategy=strategy, lightning_module=None, **one)
     loader = dm.train_dataloader()
     assert (None if loader._device is None else loader._device.ahead) == number
     assert all_contents(loader) == plain
