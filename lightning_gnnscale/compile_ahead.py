@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from time import time
 
-from .kernel_sets import Kernel, cache_folder, compiled_list, missing, of_sets
+from .kernel_sets import COMPILER_BYTES, Kernel, cache_folder, compiled_list, missing, of_sets
+from .memory import free_memory_bytes
 from .system import CAN_FORK, usable_cores
 
 _PACKAGE = __package__
@@ -108,14 +109,14 @@ def still_missing(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def main(words: list[str]) -> None:
-    """Compile what is missing of some sets, in a process a core but for the one that started this."""
+    """Compile what is missing of some sets, in a process a core but for the one that started this, as memory allows."""
     if CAN_FORK and os.fork():
         os._exit(0)  # whoever started this one has no descendants that compile
     with suppress(OSError):
         os.nice(_NICE)
     todo = still_missing(of_sets(word for word in words if word != "--tell"))
     cores = usable_cores()
-    workers = max(1, min(cores - 1, len(todo))) if CAN_FORK else 1
+    workers = max(1, min(cores - 1, len(todo), free_memory_bytes() // COMPILER_BYTES)) if CAN_FORK else 1
     if "--tell" in words and todo:
         seconds = max(1, round(sum(kernel.seconds for kernel in todo) / min(cores, workers + 1)))
         print(f"compiling {len(todo)} kernels for this machine, about {seconds} s, once", file=sys.stderr, flush=True)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 LIST = Path(__file__).with_name("kernels.json")
 SWITCH = "GNNSCALE_COMPILE_AHEAD"  # 0: kernels are compiled where they are first called; 1: ahead, in tests too
 _AHEAD = "lightning_gnnscale.compile_ahead"
+_AMPLE_BYTES = 2 << 30  # of free memory; a process that compiles takes up to COMPILER_BYTES
+COMPILER_BYTES = 450 << 20
 
 _started: "Ahead | None" = None
 _compiled: set[str] = set()  # sets of which this process has seen that nothing was missing
@@ -174,7 +176,7 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     """Compile what is missing of some sets in processes of their own, and go on at once.
 
     A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`. With `tell` a
-    line on stderr says so.
+    line on stderr says so. Where little memory is free, which the run would plan with, it is waited for all of them.
 
     Returns:
         What reports how far they are; None where nothing is missing, where others compile for this process already, on
@@ -187,10 +189,14 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     if not missing(of_sets(names)):
         _compiled.update(names)
         return None
+    from .memory import free_memory_bytes  # of use where something is missing alone
+
     try:
         _started = Ahead(names, tell)
     except OSError:  # no process can be started: kernels are compiled where they are called
         return None
+    if free_memory_bytes() < _AMPLE_BYTES:
+        _started.wait()
     return _started
 
 

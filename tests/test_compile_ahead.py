@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from lightning_gnnscale import compile_ahead, kernel_sets
+from lightning_gnnscale import compile_ahead, kernel_sets, memory
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.main import kernel_sets_of
 from lightning_gnnscale.cli.recipes import recipes_folder
@@ -124,6 +124,17 @@ def test_nothing_is_compiled_ahead_where_it_is_not_wanted(fresh, monkeypatch):
     monkeypatch.setenv(kernel_sets.SWITCH, "1")
     assert kernel_sets.compile_ahead(["no such set"]) is None
     assert kernel_sets.compile_ahead(["train"], tell=False) == (["train"], False)
+
+
+def test_where_little_memory_is_free_it_is_waited_for(fresh, monkeypatch):
+    monkeypatch.setenv(kernel_sets.SWITCH, "1")
+    waited = []
+    for free, waits in ((3 << 30, False), (1 << 30, True)):
+        one = SimpleNamespace(wait=lambda: waited.append(1), update=lambda: None, ended=True)
+        monkeypatch.setattr(kernel_sets, "Ahead", lambda names, tell, one=one: one)
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda free=free: free)
+        assert kernel_sets.compile_ahead(["train"], tell=False) is one
+        assert bool(waited) == waits
 
 
 def test_who_compiles_ends_with_who_asked(fresh):
