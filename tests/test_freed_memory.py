@@ -134,6 +134,8 @@ def test_where_the_kernel_does_not_tell_a_step_nothing_is_kept(monkeypatch):
     memory = FreedMemory()
     machine.run(memory, 20)
     assert not memory.keeps and memory.step_bytes == 0
+    memory.close()
+    assert machine.told == ["trim_heap"], "what the C library does stays as it was"
 
 
 def test_evaluation_has_what_was_kept_and_training_keeps_again(monkeypatch):

@@ -36,6 +36,7 @@ class FreedMemory:
         self.step_bytes = 0
         self._ample = self._free() >= _AMPLE_BYTES
         self.keeps = self._ample
+        self._has_kept = self.keeps
         (keep_freed_memory if self.keeps else trim_heap)()
 
     def begin_step(self) -> None:
@@ -63,7 +64,7 @@ class FreedMemory:
                 self.keeps = False
                 return_freed_memory()
         elif not self.keeps and free >= _ROOM * self.step_bytes:
-            self.keeps = True
+            self.keeps = self._has_kept = True
             keep_freed_memory()
 
     def pause(self) -> None:
@@ -77,9 +78,10 @@ class FreedMemory:
             keep_freed_memory()
 
     def close(self) -> None:
-        """Give everything back, at the end of training."""
-        return_freed_memory()
-        trim_heap()
+        """Give back everything that was kept, at the end of training."""
+        if self._has_kept:
+            return_freed_memory()
+            trim_heap()
 
     def _free(self) -> int:
         return free_memory_bytes() // self._num_processes
