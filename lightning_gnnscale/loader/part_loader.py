@@ -398,7 +398,7 @@ class PartLoader:
         batch, graph = self._maker.make(key, lambda: staged, fill=False), staged.graph
         nodes = batch.n_id.numpy() - graph.core_start
         own = int(np.count_nonzero((nodes >= 0) & (nodes < graph.num_core)))
-        by_hop = np.cumsum(batch.num_sampled_nodes or [0, len(batch.n_id)])
+        by_hop = np.cumsum(batch.num_sampled_nodes or [len(batch.n_id), 0])
         sizes = len(batch.n_id), sampled_bytes(batch), WaitingBatch.of(batch).nbytes, own, int(by_hop[:-1].sum())
         *sizes, targets = (self.chunks * size for size in sizes)
         use = PartUse.of(batch, graph, key.part)

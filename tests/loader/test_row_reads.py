@@ -222,6 +222,9 @@ def test_the_first_batch_tells_what_batches_take(features):
     assert first.part_bytes >= WORLD.load_part(0).csc.indices.nbytes
     by_hop = np.cumsum(batch.num_sampled_nodes)
     assert len(by_hop) > 2 and first.target_rows == by_hop[:-1].sum()
+    for sampler in ("full", "cluster", "saint"):
+        first_of = make_loader(features=features, sampler=SAMPLERS[sampler]).first_footprint()
+        assert first_of.target_rows == first_of.rows > 0, "hops are not told apart"
     assert first.step_bytes(10, 20) == 4 * 10 * first.rows + 4 * first.target_rows * (10 + COPIES_OF_OUTPUT * 20)
     assert part_loader([], WORLD.load_part, features, {}, NeighborSampler([2])).first_footprint() is None
 
