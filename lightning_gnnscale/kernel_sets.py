@@ -176,7 +176,7 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     """Compile what is missing of some sets in processes of their own, and go on at once.
 
     A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`. With `tell` a
-    line on stderr says so. Where little memory is free, which the run would plan with, it is waited for all of them.
+    line on stderr says so. Where less than 2 GiB are free, which a run plans with, this waits until they are done.
 
     Returns:
         What reports how far they are; None where nothing is missing, where others compile for this process already, on

@@ -85,7 +85,7 @@ def test_much_memory_is_kept_from_the_first_step_on_without_a_look(monkeypatch):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_little_memory_is_kept_as_far_as_there_is_room(monkeypatch, num_processes):
+def test_little_memory_is_kept_as_far_as_memory_allows(monkeypatch, num_processes):
     ended = {}
     for free in (120, 250, 299, 320, 350, 500):  # MiB of each process; a step takes 100, kept memory up to 300
         machine = Machine(monkeypatch, num_processes * free * MIB, 100 * MIB)
@@ -108,7 +108,7 @@ def test_memory_that_others_take_ends_it_and_that_they_leave_begins_it_again(mon
     assert memory.keeps and machine.kept == 300 * MIB
     machine.free = 390 * MIB
     machine.run(memory, 1)
-    assert memory.keeps, "there is room for as much again"
+    assert memory.keeps, "as much again is still free"
     machine.free = 280 * MIB
     machine.kept = 0
     machine.run(memory, 20)

@@ -441,7 +441,7 @@ def plan(config: DictConfig) -> None:
         store = store or standing_store(config, datamodule.store_source)
         if config.store is None and store is not None and takes_sampler(config):
             datamodule = make_datamodule(config, None, store=store)
-        hidden_channels = 0 if made.on_gpu else model_widths(config, data).get("hidden_channels", 0)
+        hidden_channels = 0 if made.on_gpu else options.get("hidden_channels", 0)
         _plan_reads(config, made, datamodule, store, weights, hidden_channels)
         _plan_machines(config, data, datamodule, store, weights)
 

@@ -39,12 +39,13 @@ from ..loader import (
 from ..loader.row_reads import Footprint
 from ..loader.staged_part import PartStager, node_values
 from ..loader.sweep_trial import SweepTrial
-from ..memory import format_bytes, free_memory_bytes, return_freed_memory, trim_heap
+from ..memory import format_bytes, free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import mapped_at_random
 from ..partition_store.coded_neighbors import read_runs
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..placement import Placement, PlacementSettings
+from ..planner.host_memory import activation_bytes
 from ..planner.sweep_plan import EpochUse
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
@@ -322,7 +323,6 @@ def settle_row_reads(
         if shared is not None:
             reads, sweeps = shared
             return_freed_memory()
-            trim_heap()
             _tell(place, reads.how, reads.why, not_placed, predicted_bytes=reads.predicted_bytes)
             loader.set_reads(reads, packed, sweeps)
             return
@@ -338,7 +338,6 @@ def settle_row_reads(
         reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
         return_freed_memory()
-        trim_heap()  # what the trials above have left
     predicted = {} if reads.predicted_bytes is None else {"predicted_bytes": reads.predicted_bytes}
     _tell(place, reads.how, reads.why, not_placed, **predicted)
     # Packed rows are copies: they pay where memory does not hold all rows.
@@ -451,8 +450,11 @@ def choose_reads(
 
 
 def _step_bytes(store: PartitionStore, first: Footprint | None, hidden_channels: int) -> int:
-    """Predict what a step of a model takes of the memory that rows are read into; 0 where its width is unknown."""
-    return first.step_bytes(store.features.dim, hidden_channels) if first is not None and hidden_channels else 0
+    """Predict what a step takes beside its batch: inputs as float32, rows of all layers; 0: the width is unknown."""
+    if first is None or not hidden_channels:
+        return 0
+    width = store.features.dim
+    return int(4 * width * first.rows + activation_bytes(first.target_rows, width, hidden_channels))
 
 
 def _held_bytes(

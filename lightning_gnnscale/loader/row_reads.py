@@ -15,7 +15,6 @@ from ..memory import format_bytes
 from ..partition_store.features import Column, LoadedRows
 from ..partition_store.packed_features import features_of_part
 from ..partition_store.planned_reads import RankedNodes
-from ..planner.host_memory import activation_bytes
 from ..planner.sweep_plan import rows_space
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker
@@ -123,10 +122,6 @@ class Footprint(NamedTuple):
     part_rows: int = 0
     uses: tuple = ()
     target_rows: int = 0
-
-    def step_bytes(self, in_channels: int, hidden_channels: int) -> int:
-        """Predict what a training step takes beside the batch: its inputs as float32, and the rows of all layers."""
-        return int(4 * in_channels * self.rows + activation_bytes(self.target_rows, in_channels, hidden_channels))
 
 
 def fits_in_memory(features, free_bytes: int) -> bool:

@@ -16,7 +16,7 @@ RANGES = 32  # of the table, at most: what a step of a sweep reads
 LAG = 2  # groups of batches that are sampled and that train, beside those whose ranges are read
 STEPS_AHEAD = 2  # of a sweep that are under way at a time
 GAP_BYTES = 16 << 10  # of rows that are not needed: reading them takes less time than a second read
-SPACE_SHARE = 0.7  # of the free memory that rows and batches may take: the rest is for a model, and other users
+_SPACE_SHARE = 0.7  # of the free memory that rows and batches may take: the rest is for a model, and other users
 _STEPS_LEFT = 3  # times what a step of the model takes: what it frees is kept for the next, see `FreedMemory`
 _MOST_LEFT = 0.5  # of the free memory
 WORTH = 0.8  # a sweep reads at most this share of what others read: its batches wait for a whole pass
@@ -117,7 +117,7 @@ def rows_space(free_bytes: int, step_bytes: int = 0) -> float:
         free_bytes: Memory that this process may still take.
         step_bytes: What a step of the model is predicted to take of it; 0: unknown, or nothing.
     """
-    left = (1 - SPACE_SHARE) * free_bytes
+    left = (1 - _SPACE_SHARE) * free_bytes
     return free_bytes - max(left, min(_STEPS_LEFT * step_bytes, _MOST_LEFT * free_bytes))
 
 

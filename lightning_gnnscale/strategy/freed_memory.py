@@ -1,4 +1,4 @@
-"""What a training step on the CPU frees is kept for the next step, as far as memory has room."""
+"""What a training step on the CPU frees is kept for the next step, as far as memory allows."""
 
 import os
 import time
@@ -17,10 +17,10 @@ _LOOK_S = 0.05  # between two looks at free memory, which take 0.4 ms
 class FreedMemory:
     """Keeps what steps free, or has it returned to the system where memory is short; one for a run that trains.
 
-    New memory is zeroed page by page. Where each step takes it anew, that is half of the time of a step of GraphSAGE.
+    New memory is zeroed page by page. Where each step takes it again, that is half of the time of a step of GraphSAGE.
     Kept memory has gaps that no array fits, so it grows beyond a step's peak. Where little is free, the first steps are
-    measured, then what is freed is kept while there is room for it, and given back once less is free than another step
-    may take.
+    measured, then what is freed is kept while so much memory is free, and given back once less is free than another
+    step may take.
 
     Args:
         num_processes: processes of this machine that train; each may take its share of what is free.

@@ -7,6 +7,8 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import train_loader
 from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.loader.row_reads import Footprint
+from lightning_gnnscale.planner.host_memory import COPIES_OF_OUTPUT
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -42,3 +44,6 @@ def test_rows_are_swept_where_that_reads_least(tmp_path, monkeypatch, packed):
     (known,), (unknown,) = data.predicted_reads(*asked, hidden_channels=512), data.predicted_reads(*asked)
     assert data.train_dataloader().reads.predicted_bytes == known.predicted_bytes
     assert known.window_bytes < unknown.window_bytes, "the model is left more"
+    first = Footprint(part_bytes=1, rows=700, sampled_bytes=1, target_rows=300)
+    assert train_loader._step_bytes(data.store, first, 20) == 4 * 64 * 700 + 4 * 300 * (64 + COPIES_OF_OUTPUT * 20)
+    assert train_loader._step_bytes(data.store, first, 0) == train_loader._step_bytes(data.store, None, 20) == 0
